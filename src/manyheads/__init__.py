@@ -1,0 +1,36 @@
+"""manyheads: the encoder-decoder Transformer, Transformer-XL and Reformer, from training to translation.
+
+    import manyheads
+    translator = manyheads.Translator.from_pretrained("runs/demo/model")
+    translator.translate(["I am hungry."])
+
+Importing this package imports neither torch nor pydantic; names below are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyheads.architectures.pretrained import load as load
+    from manyheads.decoding.translator import Translator as Translator
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Translator": "manyheads.decoding.translator",
+    "load": "manyheads.architectures.pretrained",
+}
+
+__all__ = ["Translator", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'manyheads' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,59 @@
+"""What other rooms may rely on in a model: training needs `Trainable`, search needs `Searchable`, and nothing else.
+
+No search, loop or picture ever asks for a model's class.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+
+from torch import Tensor
+
+__all__ = ["Output", "SearchState", "Searchable"]
+
+
+class Output(NamedTuple):
+    """Sums over a batch, so that micro-batches and ranks can be added before anything is divided.
+
+    loss_sum: the training loss summed over tokens (label smoothing included); carries the gradient.
+    nll_sum: the plain negative log-likelihood in nats, summed over the same tokens; no gradient.
+    num_tokens: how many tokens were summed, a tensor.
+    state: what the next call of a recurrent model needs; None for others.
+    """
+
+    loss_sum: Tensor
+    nll_sum: Tensor
+    num_tokens: Tensor
+    state: Any = None
+
+
+class SearchState(Protocol):
+    """What a model remembers between two steps of a search: a value, passed in and returned."""
+
+    def reorder(self, rows: Tensor) -> Self:
+        """The state after a step of the search chose which rows live on.
+
+        Args:
+            rows: (sentences, beams) ids of the old rows that the new rows continue. Row r of the old state belonged to
+                sentence r // old_beams. All entries of one line come from one sentence; a sentence that is left out has
+                ended; the number of beams may change (so this also spreads one row over many beams).
+        Returns: a state of sentences x beams rows, in the order of `rows.flatten()`.
+        """
+        ...
+
+
+@runtime_checkable
+class Searchable(Protocol):
+    """A model that can be searched: `Seq2Seq` today, language models alike."""
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> SearchState:
+        """Read the sources. source (batch, source_len) ids padded on the right, source_lengths (batch,), EOS included."""
+        ...
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Append `tokens` (rows, new_len) to every row; the first token ever is BOS.
+
+        Returns: log-probabilities of the token that follows the last one given, (rows, vocab_size) in float32, and the
+            new state. The state given is used up: clone it first to branch.
+        """
+        ...

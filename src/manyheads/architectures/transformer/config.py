@@ -1,0 +1,116 @@
+"""The shape of an encoder-decoder Transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from manyheads.errors import ConfigError
+
+__all__ = ["AdditiveAttentionConfig", "DotProductAttentionConfig", "TransformerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DotProductAttentionConfig:
+    """Scaled dot-product scores (Vaswani et al. 2017, eq. 1)."""
+
+    kind: Literal["dot_product"] = "dot_product"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditiveAttentionConfig:
+    """Additive scores (Bahdanau et al. 2015): w_v . tanh(W_q q + W_k k) in every head.
+
+    Args: hidden_dim: width of the tanh layer; 0 takes the head's width.
+    """
+
+    kind: Literal["additive"] = "additive"
+    hidden_dim: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Vaswani et al. 2017, arXiv:1706.03762, sec. 3; the defaults are its base model (table 3).
+
+    Args:
+        source_vocab_size: ids on the source side; 0 takes the tokenizer's.
+        target_vocab_size: ids on the target side; 0 takes the tokenizer's.
+        d_model: width of every layer.
+        num_heads: attention heads; d_model is divided among them.
+        d_ff: inner width of the feed-forward layers.
+        num_encoder_layers: layers that read the source.
+        num_decoder_layers: layers that write the target.
+        dropout: on the sum of embeddings and positions, and on every sublayer's output before it is added (sec. 5.4).
+        attention_dropout: on attention weights.
+        feed_forward_dropout: between the two maps of the feed-forward layer.
+        activation: of the feed-forward layer.
+        norm_position: `post`: LN(x + f(x)) as in the paper; `pre`: x + f(LN(x)).
+        norm: `layer`, or `unbiased` (std with n - 1, eps outside the root: the Annotated Transformer's).
+        norm_eps: see norm.
+        final_norm: one more norm after the last layer of each stack; null means with `pre` only.
+        bias: biases in attention, feed-forward and norms.
+        positions: `sinusoidal` (sec. 3.5; sine and cosine interleaved), `sinusoidal_halves` (all sines first), or `learned`.
+        max_len: table size of learned positions, in tokens; sinusoidal ones have no limit.
+        scale_embedding: multiply embeddings by sqrt(d_model) (sec. 3.4).
+        tie_embeddings: `all`: source, target and output share one matrix (sec. 3.4); `decoder`: target and output; `none`.
+        head_bias: a bias on the output logits.
+        attention: how scores are made.
+
+    Raises: ConfigError: sizes that are not positive or not divisible, a rate outside [0, 1), tied tables of unlike sizes.
+    """
+
+    architecture: Literal["transformer"] = "transformer"
+    source_vocab_size: int = 0
+    target_vocab_size: int = 0
+    d_model: int = 512
+    num_heads: int = 8
+    d_ff: int = 2048
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    feed_forward_dropout: float = 0.0
+    activation: Literal["relu", "gelu", "swish"] = "relu"
+    norm_position: Literal["post", "pre"] = "post"
+    norm: Literal["layer", "unbiased"] = "layer"
+    norm_eps: float = 1e-5
+    final_norm: bool | None = None
+    bias: bool = True
+    positions: Literal["sinusoidal", "sinusoidal_halves", "learned"] = "sinusoidal"
+    max_len: int = 1024
+    scale_embedding: bool = True
+    tie_embeddings: Literal["all", "decoder", "none"] = "all"
+    head_bias: bool = False
+    attention: DotProductAttentionConfig | AdditiveAttentionConfig = field(default_factory=DotProductAttentionConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "num_heads", "d_ff", "max_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("source_vocab_size", "target_vocab_size", "num_encoder_layers", "num_decoder_layers"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
+        for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; a rate must be in [0, 1).")
+        if self.d_model % self.num_heads:
+            divisors = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
+            raise ConfigError(
+                f"model.d_model {self.d_model} is not divisible by model.num_heads {self.num_heads};"
+                f" use one of {divisors} heads, or a d_model that is a multiple of {self.num_heads}."
+            )
+        if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
+            raise ConfigError(
+                f"model.tie_embeddings is 'all' but source_vocab_size {self.source_vocab_size} differs from"
+                f" target_vocab_size {self.target_vocab_size}; use one joint vocabulary, or tie_embeddings 'decoder'."
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether each stack ends in a norm."""
+        return self.norm_position == "pre" if self.final_norm is None else self.final_norm

@@ -1,0 +1,43 @@
+"""What a model is given: token ids and lengths, never masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["PairBatch"]
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """Aligned sentence pairs as ids, padded on the right.
+
+    Shape: source (batch, source_len), each row tokens + EOS; target (batch, target_len), each row BOS + tokens + EOS;
+        lengths (batch,) count those, padding excluded; sample_ids (batch,) are positions in the store.
+    """
+
+    source: Tensor
+    source_lengths: Tensor
+    target: Tensor
+    target_lengths: Tensor
+    sample_ids: Tensor
+
+    @property
+    def target_input(self) -> Tensor:
+        """What the decoder reads: BOS and all tokens but the last. (batch, target_len - 1)"""
+        return self.target[:, :-1]
+
+    @property
+    def target_labels(self) -> Tensor:
+        """What the decoder must say: the tokens and EOS. (batch, target_len - 1)"""
+        return self.target[:, 1:]
+
+    def num_target_tokens(self) -> int:
+        """Labels that count in the loss: every real target token and EOS, neither BOS nor padding."""
+        return int(self.target_lengths.sum()) - self.target_lengths.numel()
+
+    def to(self, device: torch.device | str) -> PairBatch:
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
+        return replace(self, **moved)

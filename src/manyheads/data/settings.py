@@ -1,0 +1,56 @@
+"""Settings of the data room: where pairs come from and how they are cut into batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.errors import ConfigError
+
+__all__ = ["DataSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Training data and batches.
+
+    Args:
+        path: a folder written by `manyheads prepare`, or `embedded:tatoeba-en-de`, or `copy-task`.
+        max_tokens: size of one optimiser step: max(rows x longest source, rows x longest target), with padding, BOS and EOS,
+            over all micro-batches and ranks.
+        accumulate: micro-batches that one optimiser step is split into.
+        max_source_len: longest source in tokens, EOS included.
+        max_target_len: longest target in tokens, BOS and EOS included.
+        too_long: what happens to a training pair over a limit: drop it, truncate it (EOS is kept), or fail; always counted.
+        num_train_pairs: use only the first so many training pairs of an embedded corpus or so many generated ones
+            of the copy task; 0 means all.
+
+    Raises: ConfigError: a number is out of range.
+    """
+
+    path: str = "embedded:tatoeba-en-de"
+    max_tokens: int = 4096
+    accumulate: int = 1
+    max_source_len: int = 256
+    max_target_len: int = 256
+    too_long: Literal["drop", "truncate", "fail"] = "drop"
+    num_train_pairs: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_tokens", 8),
+            ("accumulate", 1),
+            ("max_source_len", 2),
+            ("max_target_len", 3),
+            ("num_train_pairs", 0),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"data.{name} is {value}; it must be at least {least}.")
+        longest = max(self.max_source_len, self.max_target_len)
+        if self.max_tokens // self.accumulate < longest:
+            raise ConfigError(
+                f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than {longest} tokens a"
+                " micro-batch, the longest sentence allowed; raise max_tokens, or lower accumulate,"
+                " max_source_len or max_target_len."
+            )

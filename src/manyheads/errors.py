@@ -1,0 +1,61 @@
+"""The errors a user can cause. Each message names the value, the limit and the remedy.
+
+The command line prints such an error as one paragraph and exits with `exit_code`; anything else is a bug of ours.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "ManyHeadsError",
+    "MissingExtraError",
+    "ModelFileError",
+    "NonFiniteError",
+    "RequestError",
+    "SaveError",
+    "ShapeError",
+]
+
+
+class ManyHeadsError(Exception):
+    """Base of all errors that a user's input can cause."""
+
+    exit_code = 2
+
+
+class ConfigError(ManyHeadsError):
+    """A setting is unknown, out of range, or contradicts another; also a bad command-line argument."""
+
+
+class DataError(ManyHeadsError):
+    """A text or token file cannot be used as it is: bad encoding, unequal line counts, nothing left, wrong digest."""
+
+
+class ShapeError(ManyHeadsError, ValueError):
+    """A tensor's shape does not fit; the message names both shapes and their meaning."""
+
+
+class RequestError(ManyHeadsError, ValueError):
+    """A request to a loaded model cannot be served: options that contradict each other, input that is too long."""
+
+
+class CheckpointError(ManyHeadsError):
+    """A checkpoint is incomplete, damaged, of another format version, or does not fit the model."""
+
+
+class ModelFileError(ManyHeadsError):
+    """A model folder or weights file is missing, damaged, or of a kind that is refused (pickle)."""
+
+
+class SaveError(ManyHeadsError):
+    """Writing failed (disk full, no permission, I/O error); older files are untouched."""
+
+
+class NonFiniteError(ManyHeadsError):
+    """Loss or gradient is NaN or infinite; raised before the update, with step, samples and module."""
+
+
+class MissingExtraError(ManyHeadsError):
+    """An optional package is needed for this; the message gives the pip command."""

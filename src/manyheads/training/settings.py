@@ -1,0 +1,174 @@
+"""Settings of a training run: one dataclass a section, all of them together in `TrainConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.data.settings import DataSettings
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError
+from manyheads.text.settings import TokenizerSettings
+
+__all__ = ["OptimiserSettings", "ScheduleSettings", "TrainConfig", "TrainingSettings", "ValidationSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserSettings:
+    """Adam (Kingma and Ba 2015) or AdamW (Loshchilov and Hutter 2019), fused where the device has it.
+
+    Args:
+        name: which of the two.
+        learning_rate: the peak; for the `noam` schedule it is a factor (1.0 is the paper's).
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: on matrices only, never on biases, norms and embeddings.
+        clip_norm: largest global gradient norm; 0 turns clipping off.
+    """
+
+    name: Literal["adam", "adamw"] = "adam"
+    learning_rate: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "eps"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"optimiser.{name} is {getattr(self, name)}; it must be above 0.")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"optimiser.{name} is {getattr(self, name)}; it must be in [0, 1).")
+        for name in ("weight_decay", "clip_norm"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"optimiser.{name} is {getattr(self, name)}; it must not be negative.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """How the learning rate moves.
+
+    Args:
+        kind: `noam` (Vaswani et al. 2017, eq. 3): factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5);
+            `inverse_sqrt`: linear to the peak, then falling with the root of the step; `cosine` and `linear`: to the peak,
+            then down to min_ratio x peak at the end of the run; `constant`: to the peak, and there.
+        warmup_steps: optimiser steps to the peak.
+        min_ratio: the last learning rate of `cosine` and `linear`, as a share of the peak.
+    """
+
+    kind: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"] = "noam"
+    warmup_steps: int = 4000
+    min_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 1:
+            raise ConfigError(f"schedule.warmup_steps is {self.warmup_steps}; it must be at least 1.")
+        if not 0 <= self.min_ratio <= 1:
+            raise ConfigError(f"schedule.min_ratio is {self.min_ratio}; it must be in [0, 1].")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings:
+    """Looking at held-out data during training.
+
+    Args:
+        every_steps: optimiser steps between two validations; 0 validates at the end only.
+        bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF; 0 skips it; -1 is all.
+        num_samples: of those, how many are written to samples/ and shown.
+        best_by: what decides which checkpoint is the best.
+        patience: stop after so many validations without a better one; 0 never stops.
+    """
+
+    every_steps: int = 1000
+    bleu_sentences: int = 500
+    num_samples: int = 5
+    best_by: Literal["loss", "bleu"] = "loss"
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("every_steps", 0), ("bleu_sentences", -1), ("num_samples", 0), ("patience", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"validation.{name} is {getattr(self, name)}; it must be at least {least}.")
+        if self.best_by == "bleu" and self.bleu_sentences == 0:
+            raise ConfigError("validation.best_by is 'bleu' but validation.bleu_sentences is 0; translate some, or use 'loss'.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The loop.
+
+    Args:
+        max_steps: optimiser steps of the whole run; 0 means no limit (then max_minutes must be set).
+        max_minutes: wall-clock limit of the training itself; 0 means none. With it, `cosine` and `linear` schedules follow
+            whichever of steps and minutes is further, so the rate always ends low; such a run is not bit-reproducible.
+        label_smoothing: share of probability spread evenly over the vocabulary (sec. 5.4).
+        ema_decay: exponential moving average of the weights, used for validation and the model folder; 0 is off.
+        log_every: optimiser steps between two lines of metrics.
+        save_every: optimiser steps between two checkpoints; 0 saves at the end (and on a signal) only.
+        keep: checkpoints kept besides the best one; at least 2, since the newest may be the one that a crash cuts.
+        on_nonfinite: `stop` at a NaN or infinite loss or gradient, or `skip` that update.
+        max_skips: most updates skipped in a row before stopping all the same.
+        on_save_error: `stop` with the error, or `continue` training with a warning, when a checkpoint cannot be written.
+        chunk_tokens: rows of logits that exist at once in the loss.
+        deterministic: ask torch for deterministic algorithms.
+    """
+
+    max_steps: int = 100_000
+    max_minutes: float = 0.0
+    label_smoothing: float = 0.1
+    ema_decay: float = 0.0
+    log_every: int = 50
+    save_every: int = 1000
+    keep: int = 3
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    max_skips: int = 10
+    on_save_error: Literal["stop", "continue"] = "stop"
+    chunk_tokens: int = 2048
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_steps", 0), ("log_every", 1), ("save_every", 0), ("keep", 2), ("max_skips", 1), ("chunk_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"training.{name} is {getattr(self, name)}; it must be at least {least}.")
+        if not self.max_minutes >= 0:
+            raise ConfigError(f"training.max_minutes is {self.max_minutes}; it must not be negative.")
+        if not self.max_steps and not self.max_minutes:
+            raise ConfigError("training.max_steps and training.max_minutes are both 0; set one, or the run would never end.")
+        for name in ("label_smoothing", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"training.{name} is {getattr(self, name)}; it must be in [0, 1).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A whole run: what `--config FILE`, `--preset NAME` and `--section.key value` fill in and `config.yaml` records.
+
+    Args:
+        run_dir: the run's folder.
+        seed: of initial weights, dropout, and the order of samples.
+        device: where to train; `auto` takes cuda, then mps, then cpu.
+        precision: `bf16` is autocast over float32 weights.
+        num_threads: CPU threads; 0 leaves torch's choice.
+    """
+
+    run_dir: str = "runs/run"
+    seed: int = 1
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    num_threads: int = 0
+    data: DataSettings = field(default_factory=DataSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    model: TransformerConfig = field(default_factory=TransformerConfig)
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    decoding: DecodingSettings = field(default_factory=DecodingSettings)
+
+    def __post_init__(self) -> None:
+        if self.num_threads < 0:
+            raise ConfigError(f"num_threads is {self.num_threads}; it must not be negative.")
