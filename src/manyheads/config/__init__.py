@@ -1,0 +1,1 @@
+"""Files and command lines become dataclasses here; each room declares its own, and this room knows none of them."""

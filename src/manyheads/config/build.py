@@ -1,0 +1,184 @@
+"""Plain data -> frozen dataclasses, all mistakes reported at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+
+from manyheads.config.files import Source
+from manyheads.config.merge import field_types, merge, variants
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["build", "resolve"]
+
+T = TypeVar("T")
+_MISSING = object()
+
+
+def build(cls: type[T], values: Mapping[str, Any], name: str = "the settings") -> T:
+    """One dataclass from plain data.
+
+    Args: name: what the data is called in messages, a file's path for example.
+
+    Raises: ConfigError: unknown keys (with the nearest name), wrong types, values that the class itself refuses;
+        all of them in one message, a line each.
+    """
+    return resolve(cls, [Source(dict(values), name)])
+
+
+def resolve(cls: type[T], sources: Sequence[Source]) -> T:
+    """One dataclass from layers of settings, later ones winning.
+
+    Raises: ConfigError: as `build`; each mistake names the source, and the line where it is a file.
+    """
+    mistakes: list[tuple[str, str]] = []
+    result = _section(cls, merge(cls, sources), "", mistakes)
+    if not mistakes:
+        if not isinstance(result, cls):
+            raise TypeError(f"building {cls.__name__} gave {result!r}")
+        return result
+    lines = [f"{_origin(path, sources)}: {message}" for path, message in mistakes]
+    if len(lines) == 1:
+        raise ConfigError(lines[0])
+    raise ConfigError(f"{len(lines)} mistakes in the settings:\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _origin(path: str, sources: Sequence[Source]) -> str:
+    """The last source that sets `path`; for the mistake of a whole section, the last that sets anything in it."""
+    for source in reversed(sources):
+        value: Any = source.values
+        for part in path.split(".") if path else []:
+            value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
+        if value is not _MISSING:
+            return source.where(path)
+    return sources[-1].name if sources else "the settings"
+
+
+def _section(cls: type, values: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
+    """Build one dataclass; on a mistake note it and return None."""
+    if not isinstance(values, Mapping):
+        shown = "empty" if values is None else _shown(values)
+        mistakes.append(
+            (path, f"{path} is {shown}; it is a section with these settings: {', '.join(field_types(cls))}.")
+        )
+        return None
+    annotations = field_types(cls)
+    dot = f"{path}." if path else ""
+    before = len(mistakes)
+    given: dict[str, Any] = {}
+    wrong: set[str] = set()
+    for name, value in values.items():
+        if name not in annotations:
+            near = did_you_mean(str(name), annotations, prefix=dot)
+            mistakes.append((f"{dot}{name}", f"there is no setting {dot}{name}.{near}"))
+            continue
+        noted = len(mistakes)
+        given[name] = _field(annotations[name], value, f"{dot}{name}", mistakes)
+        if len(mistakes) > noted:
+            wrong.add(name)
+            del given[name]
+    required = [item.name for item in dataclasses.fields(cls) if item.init and _is_required(item)]
+    for name in required:
+        if name not in values:
+            mistakes.append((path, f"{dot}{name} is missing."))
+            wrong.add(name)
+    if wrong.intersection(required):
+        return None
+    result = _construct(cls, given, wrong, path, mistakes)
+    return result if len(mistakes) == before else None
+
+
+def _is_required(item: dataclasses.Field[Any]) -> bool:
+    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+
+
+def _construct(cls: type, given: dict[str, Any], wrong: set[str], path: str, mistakes: list[tuple[str, str]]) -> Any:
+    """Call the class until it is content, to hear more than its first complaint.
+
+    A complaint names the fields it is about; those are put back to their defaults before the next call, and a later
+    complaint that involves any of them is not believed, since the user never wrote that combination.
+    """
+    given, doubtful = dict(given), set(wrong)
+    while True:
+        try:
+            return cls(**given)
+        except ConfigError as error:
+            message = str(error)
+            named = {name for name in field_types(cls) if re.search(rf"(?<!\w){name}(?!\w)", message)}
+            if not doubtful.intersection(named):
+                about = next((name for name in given if name in named), "")
+                mistakes.append((".".join(part for part in (path, about) if part), message))
+            reset = named.intersection(given)
+            if not reset:
+                return None
+            doubtful |= reset
+            for name in reset:
+                del given[name]
+
+
+def _field(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
+    classes = variants(annotation)
+    if len(classes) == 1 and (value is not None or type(None) not in get_args(annotation)):
+        return _section(classes[0], value, path, mistakes)
+    if len(classes) > 1:
+        return _choice(classes, value, path, mistakes)
+    return _leaf(annotation, value, path, mistakes)
+
+
+def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
+    """A tagged choice: `kind` says which of the classes; a bare name stands for that kind with its defaults."""
+    kinds = {kind: cls for cls in classes for kind in get_args(field_types(cls)["kind"])}
+    listed = ", ".join(kinds)
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, Mapping):
+        mistakes.append((path, f"{path} is {value!r}; give its kind, one of: {listed}."))
+        return None
+    kind = value.get("kind", next(iter(kinds)))
+    if not isinstance(kind, str) or kind not in kinds:
+        near = did_you_mean(str(kind), kinds)
+        mistakes.append((f"{path}.kind", f"{path}.kind is {kind!r}; choose one of: {listed}.{near}"))
+        return None
+    return _section(kinds[kind], value, path, mistakes)
+
+
+def _leaf(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
+    from pydantic import ValidationError  # a tenth of a second that no `--help` should pay
+
+    if isinstance(value, bool) and annotation in (int, float):
+        mistakes.append((path, f"{path} is {value}; it must be a number."))
+        return None
+    try:
+        return _adapter(annotation).validate_python(value)
+    except ValidationError as error:
+        mistakes.append((path, f"{path} is {_shown(value)}; {_reason(annotation, value, error)}"))
+        return None
+
+
+def _reason(annotation: Any, value: Any, error: Any) -> str:
+    choices = [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    if choices and get_origin(annotation) is not tuple:
+        return f"choose one of: {', '.join(choices)}.{did_you_mean(str(value), choices)}"
+    first = error.errors(include_url=False, include_input=False)[0]
+    inner = f" (item {first['loc'][0] + 1})" if first["loc"] and isinstance(first["loc"][0], int) else ""
+    message = first["msg"]
+    return f"{message[:1].lower()}{message[1:]}{inner}."
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@lru_cache(maxsize=256)
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(annotation)

@@ -1,0 +1,139 @@
+"""YAML files in, YAML and JSON text out. Only plain data crosses: no tags, no Python objects, no duplicate keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from manyheads.errors import ConfigError
+
+__all__ = ["MAX_BYTES", "Source", "load_yaml", "parse_yaml", "to_json", "to_plain", "to_yaml"]
+
+MAX_BYTES = 64 * 1024
+"""A settings file is a page or two; a bigger file is a mistake, and YAML is slow enough to hang on it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Settings and where they came from.
+
+    Args:
+        values: nested plain data.
+        name: what to call the source in messages: a file's path, `the command line`, `preset demo`.
+        lines: dotted path of a key -> its line in the file, counted from 1.
+    """
+
+    values: dict[str, Any]
+    name: str
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def where(self, path: str) -> str:
+        """`name, line 3` of a dotted path, or the name alone."""
+        line = self.lines.get(path)
+        return f"{self.name}, line {line}" if line else self.name
+
+
+def load_yaml(path: Path | str) -> Source:
+    """Read one settings file.
+
+    Raises: ConfigError: the file cannot be read, is too big, is no UTF-8, no YAML, no mapping, or has a key twice.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"the settings file {path} cannot be read: {reason}.") from error
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"the settings file {path} is over {MAX_BYTES} bytes; is it really a settings file?")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the settings file {path} is not UTF-8: bad byte at offset {error.start}.") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str) -> Source:
+    """Read settings from YAML text; `name` stands for it in messages.
+
+    Raises: ConfigError: as `load_yaml`.
+    """
+    lines: dict[str, int] = {}
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return Source({}, name)
+            if not isinstance(node, yaml.MappingNode):
+                found = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+                raise ConfigError(f"{name} holds no settings: expected lines such as `seed: 1`, found {found}.")
+            _walk(node, "", name, lines, set())
+            values = loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{name}{place}: {error.problem or error.context}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} is nested too deeply.") from error
+    except (ValueError, OverflowError) as error:  # a number too long, a month 13
+        raise ConfigError(f"{name} holds a value that cannot be read: {error}.") from error
+    return Source(values, name, lines)
+
+
+def _walk(node: yaml.Node, path: str, name: str, lines: dict[str, int], seen: set[int]) -> None:
+    """Note the line of every key and refuse doubled ones; an aliased node is visited once, lest aliases explode."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _walk(item, path, name, lines, seen)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    keys: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+            shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+            raise ConfigError(f"{name}, line {line}: a key must be a plain name, not {shown}.")
+        if key.value in keys:
+            raise ConfigError(
+                f"{name}, line {line}: `{key.value}` was already set at line {keys[key.value]}; keep one of them."
+            )
+        keys[key.value] = line
+        inner = f"{path}.{key.value}" if path else key.value
+        lines[inner] = line
+        _walk(value, inner, name, lines, seen)
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses become dicts in the order of their fields, tuples lists, paths strings; the rest stays."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: to_plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def to_yaml(settings: Any) -> str:
+    """A dataclass (or plain data) as YAML: the same settings give the same bytes, and `load_yaml` reads them back."""
+    text: str = yaml.safe_dump(to_plain(settings), sort_keys=False, allow_unicode=True, width=2**20)
+    return text
+
+
+def to_json(settings: Any) -> str:
+    """A dataclass (or plain data) as JSON, indented, with a newline at the end."""
+    return json.dumps(to_plain(settings), indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,115 @@
+"""Layers of settings: a preset, then files, then the command line; later ones win key by key."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from manyheads.config.files import Source
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError
+
+__all__ = ["dotted_names", "field_types", "merge", "overrides", "variants"]
+
+
+@lru_cache(maxsize=64)
+def field_types(cls: type) -> dict[str, Any]:
+    """Name -> type of each field of a dataclass, annotations resolved."""
+    hints = get_type_hints(cls)
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls) if item.init}
+
+
+def variants(annotation: Any) -> tuple[type, ...]:
+    """The dataclasses that a field may hold: one: a section; several: a choice told apart by `kind`; none: a leaf."""
+    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return tuple(option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option))
+
+
+def dotted_names(cls: type, prefix: str = "") -> list[str]:
+    """Every setting's dotted path, sections and choices included: `model`, `model.d_model`, `model.attention.kind`."""
+    names: list[str] = []
+    for name, annotation in field_types(cls).items():
+        names.append(prefix + name)
+        for variant in variants(annotation):
+            names += [inner for inner in dotted_names(variant, f"{prefix}{name}.") if inner not in names]
+    return names
+
+
+def merge(cls: type, sources: Sequence[Source]) -> dict[str, Any]:
+    """The sources as one nested dict, later ones winning key by key.
+
+    Where a later source names another `kind` of a choice, the earlier kind's own settings are dropped with it.
+    """
+    merged: dict[str, Any] = {}
+    for source in sources:
+        merged = _merge((cls,), merged, source.values)
+    return merged
+
+
+def _merge(classes: tuple[type, ...], base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    if len(classes) > 1 and "kind" in new and new["kind"] != base.get("kind"):
+        return dict(new)
+    annotations = {name: kind for cls in classes for name, kind in field_types(cls).items()}
+    merged = dict(base)
+    for name, value in new.items():
+        inner = variants(annotations.get(name))
+        if len(inner) > 1 and isinstance(value, str):
+            value = {"kind": value}
+        if inner and isinstance(value, Mapping):
+            old = merged.get(name)
+            merged[name] = _merge(inner, old if isinstance(old, Mapping) else {}, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def overrides(cls: type, arguments: Sequence[str], name: str = "the command line") -> Source:
+    """Read `--section.key value`, `--section.key=value` and bare `--section.flag` (true) into a nested dict.
+
+    Dashes and underscores are alike. Values stay text (types are checked later), but `null` is None and `[...]` a list.
+
+    Raises: ConfigError: an option is no setting of `cls`, or lacks its value; the nearest name is offered.
+    """
+    known = dotted_names(cls)
+    values: dict[str, Any] = {}
+    mistakes: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or argument == "--":
+            mistakes.append(f"unexpected argument {argument!r}: a setting is given as --section.key value.")
+            continue
+        option, has_value, text = argument[2:].partition("=")
+        path = option.replace("-", "_")
+        if not has_value and rest and not rest[0].startswith("--"):
+            text, has_value = rest.pop(0), "="
+        if path not in known:
+            near = did_you_mean(path, known, prefix="--")
+            mistakes.append(f"--{option} is no option or setting.{near}")
+            continue
+        _set(values, path.split("."), _value(text) if has_value else True)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return Source(values, name)
+
+
+def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for part in path[:-1]:
+        inner = values.get(part)
+        if not isinstance(
+            inner, dict
+        ):  # `--model.attention additive` may stand before `--model.attention.hidden_dim 64`
+            values[part] = inner = {"kind": inner} if isinstance(inner, str) else {}
+        values = inner
+    values[path[-1]] = value
+
+
+def _value(text: str) -> Any:
+    if text == "null":
+        return None
+    if text.startswith("[") and text.endswith("]"):
+        return [item.strip() for item in text[1:-1].split(",") if item.strip()]
+    return text

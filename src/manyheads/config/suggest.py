@@ -1,0 +1,31 @@
+"""Did you mean: the nearest known name to one that was mistyped."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean", "nearest"]
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, dashes and underscores alike, or None when none is near.
+
+    Dotted names are also compared by their last parts alone, so that `dmodel` finds `model.d_model`.
+    """
+    wanted = name.replace("-", "_").lower()
+    best, score = None, 0.0
+    for candidate in known:
+        folded = candidate.replace("-", "_").lower()
+        whole = difflib.SequenceMatcher(None, wanted, folded).ratio()
+        tails = difflib.SequenceMatcher(None, wanted.rpartition(".")[2], folded.rpartition(".")[2]).ratio()
+        likeness = max(whole, 0.99 * tails) + (0.02 if folded.startswith(wanted) else 0.0)
+        if likeness > score:
+            best, score = candidate, likeness
+    return best if score >= 0.6 else None
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """` Did you mean NAME?` with a leading space, or an empty string: made to end a message with."""
+    best = nearest(name, known)
+    return f" Did you mean {prefix}{best}?" if best else ""

@@ -1,0 +1,134 @@
+"""Plain data becomes dataclasses, and every mistake is told at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from manyheads.config.build import build, resolve
+from manyheads.config.files import Source, parse_yaml
+from manyheads.config.merge import overrides
+from manyheads.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    kind: Literal["plain"] = "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hashed:
+    kind: Literal["hashed"] = "hashed"
+    num_hashes: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    width: int = 8
+    heads: int = 2
+    rate: float = 0.1
+    extra: bool | None = None
+    banned: tuple[int, ...] = ()
+    norm: Literal["layer", "rms"] = "layer"
+    attention: Plain | Hashed = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        if self.heads < 1:
+            raise ConfigError(f"model.heads is {self.heads}; it must be at least 1.")
+        if not 0 <= self.rate < 1:
+            raise ConfigError(f"model.rate is {self.rate}; it must be in [0, 1).")
+        if self.width % self.heads:
+            raise ConfigError(f"model.width {self.width} is not divisible by model.heads {self.heads}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    name: str = "run"
+    seed: int = 1
+    model: Model = field(default_factory=Model)
+
+
+def mistakes(*sources: Source) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        resolve(Run, list(sources))
+    return [line.strip() for line in str(caught.value).split("\n")]
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert build(Run, {}) == Run()
+
+
+def test_values_are_converted_to_the_declared_types() -> None:
+    run = build(Run, {"model": {"rate": "1e-2", "width": "16", "extra": None, "banned": [1, 2], "attention": "hashed"}})
+    assert run.model == Model(rate=0.01, width=16, banned=(1, 2), attention=Hashed())
+
+
+def test_all_mistakes_of_a_file_at_once_with_their_lines() -> None:
+    text = "sead: 3\nmodel:\n  widht: 4\n  heads: 0\n  rate: 2\n  norm: layr\n  width: wide\n"
+    lines = mistakes(parse_yaml(text, "f.yaml"))
+    assert lines[0] == "6 mistakes in the settings:"
+    assert "f.yaml, line 1: there is no setting sead. Did you mean seed?" in lines
+    assert "f.yaml, line 3: there is no setting model.widht. Did you mean model.width?" in lines
+    assert "f.yaml, line 4: model.heads is 0; it must be at least 1." in lines
+    assert "f.yaml, line 5: model.rate is 2.0; it must be in [0, 1)." in lines
+    assert "f.yaml, line 6: model.norm is 'layr'; choose one of: layer, rms. Did you mean layer?" in lines
+    assert any(line.startswith("f.yaml, line 7: model.width is 'wide'; ") for line in lines)
+
+
+def test_a_complaint_about_fields_already_doubted_is_not_invented() -> None:
+    """heads falls back to 2 after its own complaint; 9 % 2 must not be held against the user."""
+    assert mistakes(Source({"model": {"width": 9, "heads": -3}}, "f")) == [
+        "f: model.heads is -3; it must be at least 1."
+    ]
+
+
+def test_a_mistake_across_fields_is_told() -> None:
+    assert mistakes(Source({"model": {"width": 9}}, "f")) == ["f: model.width 9 is not divisible by model.heads 2."]
+
+
+def test_true_is_no_number() -> None:
+    assert mistakes(Source({"seed": True}, "f")) == ["f: seed is True; it must be a number."]
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [1]])
+def test_a_section_must_hold_settings(value: object) -> None:
+    assert "it is a section with these settings: width, heads" in mistakes(Source({"model": value}, "f"))[0]
+
+
+@pytest.mark.parametrize("value", ["hashd", {"kind": "hashd"}])
+def test_unknown_kind_names_the_choices(value: object) -> None:
+    told = mistakes(Source({"model": {"attention": value}}, "f"))
+    assert told == ["f: model.attention.kind is 'hashd'; choose one of: plain, hashed. Did you mean hashed?"]
+
+
+def test_a_kind_refuses_another_kinds_settings() -> None:
+    told = mistakes(Source({"model": {"attention": {"kind": "plain", "num_hashes": 2}}}, "f"))
+    assert told == ["f: there is no setting model.attention.num_hashes."]
+
+
+def test_a_missing_required_setting_is_named() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Needs:
+        size: int
+
+    with pytest.raises(ConfigError, match=r"f: size is missing\."):
+        build(Needs, {}, "f")
+
+
+def test_later_sources_win_and_are_blamed() -> None:
+    preset = Source({"seed": 1, "model": {"width": 32, "heads": 4}}, "preset p")
+    text = parse_yaml("model:\n  heads: 8\n", "f.yaml")
+    assert resolve(Run, [preset, text]).model == Model(width=32, heads=8)
+    assert mistakes(preset, text, overrides(Run, ["--model.rate", "7"])) == [
+        "the command line: model.rate is 7.0; it must be in [0, 1)."
+    ]
+
+
+def test_another_kind_drops_the_first_kinds_settings() -> None:
+    first = Source({"model": {"attention": {"kind": "hashed", "num_hashes": 2}}}, "a")
+    assert resolve(Run, [first, Source({"model": {"attention": {"num_hashes": 3}}}, "b")]).model.attention == Hashed(
+        num_hashes=3
+    )
+    assert resolve(Run, [first, Source({"model": {"attention": "plain"}}, "b")]).model.attention == Plain()

@@ -1,0 +1,92 @@
+"""Settings files: what is refused, where the mistake is, and that what is written is read back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyheads.config.build import build
+from manyheads.config.files import MAX_BYTES, load_yaml, parse_yaml, to_json, to_yaml
+from manyheads.errors import ConfigError
+from manyheads.training.settings import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "f, line 3: `a` was already set at line 1"),
+        ("m:\n  x: 1\n  x: 2\n", "f, line 3: `x` was already set at line 2"),
+        ("- 1\n", "holds no settings: .* found a list"),
+        ("7\n", "holds no settings: .* found a single value"),
+        ("a: [1\n", "f, line 2, column 1: "),
+        ("1: 2\n", "a key must be a plain name, not 1"),
+        ("? [a]\n: 1\n", "a key must be a plain name, not a list or mapping"),
+        ("a: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+        ("a: *b\n", "undefined alias"),
+        ("a: 1\n---\nb: 1\n", "f, line 2"),
+        ("a: \x07\n", "is not YAML"),
+        ("a: " + "9" * 5000 + "\n", "cannot be read"),
+        ("a: 2024-13-45\n", "cannot be read"),
+        ("a: " + "[" * 20000, "nested too deeply"),
+    ],
+)
+def test_refused_with_the_place(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_yaml(text, "f")
+    assert len(str(caught.value)) < 400
+
+
+def test_aliases_do_not_explode() -> None:
+    layers = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} {{l: *a{i - 1}, r: *a{i - 1}}}" for i in range(1, 60)]
+    start = time.perf_counter()
+    parse_yaml("\n".join(layers), "f")
+    assert time.perf_counter() - start < 2
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_yaml(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="directory"):
+        load_yaml(tmp_path)
+    big = tmp_path / "big.yaml"
+    big.write_bytes(b"a: " + b"x" * MAX_BYTES)
+    with pytest.raises(ConfigError, match="is over"):
+        load_yaml(big)
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"a: \xe9\n")
+    with pytest.raises(ConfigError, match="not UTF-8: bad byte at offset 3"):
+        load_yaml(latin)
+    if sys.platform != "win32":
+        with pytest.raises(ConfigError, match="null byte"):
+            load_yaml("a\0b")
+
+
+def test_empty_file_and_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_bytes(b"")
+    assert load_yaml(path).values == {}
+    path.write_bytes(b"\xef\xbb\xbfseed: 3\n")
+    assert load_yaml(path).values == {"seed": 3}
+
+
+def test_dump_is_read_back_and_deterministic() -> None:
+    config = build(TrainConfig, {"model": {"attention": "additive", "norm_eps": 1e-9}, "decoding": {"banned_ids": [3]}})
+    text = to_yaml(config)
+    assert to_yaml(config) == text
+    assert build(TrainConfig, parse_yaml(text, "f").values) == config
+    assert build(TrainConfig, json.loads(to_json(config))) == config
+    assert text.startswith("run_dir: runs/run\nseed: 1\n")
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        build(TrainConfig, parse_yaml(text, "f").values)
