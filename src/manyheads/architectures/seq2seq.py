@@ -1,0 +1,64 @@
+"""The composite for translation and its like: a body that reads and writes hidden states, and a head that names words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.architectures.protocols import Output
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.architectures.transformer.model import Transformer
+from manyheads.data.batch import PairBatch
+from manyheads.nn.heads.linear import LinearHead
+
+__all__ = ["Seq2Seq"]
+
+
+class Seq2Seq(nn.Module):
+    """An encoder-decoder with its output head: what is trained, saved, loaded and searched.
+
+    Args:
+        body: has `encode(source, source_lengths)`, `decode(target, memory, source_lengths)`, `start` and `step`.
+        head: has `log_probs(hidden)` and `loss(hidden, targets, keep)`.
+        config: kept for files; the head shares the target table if `config.tie_embeddings` is not `none`.
+    """
+
+    def __init__(self, body: Transformer, head: LinearHead, config: TransformerConfig) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+        self.config = config
+        if config.tie_embeddings != "none":
+            self.head.weight = self.body.target_embedding.weight
+
+    def forward(
+        self, batch: PairBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
+    ) -> Output:
+        """Loss of a batch under teacher forcing, summed over target tokens (EOS counted, BOS and padding not)."""
+        hidden = self.body(batch.source, batch.source_lengths, batch.target_input)
+        labels = batch.target_labels
+        steps = torch.arange(labels.shape[1], device=labels.device)
+        keep = steps[None, :] < batch.target_lengths[:, None] - 1
+        loss_sum, nll_sum = self.head.loss(
+            hidden, labels, keep, label_smoothing=label_smoothing, chunk_tokens=chunk_tokens
+        )
+        return Output(loss_sum=loss_sum, nll_sum=nll_sum, num_tokens=keep.sum(), state=None)
+
+    def log_probs(
+        self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"], target: Int[Tensor, "batch len"]
+    ) -> Float[Tensor, "batch len vocab_size"]:
+        """Log-probabilities of the token after each target position, under teacher forcing."""
+        log_probs: Tensor = self.head.log_probs(self.body(source, source_lengths, target))
+        return log_probs
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> Any:
+        """See `protocols.Searchable.start`."""
+        return self.body.start(source, source_lengths)
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """See `protocols.Searchable.step`."""
+        hidden, state = self.body.step(tokens, state)
+        return self.head.log_probs(hidden[:, -1]), state

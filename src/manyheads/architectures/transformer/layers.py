@@ -1,0 +1,102 @@
+"""The two layers of the Transformer: three sublayers in the decoder, two in the encoder.
+
+Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.1, figure 1.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from manyheads.architectures.transformer.config import AdditiveAttentionConfig, TransformerConfig
+from manyheads.architectures.transformer.state import DecoderLayerState
+from manyheads.nn.attention.additive import AdditiveScore
+from manyheads.nn.attention.masks import Mask
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.norm import build_norm
+from manyheads.nn.residual import Residual
+
+__all__ = ["DecoderLayer", "EncoderLayer"]
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward. Shape: (batch, source_len, d_model) in and out."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attn = _attention(config)
+        self.feed_forward = _feed_forward(config)
+        self.self_attn_residual = _residual(config)
+        self.feed_forward_residual = _residual(config)
+
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask)[0])
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+
+class DecoderLayer(nn.Module):
+    """Masked self-attention, attention to the source, feed-forward. Shape: (batch, target_len, d_model) in and out."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attn = _attention(config)
+        self.cross_attn = _attention(config)
+        self.feed_forward = _feed_forward(config)
+        self.self_attn_residual = _residual(config)
+        self.cross_attn_residual = _residual(config)
+        self.feed_forward_residual = _residual(config)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Mask | None, memory_mask: Mask | None) -> Tensor:
+        """All target positions at once, as in training."""
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask)[0])
+        x = self.cross_attn_residual(x, lambda h: self.cross_attn(h, memory, mask=memory_mask)[0])
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+    def step(
+        self, x: Tensor, state: DecoderLayerState, mask: Mask | None, memory_mask: Mask | None
+    ) -> tuple[Tensor, DecoderLayerState]:
+        """The next target positions of every row, with what the layer remembers of those before."""
+        past = state.past
+
+        def attend_self(h: Tensor) -> Tensor:
+            nonlocal past
+            out, new = self.self_attn(h, mask=mask, state=past)
+            assert new is not None
+            past = new
+            return out  # type: ignore[no-any-return]
+
+        def attend_memory(h: Tensor) -> Tensor:
+            # The rows of one sentence share its source: they are asked as one longer query, so keys are never copied.
+            sentences, (rows, new_len, d_model) = state.memory_key.shape[0], h.shape
+            q = self.cross_attn.project_query(h.reshape(sentences, -1, d_model))
+            out = self.cross_attn.attend(q, state.memory_key, state.memory_value, memory_mask)
+            return out.reshape(rows, new_len, d_model)
+
+        x = self.self_attn_residual(x, attend_self)
+        x = self.cross_attn_residual(x, attend_memory)
+        x = self.feed_forward_residual(x, self.feed_forward)
+        return x, DecoderLayerState(past=past, memory_key=state.memory_key, memory_value=state.memory_value)
+
+
+def _attention(config: TransformerConfig) -> MultiHeadAttention:
+    score = None
+    if isinstance(config.attention, AdditiveAttentionConfig):
+        score = AdditiveScore(config.num_heads, config.head_dim, config.attention.hidden_dim)
+    return MultiHeadAttention(
+        config.d_model, config.num_heads, dropout=config.attention_dropout, bias=config.bias, score=score
+    )
+
+
+def _feed_forward(config: TransformerConfig) -> FeedForward:
+    return FeedForward(
+        config.d_model,
+        config.d_ff,
+        activation=config.activation,
+        dropout=config.feed_forward_dropout,
+        bias=config.bias,
+    )
+
+
+def _residual(config: TransformerConfig) -> Residual:
+    norm = build_norm(config.norm, config.d_model, config.norm_eps, config.bias)
+    return Residual(norm, position=config.norm_position, dropout=config.dropout)

@@ -1,0 +1,138 @@
+"""The encoder-decoder Transformer, top to bottom.
+
+Paper: Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer
+from manyheads.architectures.transformer.state import DecoderLayerState, TransformerState
+from manyheads.errors import ConfigError
+from manyheads.nn.attention.masks import Causal, Lengths, Mask
+from manyheads.nn.attention.state import KeyValueState
+from manyheads.nn.dropout import Dropout
+from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.norm import build_norm
+from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+
+__all__ = ["Decoder", "Encoder", "Transformer"]
+
+
+class Encoder(nn.Module):
+    """A stack of `EncoderLayer`s. Shape: (batch, source_len, d_model) in and out."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.norm = build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
+
+    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x if self.norm is None else self.norm(x)
+
+
+class Decoder(nn.Module):
+    """A stack of `DecoderLayer`s. Shape: (batch, target_len, d_model) in and out."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.norm = build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Mask | None = None, memory_mask: Mask | None = None) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, memory, mask, memory_mask)
+        return x if self.norm is None else self.norm(x)
+
+    def start(self, memory: Tensor) -> tuple[DecoderLayerState, ...]:
+        """Project the encoder's output once for all steps to come."""
+        states = []
+        for layer in self.layers:
+            attention = layer.cross_attn
+            key, value = attention.project_memory(memory)
+            past = KeyValueState.empty(memory.shape[0], attention.num_heads, attention.head_dim, like=key)
+            states.append(DecoderLayerState(past=past, memory_key=key.contiguous(), memory_value=value.contiguous()))
+        return tuple(states)
+
+    def step(
+        self, x: Tensor, states: tuple[DecoderLayerState, ...], mask: Mask | None, memory_mask: Mask | None
+    ) -> tuple[Tensor, tuple[DecoderLayerState, ...]]:
+        after = []
+        for layer, state in zip(self.layers, states, strict=True):
+            x, state = layer.step(x, state, mask, memory_mask)
+            after.append(state)
+        return (x if self.norm is None else self.norm(x)), tuple(after)
+
+
+class Transformer(nn.Module):
+    """Source ids to encoder states, target ids and encoder states to decoder states.
+
+    The head that turns decoder states into words is not part of it (see `architectures.seq2seq`).
+
+    Args: config: sizes and choices; both vocabulary sizes must be set.
+    Raises: ConfigError: a vocabulary size is missing.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        for side in ("source", "target"):
+            if getattr(config, f"{side}_vocab_size") < 1:
+                raise ConfigError(f"model.{side}_vocab_size is not set; give the number of ids of the {side} vocabulary.")
+        self.config = config
+        self.source_embedding = TokenEmbedding(config.source_vocab_size, config.d_model, scale=config.scale_embedding)
+        self.target_embedding = TokenEmbedding(config.target_vocab_size, config.d_model, scale=config.scale_embedding)
+        if config.tie_embeddings == "all":
+            self.target_embedding.weight = self.source_embedding.weight
+        self.source_positions = _positions(config)
+        self.target_positions = _positions(config)
+        self.dropout = Dropout(config.dropout)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+
+    def encode(
+        self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch source_len d_model"]:
+        """Read the source (sec. 3.1). Rows are padded on the right; what stands at padding is meaningless."""
+        x = self.dropout(self.source_positions(self.source_embedding(source)))
+        return self.encoder(x, Lengths(source_lengths))  # type: ignore[no-any-return]
+
+    def decode(
+        self,
+        target: Int[Tensor, "batch target_len"],
+        memory: Float[Tensor, "batch source_len d_model"],
+        source_lengths: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch target_len d_model"]:
+        """States from which the head predicts the token after each target position, seeing none after it."""
+        x = self.dropout(self.target_positions(self.target_embedding(target)))
+        return self.decoder(x, memory, Causal(), Lengths(source_lengths))  # type: ignore[no-any-return]
+
+    def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
+        """`encode`, then `decode`: (batch, target_len, d_model)."""
+        return self.decode(target, self.encode(source, source_lengths), source_lengths)
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> TransformerState:
+        """The state before the first target token: one row a sentence."""
+        layers = self.decoder.start(self.encode(source, source_lengths))
+        return TransformerState(layers=layers, source_lengths=source_lengths, length=torch.zeros((), dtype=torch.int64))
+
+    def step(
+        self, tokens: Int[Tensor, "rows new_len"], state: TransformerState
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], TransformerState]:
+        """`decode` for the next tokens of every row, in time that depends on what is new, not on what was."""
+        first, new_len = int(state.length), tokens.shape[1]
+        x = self.dropout(self.target_positions(self.target_embedding(tokens), first))
+        mask = Causal() if new_len > 1 else None  # a single new token may see all that came before it
+        hidden, layers = self.decoder.step(x, state.layers, mask, Lengths(state.source_lengths))
+        return hidden, TransformerState(layers=layers, source_lengths=state.source_lengths, length=state.length + new_len)
+
+
+def _positions(config: TransformerConfig) -> nn.Module:
+    if config.positions == "learned":
+        return LearnedPositions(config.d_model, max_len=config.max_len)
+    return SinusoidalPositions(config.d_model, layout="halves" if config.positions == "sinusoidal_halves" else "interleaved")

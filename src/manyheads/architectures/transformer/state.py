@@ -1,0 +1,60 @@
+"""What a Transformer remembers between two steps of a search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from manyheads.nn.attention.state import KeyValueState, register_state
+
+__all__ = ["DecoderLayerState", "TransformerState"]
+
+
+@dataclass(frozen=True)
+class DecoderLayerState:
+    """One decoder layer's memory.
+
+    Shape: past: self-attention keys and values, one row a hypothesis; memory_key, memory_value: projected encoder output,
+        (sentences, heads, source_len, head_dim), one row a sentence however many hypotheses it has.
+    """
+
+    past: KeyValueState
+    memory_key: Tensor
+    memory_value: Tensor
+
+
+@dataclass(frozen=True)
+class TransformerState:
+    """All layers' memories; rows are sentences x beams, sentence by sentence.
+
+    Shape: source_lengths (sentences,); length () int64 on the CPU: target positions read so far.
+    """
+
+    layers: tuple[DecoderLayerState, ...]
+    source_lengths: Tensor
+    length: Tensor
+
+    def reorder(self, rows: Tensor) -> TransformerState:
+        """See `protocols.SearchState.reorder`. rows: (sentences, beams) of old row ids."""
+        old_sentences = self.source_lengths.shape[0]
+        old_beams = max(1, self.layers[0].past.key.shape[0] // max(1, old_sentences)) if self.layers else 1
+        sentences = torch.div(rows[:, 0], old_beams, rounding_mode="floor")
+        same = rows.shape[0] == old_sentences  # lines keep their order, so as many as before are the same ones
+        layers = []
+        for layer in self.layers:
+            key, value = layer.memory_key, layer.memory_value
+            if not same:
+                key, value = key.index_select(0, sentences), value.index_select(0, sentences)
+            layers.append(DecoderLayerState(past=layer.past.reorder(rows.flatten()), memory_key=key, memory_value=value))
+        lengths = self.source_lengths if same else self.source_lengths.index_select(0, sentences)
+        return TransformerState(layers=tuple(layers), source_lengths=lengths, length=self.length)
+
+    def clone(self) -> TransformerState:
+        """A copy to branch from: the next step of either leaves the other alone."""
+        return replace(self, layers=tuple(replace(layer, past=layer.past.clone()) for layer in self.layers))
+
+
+register_state(DecoderLayerState, "past", "memory_key", "memory_value")
+register_state(TransformerState, "layers", "source_lengths", "length")

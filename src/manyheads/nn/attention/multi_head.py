@@ -1,0 +1,182 @@
+"""Multi-head attention: project, split into heads, attend, merge, project.
+
+Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
+from manyheads.nn.attention.masks import Mask, dense_mask
+from manyheads.nn.attention.softmax import masked_softmax
+from manyheads.nn.attention.state import KeyValueState
+from manyheads.nn.dropout import dropout
+
+__all__ = ["MultiHeadAttention", "merge_heads", "split_heads"]
+
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def split_heads(x: Float[Tensor, "batch length width"], num_heads: int) -> Float[Tensor, "batch heads length head_dim"]:
+    """(batch, length, heads x head_dim) -> (batch, heads, length, head_dim), without a copy.
+
+    Raises: ShapeError: the width is not divisible by num_heads.
+    """
+    if x.shape[-1] % num_heads:
+        raise ShapeError(f"a width of {x.shape[-1]} cannot be split into {num_heads} heads; it must be divisible by them.")
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "batch heads length head_dim"]) -> Float[Tensor, "batch length width"]:
+    """(batch, heads, length, head_dim) -> (batch, length, heads x head_dim): the inverse of `split_heads`."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention of queries to keys and values in several heads at once.
+
+        attention = MultiHeadAttention(d_model=512, num_heads=8)
+        hidden = torch.randn(2, 10, 512)
+        out, _ = attention(hidden)                                  # self-attention: (2, 10, 512)
+        out, _ = attention(hidden, key=memory, mask=Lengths(n))     # to another sequence
+
+    Paper: Vaswani et al. 2017, sec. 3.2.2. Symbols: h = num_heads, d_k = d_v = head_dim. Differs: biases by option.
+    Args:
+        d_model: width of the output, and of queries, keys and values unless said otherwise.
+        num_heads: h.
+        head_dim: width of a head; None takes d_model / num_heads.
+        query_dim: width of the queries given; None is d_model.
+        key_dim: width of the keys given; None is d_model.
+        value_dim: width of the values given; None is key_dim.
+        dropout: rate on the attention weights, in training.
+        bias: biases in all four projections.
+        score: module or function (query, key) -> scores (batch, heads, q_len, k_len) in place of the scaled dot product.
+
+    Raises: ConfigError: d_model is not divisible by num_heads and no head_dim is given.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        query_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        score: nn.Module | ScoreFunction | None = None,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and d_model % num_heads:
+            raise ConfigError(
+                f"d_model {d_model} is not divisible by num_heads {num_heads}; change one of them, or give head_dim."
+            )
+        self.num_heads = num_heads
+        self.head_dim = head_dim or d_model // num_heads
+        self.dropout_rate = dropout
+        inner = self.num_heads * self.head_dim
+        key_dim = key_dim or d_model
+        self.q_proj = nn.Linear(query_dim or d_model, inner, bias=bias)
+        self.k_proj = nn.Linear(key_dim, inner, bias=bias)
+        self.v_proj = nn.Linear(value_dim or key_dim, inner, bias=bias)
+        self.out_proj = nn.Linear(inner, d_model, bias=bias)
+        self.score = score
+        self.weights_hook: Callable[[Tensor], None] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform weights, zero biases."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch q_len query_dim"],
+        key: Float[Tensor, "batch k_len key_dim"] | None = None,
+        value: Float[Tensor, "batch k_len value_dim"] | None = None,
+        *,
+        mask: Mask | None = None,
+        state: KeyValueState | None = None,
+    ) -> tuple[Float[Tensor, "batch q_len d_model"], KeyValueState | None]:
+        """Attend.
+
+        Args:
+            query: what asks.
+            key: what is asked; None is the query itself (self-attention).
+            value: what is given back; None is the key.
+            mask: which keys may be attended to, cached ones included.
+            state: keys and values of earlier positions; the new ones are appended and the queries stand behind them.
+
+        Returns: the output, and the state with the new positions (None if none was given).
+        """
+        first_query = 0
+        if key is None and value is None:
+            q, k, v = self._project_together(query)
+        else:
+            key = query if key is None else key
+            q = self.project_query(query)
+            k, v = self.project_memory(key, key if value is None else value)
+        if state is not None:
+            first_query = int(state.length)
+            state = state.append(k, v)
+            k, v = state.filled()
+        return self.attend(q, k, v, mask, first_query), state
+
+    def project_query(self, query: Tensor) -> Tensor:
+        """(batch, q_len, query_dim) -> (batch, heads, q_len, head_dim)"""
+        return split_heads(self.q_proj(query), self.num_heads)
+
+    def project_memory(self, key: Tensor, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values of a sequence that is asked more than once, such as the encoder's output.
+
+        Shape: key (batch, k_len, key_dim), value (batch, k_len, value_dim) -> (batch, heads, k_len, head_dim) each.
+        """
+        if value is None and self.k_proj.in_features == self.v_proj.in_features:
+            k, v = self._linear(key, self.k_proj, self.v_proj)
+        else:
+            k, v = self.k_proj(key), self.v_proj(key if value is None else value)
+        return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
+        """Attention over projected heads, merged and projected out: (batch, q_len, d_model)."""
+        rate = self.dropout_rate if self.training else 0.0
+        if self.score is None and self.weights_hook is None:
+            attended = dot_product_attention(q, k, v, mask, rate, first_query=first_query)
+        else:
+            weights = self.attention_weights(q, k, mask, first_query)
+            if self.weights_hook is not None:
+                self.weights_hook(weights)
+            attended = torch.matmul(dropout(weights, rate), v)
+        out: Tensor = self.out_proj(merge_heads(attended))
+        return out
+
+    def attention_weights(self, q: Tensor, k: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
+        """Weights of projected queries on projected keys, before dropout: (batch, heads, q_len, k_len)."""
+        if self.score is None:
+            return dot_product_weights(q, k, mask, first_query=first_query)
+        allowed = dense_mask(mask, q.shape[2], k.shape[2], q.device, first_query)
+        return masked_softmax(self.score(q, k), allowed)
+
+    def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self._linear(x, self.q_proj, self.k_proj, self.v_proj)
+        return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)
+
+    def _linear(self, x: Tensor, *projections: nn.Linear) -> tuple[Tensor, ...]:
+        """Several projections of one input as one matrix product; the weights stay apart in memory and in files."""
+        if x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
+            # Joining the weights would cost more than the product saves: a decoding step.
+            return tuple(projection(x) for projection in projections)
+        weight = torch.cat([projection.weight for projection in projections])
+        bias = None if projections[0].bias is None else torch.cat([projection.bias for projection in projections])
+        return F.linear(x, weight, bias).chunk(len(projections), dim=-1)

@@ -1,0 +1,39 @@
+"""Attention weights by request: they are computed only while somebody is looking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from torch import Tensor, nn
+
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+
+__all__ = ["record_attention"]
+
+
+@contextmanager
+def record_attention(module: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the weights of every attention layer below `module`, one entry a call.
+
+        with record_attention(model) as weights:
+            model(batch)
+        weights["body.decoder.layers.0.cross_attn"][0]  # (batch, heads, q_len, k_len), before dropout
+
+    Leaves the module as it was, also after an error.
+    """
+    record: dict[str, list[Tensor]] = {}
+
+    def keep(name: str, weights: Tensor) -> None:
+        record.setdefault(name, []).append(weights.detach())
+
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, MultiHeadAttention)}
+    before = {name: layer.weights_hook for name, layer in layers.items()}
+    try:
+        for name, layer in layers.items():
+            layer.weights_hook = partial(keep, name)
+        yield record
+    finally:
+        for name, layer in layers.items():
+            layer.weights_hook = before[name]

@@ -1,0 +1,42 @@
+"""Softmax under a mask."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyheads.errors import ConfigError
+
+__all__ = ["masked_softmax"]
+
+
+def masked_softmax(
+    scores: Float[Tensor, "*rows k_len"],
+    allowed: Bool[Tensor, "..."] | None,
+    fully_masked: Literal["zeros", "uniform"] = "zeros",
+) -> Float[Tensor, "*rows k_len"]:
+    """Softmax over the last axis among the keys that may be attended; statistics in float32 at least.
+
+    Args:
+        scores: any leading axes.
+        allowed: broadcastable to scores, True = may attend; None allows all.
+        fully_masked: the weights of a row that may attend to nothing: all zeros, or 1 / k_len each (d2l's habit).
+
+    Returns: weights in the dtype of scores. The gradient of a fully masked row is zero, never NaN.
+    Raises: ConfigError: fully_masked is neither of the two.
+    """
+    if fully_masked not in ("zeros", "uniform"):
+        raise ConfigError(f"fully_masked is {fully_masked!r}; it must be 'zeros' or 'uniform'.")
+    statistics = torch.promote_types(scores.dtype, torch.float32)
+    if allowed is None:
+        return torch.softmax(scores, dim=-1, dtype=statistics).to(scores.dtype)
+    blocked = ~allowed
+    # A finite fill keeps a fully masked row free of NaN; its weights, equal everywhere, are then set to what was asked for.
+    filled = scores.to(statistics).masked_fill(blocked, torch.finfo(statistics).min)
+    weights = torch.softmax(filled, dim=-1)
+    if fully_masked == "zeros":
+        weights = weights.masked_fill(blocked, 0.0)
+    return weights.to(scores.dtype)

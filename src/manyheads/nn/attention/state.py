@@ -1,0 +1,87 @@
+"""The key-value cache of one attention layer: a value that a call takes and returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+__all__ = ["KeyValueState", "register_state"]
+
+
+def register_state(cls: type, *fields: str) -> None:
+    """Make a state class a pytree, so that compile, export and checkpointing can take it apart."""
+
+    def flatten(state: Any) -> tuple[list[Any], None]:
+        return [getattr(state, name) for name in fields], None
+
+    def unflatten(values: Any, _: Any) -> Any:
+        return cls(**dict(zip(fields, values, strict=True)))
+
+    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+
+
+@dataclass(frozen=True)
+class KeyValueState:
+    """Projected keys and values of the positions seen so far.
+
+    Shape: key, value (rows, heads, capacity, head_dim), of which the first `length` positions are filled; length () int64
+        on the CPU.
+    """
+
+    key: Tensor
+    value: Tensor
+    length: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, num_heads: int, head_dim: int, like: Tensor) -> KeyValueState:
+        """No positions yet; device and dtype of `like`."""
+        none = like.new_empty(rows, num_heads, 0, head_dim)
+        return cls(key=none, value=none, length=torch.zeros((), dtype=torch.int64))
+
+    def append(self, key: Tensor, value: Tensor) -> KeyValueState:
+        """The state with new positions behind the old ones. key, value: (rows, heads, new_len, head_dim).
+
+        Uses this state up: the new positions are written into its buffer where they fit; it doubles where they do not.
+        """
+        old, new = int(self.length), int(self.length) + key.shape[2]
+        key_buffer, value_buffer = self.key, self.value
+        if new > key_buffer.shape[2] or key_buffer.dtype != key.dtype:
+            capacity = max(16, 2 * key_buffer.shape[2], new)
+            key_buffer = _grown(key_buffer, key, capacity, old)
+            value_buffer = _grown(value_buffer, value, capacity, old)
+        key_buffer[:, :, old:new] = key
+        value_buffer[:, :, old:new] = value
+        return KeyValueState(key=key_buffer, value=value_buffer, length=self.length + key.shape[2])
+
+    def filled(self) -> tuple[Tensor, Tensor]:
+        """Views of the keys and values that count: (rows, heads, length, head_dim) each."""
+        length = int(self.length)
+        return self.key[:, :, :length], self.value[:, :, :length]
+
+    def reorder(self, rows: Tensor) -> KeyValueState:
+        """The rows with these ids, (new_rows,), in this order."""
+        length = int(self.length)
+        # Room for one doubling is kept, so that the next append need not copy again.
+        key = self.key.new_empty(rows.shape[0], *self.key.shape[1:])
+        value = self.value.new_empty(rows.shape[0], *self.value.shape[1:])
+        key[:, :, :length] = self.key[:, :, :length].index_select(0, rows)
+        value[:, :, :length] = self.value[:, :, :length].index_select(0, rows)
+        return replace(self, key=key, value=value)
+
+    def clone(self) -> KeyValueState:
+        """A copy that shares nothing, to branch a search."""
+        return KeyValueState(key=self.key.clone(), value=self.value.clone(), length=self.length.clone())
+
+
+def _grown(buffer: Tensor, new: Tensor, capacity: int, filled: int) -> Tensor:
+    grown = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
+    if filled:
+        grown[:, :, :filled] = buffer[:, :, :filled]
+    return grown
+
+
+register_state(KeyValueState, "key", "value", "length")

@@ -1,0 +1,93 @@
+"""Position encodings: what tells a model, which has no order of its own, where a token stands."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError, ShapeError
+
+__all__ = ["LearnedPositions", "SinusoidalPositions", "sinusoidal_table"]
+
+
+def sinusoidal_table(
+    positions: Float[Tensor, " length"], d_model: int, layout: Literal["interleaved", "halves"] = "interleaved"
+) -> Float[Tensor, "length d_model"]:
+    """Sines and cosines of geometrically spaced frequencies.
+
+    Paper: Vaswani et al. 2017, sec. 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same.
+    Args:
+        positions: any real numbers, also beyond what was trained on.
+        d_model: width; an odd one ends with a sine.
+        layout: `interleaved` as in the paper, or `halves`: all sines, then all cosines (Marian's and Transformer-XL's).
+
+    Returns: float32 whatever the compute type is: in bfloat16 neighbouring positions would coincide.
+    Raises: ConfigError: d_model is below 1, or the layout is unknown.
+    """
+    if d_model < 1:
+        raise ConfigError(f"d_model is {d_model}; a position encoding needs at least 1 feature.")
+    if layout not in ("interleaved", "halves"):
+        raise ConfigError(f"layout is {layout!r}; it must be 'interleaved' or 'halves'.")
+    # Computed in float64: at position 10,000 a float32 product would be off in the fourth digit.
+    even = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
+    frequency = torch.exp(even * (-math.log(10_000.0) / d_model))
+    angle = positions.to(torch.float64)[:, None] * frequency
+    sine, cosine = angle.sin(), angle.cos()[:, : d_model // 2]
+    if layout == "halves":
+        return torch.cat([sine, cosine], dim=1).to(torch.float32)
+    table = sine.new_empty(positions.shape[0], d_model)
+    table[:, 0::2], table[:, 1::2] = sine, cosine
+    return table.to(torch.float32)
+
+
+class SinusoidalPositions(nn.Module):
+    """Adds `sinusoidal_table` to its input, for sequences of any length.
+
+    Args: d_model: width; layout: see `sinusoidal_table`.
+    """
+
+    table: Tensor
+
+    def __init__(self, d_model: int, *, layout: Literal["interleaved", "halves"] = "interleaved") -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.layout: Literal["interleaved", "halves"] = layout
+        # A cache, not a limit: it grows with the longest sequence seen and is never saved.
+        self.register_buffer("table", sinusoidal_table(torch.arange(512.0), d_model, layout), persistent=False)
+
+    def forward(self, x: Float[Tensor, "batch length d_model"], first_position: int = 0) -> Float[Tensor, "batch length d_model"]:
+        """x plus the encodings of first_position, first_position + 1, ..."""
+        end = first_position + x.shape[1]
+        if end > self.table.shape[0]:
+            positions = torch.arange(2.0 ** math.ceil(math.log2(end)), device=self.table.device)
+            self.table = sinusoidal_table(positions, self.d_model, self.layout)
+        return x + self.table[first_position:end]
+
+
+class LearnedPositions(nn.Module):
+    """Adds a trained vector a position (Gehring et al. 2017), up to `max_len` of them.
+
+    Raises: ShapeError: a sequence reaches beyond max_len.
+    """
+
+    def __init__(self, d_model: int, *, max_len: int) -> None:
+        super().__init__()
+        self.max_len = max_len
+        self.weight = nn.Parameter(torch.empty(max_len, d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, x: Float[Tensor, "batch length d_model"], first_position: int = 0) -> Float[Tensor, "batch length d_model"]:
+        end = first_position + x.shape[1]
+        if end > self.max_len:
+            raise ShapeError(
+                f"a sequence of {end} tokens is longer than the {self.max_len} learned positions of this model;"
+                " shorten the input, or train with sinusoidal positions, which have no limit."
+            )
+        return x + self.weight[first_position:end]

@@ -1,0 +1,35 @@
+"""The residual connection around a sublayer, with its norm before or after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor, nn
+
+from manyheads.nn.dropout import Dropout
+
+__all__ = ["Residual"]
+
+
+class Residual(nn.Module):
+    """`post`: LN(x + dropout(f(x))); `pre`: x + dropout(f(LN(x))).
+
+    Paper: Vaswani et al. 2017, sec. 3.1 and 5.4 (post); Xiong et al. 2020, arXiv:2002.04745 (pre).
+    Args:
+        norm: the norm of this sublayer.
+        position: where it stands.
+        dropout: rate on the sublayer's output.
+    """
+
+    def __init__(self, norm: nn.Module, *, position: Literal["post", "pre"], dropout: float) -> None:
+        super().__init__()
+        self.norm = norm
+        self.position = position
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.position == "pre":
+            return x + self.dropout(sublayer(self.norm(x)))
+        out: Tensor = self.norm(x + self.dropout(sublayer(x)))
+        return out
