@@ -1,0 +1,63 @@
+"""Shared by all tests: runtime checks of tensor shapes, the folder of large fixtures, one thread a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+TYPECHECKED = ["manyheads.nn", "manyheads.architectures"]
+"""Rooms whose signatures state tensor shapes; beartype checks every call in the tests, never in use."""
+
+HOOKED = os.environ.get("MANYHEADS_TYPECHECK", "1") != "0"
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in child processes
+
+if HOOKED:
+    from beartype import beartype
+    from beartype.roar import BeartypeDecorHintPep673Exception
+    from jaxtyping import install_import_hook
+
+    def check(function: Any) -> Any:
+        """beartype, but for signatures with `Self`, which it understands on whole classes only."""
+        try:
+            return beartype(function)
+        except BeartypeDecorHintPep673Exception:
+            return function
+
+    checker = ModuleType("manyheads_shape_checker")  # the hook wants an importable name
+    checker.check = check  # type: ignore[attr-defined]
+    sys.modules[checker.__name__] = checker
+    install_import_hook(TYPECHECKED, "manyheads_shape_checker.check")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `unhooked` cannot run under the checks (torch.compile and export cannot trace them)."""
+    if not HOOKED:
+        return
+    unhooked = [item for item in items if item.get_closest_marker("unhooked")]
+    if unhooked:
+        config.hook.pytest_deselected(items=unhooked)
+        items[:] = [item for item in items if not item.get_closest_marker("unhooked")]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of large fixtures and corpora; MANYHEADS_SHARED names another place."""
+    default = Path(__file__).resolve().parents[2] / "shared"
+    folder = Path(os.environ.get("MANYHEADS_SHARED", default))
+    if not folder.is_dir():
+        pytest.skip(f"no folder {folder}; MANYHEADS_SHARED may name another")
+    return folder
