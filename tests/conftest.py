@@ -20,14 +20,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 if HOOKED:
     from beartype import beartype
-    from beartype.roar import BeartypeDecorHintPep673Exception
+    from beartype.roar import BeartypeDecorHintPep673Exception, BeartypeDecorHintPep3119Exception
     from jaxtyping import install_import_hook
 
     def check(function: Any) -> Any:
-        """beartype, but for signatures with `Self`, which it understands on whole classes only."""
+        """beartype, but not for `Self` (understood on whole classes only) and protocols that cannot be checked."""
         try:
             return beartype(function)
-        except BeartypeDecorHintPep673Exception:
+        except (BeartypeDecorHintPep673Exception, BeartypeDecorHintPep3119Exception):
             return function
 
     checker = ModuleType("manyheads_shape_checker")  # the hook wants an importable name
