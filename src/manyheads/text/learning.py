@@ -1,0 +1,83 @@
+"""Learning pieces from text, so that the same text always gives the same pieces, on any number of threads.
+
+Paper: Sennrich et al. 2016, arXiv:1508.07909 (`bpe`); Kudo 2018, arXiv:1804.10959 (`unigram`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import tokenizers
+from tokenizers import models, trainers
+
+from manyheads.text.pipeline import BYTE_PIECES, BYTE_SCORE, SPECIAL_PIECES, assemble
+
+__all__ = ["learn_pieces"]
+
+COVERAGE = 0.9999  # share of all characters that get a piece of their own; rarer ones are spelled in bytes
+MIN_FREQUENCY = 2  # a merge seen once would be learned by heart
+SCORE_DECIMALS = 4  # threads add scores in any order, which differs by 1e-14: rounding makes the file the same again
+
+
+def learn_pieces(kind: str, texts: list[str], vocab_size: int, lowercase: bool) -> tuple[list[str], list[Any]]:
+    """All pieces by id, special ones first, and what `pipeline.model` calls extra.
+
+    Args:
+        kind: `bpe`, `unigram` or `word`.
+        texts: what to learn from.
+        vocab_size: most pieces in all; a small text gives fewer.
+        lowercase: fold case first.
+    """
+    if kind == "word":
+        return _learn_words(texts, vocab_size, lowercase)
+    heads = [*SPECIAL_PIECES, *BYTE_PIECES]
+    room = vocab_size - len(heads)
+    blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
+    texts = _without_rare([blank.normalizer.normalize_str(text) for text in texts], room // 2)
+    extra = [] if kind == "bpe" else [0.0] * len(heads)
+    library = tokenizers.Tokenizer.from_str(json.dumps(assemble(kind, lowercase, heads, extra)))
+    if kind == "bpe":
+        library.model = models.BPE()
+        trainer: Any = trainers.BpeTrainer(vocab_size=room, min_frequency=MIN_FREQUENCY, show_progress=False)
+    else:
+        library.model = models.Unigram()
+        trainer = trainers.UnigramTrainer(vocab_size=room, show_progress=False)
+    library.train_from_iterator(texts, trainer, length=len(texts))
+    learned = json.loads(library.to_str())["model"]
+    if kind == "bpe":
+        vocab = learned["vocab"]
+        return heads + sorted(vocab, key=vocab.__getitem__), [list(pair) for pair in learned["merges"]]
+    scored = sorted(((-round(score, SCORE_DECIMALS), piece) for piece, score in learned["vocab"] if piece != "<unk>"))
+    scores = [0.0] * len(SPECIAL_PIECES) + [BYTE_SCORE] * len(BYTE_PIECES)
+    return heads + [piece for _, piece in scored], scores + [-cost for cost, _ in scored]
+
+
+def _learn_words(texts: list[str], vocab_size: int, lowercase: bool) -> tuple[list[str], list[Any]]:
+    """The most frequent words, ties in the order of their characters."""
+    blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
+    counts: Counter[str] = Counter()
+    for text in texts:
+        normal = blank.normalizer.normalize_str(text)
+        counts.update(word for word, _ in blank.pre_tokenizer.pre_tokenize_str(normal))
+    for piece in SPECIAL_PIECES:
+        counts.pop(piece, None)
+    words = sorted(counts, key=lambda word: (-counts[word], word))
+    return [*SPECIAL_PIECES, *words[: vocab_size - len(SPECIAL_PIECES)]], []
+
+
+def _without_rare(texts: list[str], most: int) -> list[str]:
+    """The texts with every rare character made a space: as it gets no piece, nothing may be learned across it."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    wanted = COVERAGE * counts.total()
+    covered, rare = 0, set()
+    for rank, char in enumerate(sorted(counts, key=lambda char: (-counts[char], char))):
+        if covered >= wanted or rank >= most:
+            rare.add(char)
+        covered += counts[char]
+    rare.discard(" ")
+    table = {ord(char): " " for char in rare}
+    return [text if rare.isdisjoint(text) else text.translate(table) for text in texts]

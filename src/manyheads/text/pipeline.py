@@ -1,0 +1,169 @@
+"""The stages of a tokenizer file: how text is normalised, cut into words, coded and put together again.
+
+A file is wholly determined by its kind, its case folding and its pieces, so a loaded file is checked by building it
+anew from those three: whatever else it holds is damage, and is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from manyheads.errors import DataError
+
+__all__ = ["BYTE_PIECES", "BYTE_SCORE", "SPACE_SIGN", "SPECIAL_PIECES", "WORD_PATTERN", "assemble", "take_apart"]
+
+SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3
+BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259 of `bpe` and `unigram`
+SPACE_SIGN = "▁"  # how a space inside a piece is shown to people
+BYTE_SCORE = -100.0  # unigram log-probability of a byte: only where no piece fits
+MAX_PIECES = 1_000_000
+MODEL_TYPES = {"bpe": "BPE", "unigram": "Unigram", "word": "WordLevel"}
+
+# A word keeps the space before it and the apostrophes inside it; numbers go in threes, signs by themselves, and of
+# several spaces the last belongs to the next word. As letters, digits and signs are never joined, no piece can ever be
+# spelled like a special or a byte piece.
+WORD_PATTERN = (
+    r" ?[\p{L}\p{M}]+(?:['’][\p{L}\p{M}]+)*"
+    r"| ?\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+"
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+
+
+def normalizer(kind: str, lowercase: bool) -> dict[str, Any]:
+    """NFC, then case folding if asked for, then a space in front, so that a line's first word is like any other."""
+    stages: list[dict[str, Any]] = [{"type": "NFC"}]
+    if lowercase:
+        stages.append({"type": "Lowercase"})
+    if kind != "word":
+        stages.append({"type": "Prepend", "prepend": " "})
+    return {"type": "Sequence", "normalizers": stages}
+
+
+def pre_tokenizer(kind: str) -> dict[str, Any]:
+    """Where text is cut before the model sees it."""
+    if kind == "word":
+        return {"type": "WhitespaceSplit"}
+    return {"type": "Split", "pattern": {"Regex": WORD_PATTERN}, "behavior": "Isolated", "invert": False}
+
+
+def decoder(kind: str) -> dict[str, Any] | None:
+    """Bytes become characters again, pieces are joined, and the space in front goes; words are joined by spaces."""
+    if kind == "word":
+        return None
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}, strip]}
+
+
+def model(kind: str, pieces: list[str], extra: list[Any]) -> dict[str, Any]:
+    """The model's own part. extra: of `bpe` the merges as pairs of pieces, of `unigram` a score for each piece."""
+    if kind == "unigram":
+        scored = [list(item) for item in zip(pieces, extra, strict=True)]
+        return {"type": "Unigram", "unk_id": 3, "vocab": scored, "byte_fallback": True}
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    if kind == "word":
+        return {"type": "WordLevel", "vocab": vocab, "unk_token": SPECIAL_PIECES[3]}
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": SPECIAL_PIECES[3],
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": True,
+        "ignore_merges": False,
+        "vocab": vocab,
+        "merges": extra,
+    }
+
+
+def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any]) -> dict[str, Any]:
+    """The content of tokenizer.json, in the format of the `tokenizers` library.
+
+    Args:
+        kind: `bpe`, `unigram` or `word`.
+        lowercase: fold case.
+        pieces: all pieces by id, special and byte pieces first.
+        extra: see `model`.
+    """
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": index, "content": SPECIAL_PIECES[index], **flags} for index in range(3)],
+        "normalizer": normalizer(kind, lowercase),
+        "pre_tokenizer": pre_tokenizer(kind),
+        "post_processor": None,
+        "decoder": decoder(kind),
+        "model": model(kind, pieces, extra),
+    }
+
+
+def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any]]:
+    """Kind, case folding, pieces and extra of a parsed tokenizer.json: the inverse of `assemble`.
+
+    Raises: DataError: the content is not what `assemble` builds; `where` names it.
+    """
+    part = data.get("model") if isinstance(data, dict) else None
+    kinds = [kind for kind, name in MODEL_TYPES.items() if isinstance(part, dict) and part.get("type") == name]
+    if not kinds or not isinstance(part, dict):
+        raise DataError(
+            f"{where} is not a tokenizer of manyheads: no model of type {', '.join(MODEL_TYPES.values())} in it."
+        )
+    kind = kinds[0]
+    pieces, extra = _read_pieces(kind, part.get("vocab"), part.get("merges"), where)
+    heads = SPECIAL_PIECES if kind == "word" else SPECIAL_PIECES + BYTE_PIECES
+    for index, piece in enumerate(heads):
+        if index >= len(pieces) or pieces[index] != piece:
+            found = repr(pieces[index]) if index < len(pieces) else "missing"
+            raise DataError(f"{where}: id {index} must be {piece}, but it is {found}; the file is damaged or not ours.")
+    for lowercase in (False, True):
+        if data == assemble(kind, lowercase, pieces, extra):
+            return kind, lowercase, pieces, extra
+    expected = assemble(kind, False, pieces, extra)
+    odd = [key for key in sorted({*data, *expected}) if data.get(key) != expected.get(key)]
+    raise DataError(
+        f"{where} was changed or damaged: unexpected content under {', '.join(odd)}. Train the tokenizer anew."
+    )
+
+
+def _read_pieces(kind: str, vocab: Any, merges: Any, where: str) -> tuple[list[str], list[Any]]:
+    """Pieces by id, and scores or merges, each checked, so that the Rust library never sees what it would choke on."""
+    if not isinstance(vocab, list if kind == "unigram" else dict) or not 0 < len(vocab) <= MAX_PIECES:
+        raise DataError(f"{where}: the vocabulary is missing, of a wrong type, or larger than {MAX_PIECES} pieces.")
+    if kind == "unigram":
+        for index, item in enumerate(vocab):
+            good = isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and type(item[1]) is float
+            if not good or not math.isfinite(item[1]):
+                raise DataError(f"{where}: entry {index} of the vocabulary is not a piece with a finite score.")
+        pieces = [item[0] for item in vocab]
+        _check_texts(pieces, where)
+        return pieces, [item[1] for item in vocab]
+    pieces = sorted(vocab, key=lambda piece: vocab[piece] if type(vocab[piece]) is int else -1)
+    if any(type(vocab[piece]) is not int or vocab[piece] != index for index, piece in enumerate(pieces)):
+        raise DataError(f"{where}: the ids of the {len(pieces)} pieces are not 0 to {len(pieces) - 1}, each once.")
+    _check_texts(pieces, where)
+    if kind == "word":
+        return pieces, []
+    if not isinstance(merges, list):
+        raise DataError(f"{where}: the list of merges is missing.")
+    for index, pair in enumerate(merges):
+        good = (
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(half, str) and half in vocab for half in pair)
+        )
+        if not good or "".join(pair) not in vocab:
+            raise DataError(f"{where}: merge {index} does not join two known pieces into a known one.")
+    return pieces, merges
+
+
+def _check_texts(pieces: list[str], where: str) -> None:
+    """No piece twice, none empty, none that cannot be written as UTF-8."""
+    if len(set(pieces)) != len(pieces) or "" in pieces:
+        raise DataError(f"{where}: a piece of the vocabulary is empty or stands there twice.")
+    try:
+        "".join(pieces).encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: a piece of the vocabulary holds half a surrogate pair, which is no text.") from None
