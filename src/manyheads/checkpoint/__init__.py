@@ -1,0 +1,1 @@
+"""Files that survive crashes: written aside, synced, committed by a rename, verified on load; tensors and JSON only."""

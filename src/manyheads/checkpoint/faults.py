@@ -1,0 +1,62 @@
+"""Operating-system errors while saving, told in one line: which path, why, how much space was needed and is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from manyheads.errors import SaveError
+
+__all__ = ["check_free_space", "free_bytes", "saving"]
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space or choose another folder",
+    errno.EDQUOT: "free some of your quota or choose another folder",
+    errno.EIO: "the disk or network drive is failing; choose another one",
+    errno.EROFS: "the file system is mounted read-only; choose another folder",
+    errno.EACCES: "change the permissions or choose another folder",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another folder",
+}
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that may still be written where `path` is or will be; -1 if that cannot be found out."""
+    for folder in (path, *path.absolute().parents):
+        try:
+            return shutil.disk_usage(folder).free
+        except OSError:
+            continue
+    return -1
+
+
+def check_free_space(path: Path, needed_bytes: int) -> None:
+    """Refuse to begin what cannot be finished.
+
+    Raises: SaveError: fewer than `needed_bytes` are free where `path` is to be written.
+    """
+    free = free_bytes(path)
+    if 0 <= free < needed_bytes:
+        raise SaveError(_describe(path, os.strerror(errno.ENOSPC), needed_bytes, _REMEDIES[errno.ENOSPC]))
+
+
+@contextmanager
+def saving(path: Path, needed_bytes: int) -> Iterator[None]:
+    """Turn every OSError of the block into a SaveError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "check the folder, or choose another one")
+        reason = error.strerror or str(error) or type(error).__name__
+        raise SaveError(_describe(path, reason, needed_bytes, remedy)) from error
+
+
+def _describe(path: Path, reason: str, needed_bytes: int, remedy: str) -> str:
+    free = free_bytes(path)
+    left = f"{free} bytes are free" if free >= 0 else "free space unknown"
+    return (
+        f"Cannot save {path}: {reason} ({needed_bytes} bytes are needed, {left}). Older files are untouched; {remedy}."
+    )

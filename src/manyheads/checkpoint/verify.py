@@ -1,0 +1,127 @@
+"""The manifest of a folder: SHA-256 and size of every file, checked before anything in the folder is believed.
+
+safetensors refuses truncated files but not flipped bits, so integrity is ours to check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from manyheads.errors import CheckpointError
+
+__all__ = ["FORMAT_VERSION", "MANIFEST", "file_sha256", "is_intact", "list_files", "make_manifest", "verify_folder"]
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+_MOST_MANIFEST_BYTES = 16 << 20
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def list_files(folder: Path) -> list[str]:
+    """Every file below `folder` but its manifest, as sorted relative names with forward slashes."""
+    names = (
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
+    )
+    return sorted(name for name in names if name != MANIFEST)
+
+
+def make_manifest(folder: Path) -> str:
+    """The manifest's text for the files that are in `folder` now."""
+    files = {
+        name: {"sha256": file_sha256(folder / name), "size": (folder / name).stat().st_size}
+        for name in list_files(folder)
+    }
+    return json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1, sort_keys=True) + "\n"
+
+
+def verify_folder(folder: Path, *, strict: bool = True) -> None:
+    """Check every file of `folder` against its manifest.
+
+    Args:
+        folder: a checkpoint or a model folder.
+        strict: also refuse files that the manifest does not name, and symbolic links (which a download cache makes).
+
+    Raises: CheckpointError: naming the folder, the first file that is wrong, and how.
+    """
+    try:
+        files = _read_manifest(folder)
+        present = set(list_files(folder))
+        for name, entry in files.items():
+            if name not in present:
+                raise CheckpointError(f"{folder} is damaged: {name} is missing.")
+            _verify_file(folder, name, entry, strict)
+        extra = sorted(present - files.keys())
+        if strict and extra:
+            raise CheckpointError(
+                f"{folder} is damaged: {extra[0]} is not in its manifest; remove it or the whole folder."
+            )
+    except OSError as error:
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder} does not exist (any more).") from error
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror or error} ({error.filename}).") from error
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether `verify_folder` has nothing to say."""
+    try:
+        verify_folder(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _verify_file(folder: Path, name: str, entry: dict[str, Any], strict: bool) -> None:
+    path = folder / name
+    if strict and path.is_symlink():
+        raise CheckpointError(f"{folder} is refused: {name} is a symbolic link.")
+    size = path.stat().st_size
+    if size != entry["size"]:
+        raise CheckpointError(f"{folder} is damaged: {name} has {size} bytes, its manifest says {entry['size']}.")
+    if file_sha256(path) != entry["sha256"]:
+        raise CheckpointError(f"{folder} is damaged: the contents of {name} differ from their SHA-256 in the manifest.")
+
+
+def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} does not exist.")
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is incomplete: it has no {MANIFEST}.")
+    if path.stat().st_size > _MOST_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"{path} is refused: it has {path.stat().st_size} bytes, the limit is {_MOST_MANIFEST_BYTES}."
+        )
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder} is damaged: {MANIFEST} is not JSON ({error}).") from error
+    if not isinstance(manifest, dict) or manifest.keys() != {"format_version", "files"}:
+        raise CheckpointError(
+            f"{folder} is damaged: {MANIFEST} must hold 'format_version' and 'files' and nothing else."
+        )
+    version = manifest["format_version"]
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder} has format version {version!r}, this program reads {FORMAT_VERSION};"
+            " use the manyheads that wrote it."
+        )
+    files = manifest["files"]
+    if not isinstance(files, dict) or not all(_is_entry(name, entry) for name, entry in files.items()):
+        raise CheckpointError(
+            f"{folder} is damaged: {MANIFEST} has an entry that is not a plain name with sha256 and size."
+        )
+    return files
+
+
+def _is_entry(name: str, entry: object) -> bool:
+    path = PurePosixPath(name)
+    plain = bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
+    return plain and isinstance(entry, dict) and entry.keys() == {"sha256", "size"}
