@@ -1,4 +1,4 @@
-"""Settings of decoding: the options of `generation_config.json`, `translate` and validation, named as in `transformers`."""
+"""Options of decoding, for `generation_config.json`, `translate` and validation; named as in `transformers`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ class DecodingSettings:
             if not getattr(self, name) >= bound:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {bound}.")
         if not self.temperature > 0:
-            raise ConfigError(f"temperature is {self.temperature}; it must be above 0 (for greedy search leave do_sample off).")
+            raise ConfigError(
+                f"temperature is {self.temperature}; it must be above 0 (for greedy search leave do_sample off)."
+            )
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}; it must be in (0, 1].")
         if not self.repetition_penalty > 0:

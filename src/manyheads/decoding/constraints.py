@@ -1,0 +1,93 @@
+"""What a search must not say, or should say less: rewrites log-probabilities, for all rows at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import RequestError
+
+__all__ = ["Constraints", "check_ids"]
+
+
+class Constraints:
+    """Banned ids, least length, repetition penalty and no-repeat n-gram, in that order; nothing is renormalised.
+
+    Paper: Keskar et al. 2019, arXiv:1909.05858, sec. 4.1 for the repetition penalty. Differs: it multiplies the
+    log-probability of a token that was produced before (the paper divides its logit; a search sees no logits).
+
+    Args:
+        settings: see there.
+        pad_id: never produced.
+        bos_id: never produced.
+        eos_id: banned before `min_new_tokens`.
+        device: where the log-probabilities will be.
+    """
+
+    def __init__(
+        self, settings: DecodingSettings, *, pad_id: int, bos_id: int, eos_id: int, device: torch.device
+    ) -> None:
+        never = sorted({pad_id, bos_id, *settings.banned_ids} - ({eos_id} if eos_id in (pad_id, bos_id) else set()))
+        self._banned = torch.tensor(never, device=device)
+        self._harmless = never[0]
+        self._eos_id = eos_id
+        self._min_new_tokens = settings.min_new_tokens
+        self._penalty = settings.repetition_penalty
+        self._ngram = settings.no_repeat_ngram_size
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether `apply` reads the tokens produced so far."""
+        return self._penalty != 1 or self._ngram > 0
+
+    def apply(self, log_probs: Tensor, history: Tensor | None, length: int) -> Tensor:
+        """The log-probabilities to search by.
+
+        Args:
+            log_probs: (rows, vocab_size), bans are written into it.
+            history: (rows, length) tokens so far, or None if not `needs_history`.
+            length: target tokens so far.
+        Returns: (rows, vocab_size), -inf where a token is forbidden; `log_probs` itself if no token was made less
+            likely.
+        """
+        log_probs.index_fill_(1, self._banned, -torch.inf)
+        if length < self._min_new_tokens:
+            log_probs[:, self._eos_id] = -torch.inf
+        if history is None or length == 0:
+            return log_probs
+        adjusted = log_probs
+        if self._penalty != 1:
+            adjusted = log_probs.scatter(1, history, log_probs.gather(1, history) * self._penalty)
+        if 0 < self._ngram <= length:
+            self._ban_repeats(adjusted, history)
+        return adjusted
+
+    def _ban_repeats(self, log_probs: Tensor, history: Tensor) -> None:
+        """Ban each token that would end an n-gram that is already there."""
+        windows = history.unfold(1, self._ngram, 1)  # (rows, windows, n)
+        context = history[:, history.size(1) - self._ngram + 1 :]  # (rows, n - 1)
+        seen = (windows[:, :, :-1] == context[:, None]).all(-1)
+        # Where a window does not match, an id that is banned anyway is banned again: no sync, no boolean indexing.
+        log_probs.scatter_(1, torch.where(seen, windows[:, :, -1], self._harmless), -torch.inf)
+
+
+def check_ids(settings: DecodingSettings, *, vocab_size: int, pad_id: int, eos_id: int) -> None:
+    """Refuse ids that no search over this vocabulary could honour.
+
+    Raises: RequestError: a banned or forced id is outside the vocabulary; padding or EOS is forced; a forced id is
+        banned; the prefix leaves no room below `max_new_tokens`.
+    """
+    for name in ("banned_ids", "forced_prefix_ids"):
+        for token in getattr(settings, name):
+            if not 0 <= token < vocab_size:
+                raise RequestError(f"{name} holds {token}; ids of this vocabulary are 0 to {vocab_size - 1}.")
+    prefix = settings.forced_prefix_ids
+    for token in prefix:
+        if token in (pad_id, eos_id) or token in settings.banned_ids:
+            raise RequestError(f"forced_prefix_ids holds {token}, which is padding, EOS or banned; leave it out.")
+    if settings.max_new_tokens and len(prefix) >= settings.max_new_tokens:
+        raise RequestError(
+            f"forced_prefix_ids has {len(prefix)} tokens but max_new_tokens is {settings.max_new_tokens};"
+            " raise max_new_tokens above the prefix."
+        )

@@ -1,0 +1,93 @@
+"""Beam search as one would explain it: one sentence, plain lists, everything recomputed. The oracle of the tests.
+
+It shares no code with `beam`, and without early stopping it always goes on to the length limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.settings import DecodingSettings
+
+__all__ = ["naive_beam_search"]
+
+
+class _Path(NamedTuple):
+    ids: list[int]
+    log_probs: list[float]
+    total: float
+
+
+def naive_beam_search(
+    next_log_probs: Callable[[list[int]], list[float]],
+    settings: DecodingSettings,
+    *,
+    limit: int,
+    pad_id: int,
+    bos_id: int,
+    eos_id: int,
+) -> list[Hypothesis]:
+    """Beam search for one sentence, by the rules of `DecodingSettings`.
+
+    Args:
+        next_log_probs: log-probabilities of the token after these target tokens (BOS first), computed from nothing.
+        limit: most target tokens, EOS included.
+
+    Returns: 1 to num_return_sequences hypotheses, best first.
+    Cost: num_beams x limit calls, each as long as its prefix.
+    """
+    prefix = list(settings.forced_prefix_ids)
+    running = [_Path(prefix, [0.0] * len(prefix), 0.0)]
+    ended: list[Hypothesis] = []
+    for length in range(len(prefix) + 1, limit + 1):
+        candidates: list[tuple[float, _Path, int, float]] = []
+        for path in running:
+            log_probs = next_log_probs([bos_id, *path.ids])
+            allowed = _constrain(log_probs, path.ids, settings, pad_id, bos_id, eos_id)
+            for token, gain in enumerate(allowed):
+                if gain > -math.inf:
+                    candidates.append((path.total + gain, path, token, log_probs[token]))
+        candidates.sort(key=lambda candidate: -candidate[0])
+        earlier, running = running, []
+        for rank, (total, path, token, log_prob) in enumerate(candidates[: 2 * settings.num_beams]):
+            grown = _Path([*path.ids, token], [*path.log_probs, log_prob], total)
+            if token != eos_id and len(running) < settings.num_beams:
+                running.append(grown)
+            if token == eos_id and rank < settings.num_beams:
+                ended.append(Hypothesis(path.ids, total / _penalty(length, settings), grown.log_probs, True))
+        if not candidates and not ended:
+            path = earlier[0]
+            return [Hypothesis(path.ids, path.total / _penalty(max(length - 1, 1), settings), path.log_probs, False)]
+        if not running or (settings.early_stopping and len(ended) >= settings.num_beams):
+            break
+    ended = sorted(ended, key=lambda hypothesis: -hypothesis.score)[: settings.num_beams]
+    cut = [Hypothesis(p.ids, p.total / _penalty(len(p.ids), settings), p.log_probs, False) for p in running]
+    return (ended + cut)[: settings.num_return_sequences]
+
+
+def _penalty(length: int, settings: DecodingSettings) -> float:
+    if settings.length_penalty_kind == "gnmt":
+        return math.pow((5 + length) / (5 + 1), settings.length_penalty)
+    if settings.length_penalty_kind == "power":
+        return math.pow(length, settings.length_penalty)
+    return 1.0
+
+
+def _constrain(
+    log_probs: list[float], ids: list[int], settings: DecodingSettings, pad_id: int, bos_id: int, eos_id: int
+) -> list[float]:
+    """The log-probabilities after all options; -inf is forbidden."""
+    size = settings.no_repeat_ngram_size
+    grams = {tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)} if size else set()
+    result = []
+    for token, value in enumerate(log_probs):
+        repeats = size > 0 and len(ids) + 1 >= size and (*ids[len(ids) - size + 1 :], token) in grams
+        too_early = token == eos_id and len(ids) < settings.min_new_tokens
+        if repeats or too_early or token in (pad_id, bos_id) or token in settings.banned_ids:
+            result.append(-math.inf)
+        else:
+            result.append(value * settings.repetition_penalty if token in ids else value)
+    return result

@@ -1,0 +1,98 @@
+"""How hypotheses are scored and when a sentence is done: the seam where the habits of other toolkits fit in.
+
+Beam search asks a `Rules` object and never a model's class. `BeamRules` is ours; a converted model may bring its own,
+e.g. one that measures lengths from the start token, stops by a heuristic bound, or forces a free EOS at the last
+position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, overload
+
+from torch import Tensor
+
+from manyheads.decoding.settings import DecodingSettings
+
+__all__ = ["BeamRules", "Rules"]
+
+
+class Rules(Protocol):
+    """What beam search asks. Lengths count target tokens, EOS included, BOS not. Tensors may be changed in place."""
+
+    def score(self, sums: Tensor, length: int) -> Tensor:
+        """Scores that rank hypotheses of this length, from their summed log-probabilities; any shape."""
+        ...
+
+    def finished(self, kept: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
+        """Which sentences need no further step. (sentences,) bool
+
+        Args:
+            kept: (sentences, num_beams) scores of the best ended hypotheses, best first, -inf where there are fewer.
+            best_running: (sentences,) the highest sum of a hypothesis that goes on; it has `length` tokens.
+            length: tokens so far.
+            limits: (sentences,) most tokens.
+        """
+        ...
+
+    def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
+        """May rewrite the log-probabilities (sentences, beams, vocab_size) of sentences that choose their last one."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamRules:
+    """Our rules.
+
+    score = sum / penalty(length), where penalty is `gnmt`: ((5 + length) / 6) ** p (Wu et al. 2016, arXiv:1609.08144,
+    eq. 14, without its coverage term), `power`: length ** p, or `none`: 1.
+
+    With `early_stopping` a sentence is done when num_beams hypotheses have ended. Without, it is done when its
+    num_return_sequences-th best ended hypothesis scores at least as high as anything that a running one can become.
+    Log- probabilities are at most 0 and the penalty does not fall with length (p >= 0), so a running hypothesis with
+    sum s in a sentence of at most `limit` tokens can reach
+
+        s / penalty(limit)        for gnmt and power, and s for none,
+
+    and no more. What is returned is therefore what a search to the limit would return, only sooner.
+    """
+
+    kind: Literal["gnmt", "power", "none"]
+    exponent: float
+    early_stopping: bool
+    num_beams: int
+    num_return_sequences: int
+
+    @classmethod
+    def of(cls, settings: DecodingSettings) -> BeamRules:
+        """The rules that the settings describe."""
+        return cls(
+            kind=settings.length_penalty_kind,
+            exponent=settings.length_penalty,
+            early_stopping=settings.early_stopping,
+            num_beams=settings.num_beams,
+            num_return_sequences=settings.num_return_sequences,
+        )
+
+    @overload
+    def penalty(self, length: int) -> float: ...
+    @overload
+    def penalty(self, length: Tensor) -> Tensor: ...
+    def penalty(self, length: int | Tensor) -> float | Tensor:
+        """What a sum is divided by; `length` is one number or a tensor of lengths."""
+        if self.kind == "none" or self.exponent == 0:
+            return 1.0 if isinstance(length, int) else length.new_ones(()).float()
+        base = (5.0 + length) / 6.0 if self.kind == "gnmt" else length * 1.0
+        result: float | Tensor = base**self.exponent
+        return result
+
+    def score(self, sums: Tensor, length: int) -> Tensor:
+        return sums / self.penalty(length)
+
+    def finished(self, kept: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
+        if self.early_stopping:
+            return ~kept[:, self.num_beams - 1].isneginf()
+        return kept[:, self.num_return_sequences - 1] >= best_running / self.penalty(limits)
+
+    def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
+        """Nothing: the last token may be any, and a hypothesis without EOS counts as cut."""

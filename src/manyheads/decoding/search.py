@@ -1,0 +1,131 @@
+"""The searches' front: one batch, or any number of sentences cut into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from manyheads.architectures.protocols import Searchable
+from manyheads.decoding.beam import beam_search
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.rules import BeamRules, Rules
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.single import single_search
+from manyheads.decoding.task import Task, length_limits
+
+__all__ = ["cut_batches", "search", "search_all"]
+
+
+def search(
+    model: Searchable,
+    source: Tensor,
+    source_lengths: Tensor,
+    settings: DecodingSettings,
+    *,
+    pad_id: int,
+    bos_id: int,
+    eos_id: int,
+    indices: Sequence[int] | None = None,
+    max_target_len: int | None = None,
+    rules: Rules | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[list[Hypothesis]]:
+    """Search one batch: greedily (num_beams 1), with a beam, or by sampling.
+
+    Args:
+        model: anything that starts and steps; it should be in evaluation mode.
+        source: (sentences, source_len) ids padded on the right, each row tokens + EOS, on the model's device.
+        source_lengths: (sentences,), EOS included.
+        settings: how to search.
+        pad_id: never produced.
+        bos_id: the decoder's first input; never produced.
+        eos_id: ends a hypothesis.
+        indices: a number for each sentence, for sampling; default 0, 1, 2 ...
+        max_target_len: most target tokens the model can make, whatever the settings say.
+        rules: how beams are scored and stopped; default those of the settings.
+        stop: asked before each step.
+
+    Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
+    Raises: SearchStopped: `stop` said yes. NonFiniteError: the model gives NaN.
+    """
+    if not source.size(0):
+        return []
+    task = Task(
+        model=model,
+        source=source,
+        source_lengths=source_lengths,
+        limits=length_limits(source_lengths, settings, max_target_len),
+        indices=range(source.size(0)) if indices is None else indices,
+        settings=settings,
+        pad_id=pad_id,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        rules=BeamRules.of(settings) if rules is None else rules,
+        stop=stop,
+    )
+    return beam_search(task) if settings.num_beams > 1 else single_search(task)
+
+
+def search_all(
+    model: Searchable,
+    sources: Sequence[Sequence[int]],
+    settings: DecodingSettings,
+    *,
+    pad_id: int,
+    bos_id: int,
+    eos_id: int,
+    device: torch.device | str = "cpu",
+    first_index: int = 0,
+    max_target_len: int | None = None,
+    rules: Rules | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[list[Hypothesis]]:
+    """Search any number of sentences: sorted by length, cut into batches of `settings.max_tokens`, order restored.
+
+    Args:
+        sources: ids of each sentence, EOS included.
+        first_index: number of the first sentence within a longer input, for sampling.
+        device: where the model is.  All other arguments as for `search`.
+
+    Returns: as `search`, in the order of `sources`.
+    """
+    results: list[list[Hypothesis]] = [[] for _ in sources]
+    rows = settings.num_return_sequences if settings.do_sample else settings.num_beams
+    for batch in cut_batches([len(ids) for ids in sources], settings.max_tokens, rows):
+        lengths = torch.tensor([len(sources[place]) for place in batch])
+        source = torch.full((len(batch), int(lengths.max())), pad_id)
+        for line, place in enumerate(batch):
+            source[line, : lengths[line]] = torch.tensor(sources[place])
+        found = search(
+            model,
+            source.to(device),
+            lengths.to(device),
+            settings,
+            pad_id=pad_id,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            indices=[first_index + place for place in batch],
+            max_target_len=max_target_len,
+            rules=rules,
+            stop=stop,
+        )
+        for place, hypotheses in zip(batch, found, strict=True):
+            results[place] = hypotheses
+    return results
+
+
+def cut_batches(lengths: Sequence[int], max_tokens: int, rows_each: int = 1) -> list[list[int]]:
+    """Places of sentences of like length, longest first; in a batch rows_each x sentences x longest <= max_tokens.
+
+    A sentence that exceeds the budget by itself is a batch of its own.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    batches: list[list[int]] = []
+    for place in order:
+        if batches and rows_each * (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
+            batches[-1].append(place)
+        else:
+            batches.append([place])
+    return batches

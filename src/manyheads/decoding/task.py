@@ -1,0 +1,82 @@
+"""One batch to search, with everything that the searches have in common worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyheads.architectures.protocols import Searchable
+from manyheads.decoding.constraints import Constraints
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.rules import Rules
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import NonFiniteError
+
+__all__ = ["Task", "length_limits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A batch and its options.
+
+    Shape: source (sentences, source_len), source_lengths and limits (sentences,) on the model's device; indices has a
+        number for each sentence that does not depend on the batch it came into.
+    """
+
+    model: Searchable
+    source: Tensor
+    source_lengths: Tensor
+    limits: Tensor
+    indices: Sequence[int]
+    settings: DecodingSettings
+    pad_id: int
+    bos_id: int
+    eos_id: int
+    rules: Rules
+    stop: Callable[[], bool] | None = None
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return self.settings.forced_prefix_ids
+
+    def prompt(self) -> Tensor:
+        """What every sentence's decoder is given first: BOS and the forced prefix. (sentences, 1 + prefix)"""
+        return self.source.new_tensor([[self.bos_id, *self.prefix]]).expand(self.source.size(0), -1)
+
+    def constraints(self) -> Constraints:
+        return Constraints(
+            self.settings, pad_id=self.pad_id, bos_id=self.bos_id, eos_id=self.eos_id, device=self.source.device
+        )
+
+    def check_stop(self) -> None:
+        """Raises: SearchStopped: the hook said yes."""
+        if self.stop is not None and self.stop():
+            raise SearchStopped
+
+    @staticmethod
+    def check_finite(is_nan: bool, length: int) -> None:
+        """Raises: NonFiniteError: a log-probability is NaN."""
+        if is_nan:
+            raise NonFiniteError(
+                f"The model gave NaN log-probabilities for target token {length}; its weights are damaged or overflow"
+                " in this precision. Check the model, or use precision fp32."
+            )
+
+
+def length_limits(source_lengths: Tensor, settings: DecodingSettings, max_target_len: int | None = None) -> Tensor:
+    """Most target tokens of each sentence, EOS included. (sentences,) int64
+
+    `max_new_tokens`, or max_len_ratio x source length + max_len_offset, at most `max_target_len` (a model's table of
+    positions); at least one token after the forced prefix, and room for `min_new_tokens` and EOS.
+    """
+    if settings.max_new_tokens:
+        limits = torch.full_like(source_lengths, settings.max_new_tokens, dtype=torch.int64)
+    else:
+        limits = (source_lengths * settings.max_len_ratio).long() + settings.max_len_offset
+        limits = limits.clamp(min=settings.min_new_tokens + 1)
+    if max_target_len is not None:
+        limits = limits.clamp(max=max_target_len)
+    return limits.clamp(min=len(settings.forced_prefix_ids) + 1)
