@@ -16,6 +16,7 @@ from manyheads.errors import ConfigError
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import Dropout
+from manyheads.nn.precision import low_precision
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.norm import build_norm
 from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
@@ -99,7 +100,7 @@ class Transformer(nn.Module):
         self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch source_len d_model"]:
         """Read the source (sec. 3.1). Rows are padded on the right; what stands at padding is meaningless."""
-        x = self.dropout(self.source_positions(self.source_embedding(source)))
+        x = self.dropout(low_precision(self.source_positions(self.source_embedding(source))))
         return self.encoder(x, Lengths(source_lengths))  # type: ignore[no-any-return]
 
     def decode(
@@ -109,7 +110,7 @@ class Transformer(nn.Module):
         source_lengths: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch target_len d_model"]:
         """States from which the head predicts the token after each target position, seeing none after it."""
-        x = self.dropout(self.target_positions(self.target_embedding(target)))
+        x = self.dropout(low_precision(self.target_positions(self.target_embedding(target))))
         return self.decoder(x, memory, Causal(), Lengths(source_lengths))  # type: ignore[no-any-return]
 
     def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ class Transformer(nn.Module):
     ) -> tuple[Float[Tensor, "rows new_len d_model"], TransformerState]:
         """`decode` for the next tokens of every row, in time that depends on what is new, not on what was."""
         first, new_len = int(state.length), tokens.shape[1]
-        x = self.dropout(self.target_positions(self.target_embedding(tokens), first))
+        x = self.dropout(low_precision(self.target_positions(self.target_embedding(tokens), first)))
         mask = Causal() if new_len > 1 else None  # a single new token may see all that came before it
         hidden, layers = self.decoder.step(x, state.layers, mask, Lengths(state.source_lengths))
         return hidden, TransformerState(layers=layers, source_lengths=state.source_lengths, length=state.length + new_len)

@@ -18,7 +18,7 @@ def masked_softmax(
     allowed: Bool[Tensor, "..."] | None,
     fully_masked: Literal["zeros", "uniform"] = "zeros",
 ) -> Float[Tensor, "*rows k_len"]:
-    """Softmax over the last axis among the keys that may be attended; statistics in float32 at least.
+    """Softmax over the last axis among the keys that may be attended; summed in float32 at least.
 
     Args:
         scores: any leading axes.
@@ -30,13 +30,19 @@ def masked_softmax(
     """
     if fully_masked not in ("zeros", "uniform"):
         raise ConfigError(f"fully_masked is {fully_masked!r}; it must be 'zeros' or 'uniform'.")
-    statistics = torch.promote_types(scores.dtype, torch.float32)
     if allowed is None:
-        return torch.softmax(scores, dim=-1, dtype=statistics).to(scores.dtype)
+        return torch.softmax(scores, dim=-1)
     blocked = ~allowed
-    # A finite fill keeps a fully masked row free of NaN; its weights, equal everywhere, are then set to what was asked for.
-    filled = scores.to(statistics).masked_fill(blocked, torch.finfo(statistics).min)
-    weights = torch.softmax(filled, dim=-1)
-    if fully_masked == "zeros":
+    # A finite fill keeps a fully masked row free of NaN: its weights come out equal, and are then set to what was asked for.
+    # torch's softmax sums in float32 whatever the type of the scores is.
+    weights = torch.softmax(scores.masked_fill(blocked, torch.finfo(scores.dtype).min), dim=-1)
+    if fully_masked == "zeros" and _some_row_is_empty(allowed):
         weights = weights.masked_fill(blocked, 0.0)
-    return weights.to(scores.dtype)
+    return weights
+
+
+def _some_row_is_empty(allowed: Tensor) -> bool:
+    """Whether a row may attend to nothing; not looked up where the look would cost more than the remedy."""
+    if allowed.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    return not bool(allowed.any(dim=-1).all())

@@ -89,6 +89,31 @@ def smoothed_loss(
     return loss
 
 
+# Rows of logits worked on at once on a CPU: 128 x 8,000 float32 are 4 MB.
+_TILE_TOKENS = 128
+
+
+def _tile_loss(logits: Tensor, wanted: Tensor, smoothing: float, needs_error: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Loss, plain negative log-likelihood, and d loss / d logits of some rows; overwrites the logits.
+
+    Shape: logits (rows, vocab_size), wanted (rows, 1).
+    """
+    vocab_size = logits.shape[1]
+    normaliser = logits.logsumexp(dim=1, keepdim=True)
+    nll = (normaliser - logits.gather(1, wanted)).sum()
+    loss = nll
+    if smoothing:
+        spread = normaliser.sum() - logits.sum() / vocab_size
+        loss = (1 - smoothing) * nll + smoothing * spread
+    if not needs_error:
+        return loss, nll, None
+    error = logits.sub_(normaliser).exp_()
+    if smoothing:
+        error.sub_(smoothing / vocab_size)
+    error.scatter_add_(1, wanted, error.new_full((1, 1), smoothing - 1.0).expand_as(wanted))
+    return loss, nll, error
+
+
 class _SmoothedLoss(torch.autograd.Function):
     """With p = softmax(logits) and t the smoothed target, d loss / d logits = p - t: known as soon as the loss is."""
 
@@ -113,28 +138,30 @@ class _SmoothedLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs[0] else None
         grad_weight = torch.zeros_like(weight, dtype=statistics) if needs[2] else None
         grad_bias = torch.zeros_like(weight[:, 0], dtype=statistics) if bias is not None and needs[3] else None
+        errors = hidden.new_empty(min(chunk_tokens, hidden.shape[0]), vocab_size, dtype=compute) if any(needs) else None
+        # On a CPU the element-wise work is done on a few rows at a time, which stay in its cache.
+        tile_tokens = min(chunk_tokens, _TILE_TOKENS) if hidden.device.type == "cpu" else chunk_tokens
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, hidden.shape[0], chunk_tokens):
-                rows = slice(start, start + chunk_tokens)
-                low_hidden, wanted = hidden[rows].to(compute), targets[rows, None]
-                logits = F.linear(low_hidden, low_weight, None if bias is None else bias.to(compute)).to(statistics)
-                log_probs = torch.log_softmax(logits, dim=-1)
-                nll = -log_probs.gather(1, wanted).sum()
-                nll_sum += nll
-                loss_sum += (1 - smoothing) * nll
-                if smoothing:
-                    loss_sum -= (smoothing / vocab_size) * log_probs.sum()
-                if not any(needs):
+                low_hidden = hidden[start : start + chunk_tokens].to(compute)
+                wanted = targets[start : start + chunk_tokens]
+                for first in range(0, low_hidden.shape[0], tile_tokens):
+                    tile = slice(first, first + tile_tokens)
+                    logits = F.linear(low_hidden[tile], low_weight, None if bias is None else bias.to(compute))
+                    tile_loss, tile_nll, error = _tile_loss(logits.to(statistics), wanted[tile, None], smoothing, any(needs))
+                    loss_sum += tile_loss
+                    nll_sum += tile_nll
+                    if errors is not None and error is not None:
+                        errors[first : first + error.shape[0]] = error
+                        if grad_bias is not None:
+                            grad_bias += error.sum(dim=0)
+                if errors is None:
                     continue
-                error = log_probs.exp_().sub_(smoothing / vocab_size)
-                error.scatter_add_(1, wanted, error.new_full((1, 1), smoothing - 1.0).expand_as(wanted))
-                low_error = error.to(compute)
+                error = errors[: low_hidden.shape[0]]
                 if grad_hidden is not None:
-                    grad_hidden[rows] = low_error @ low_weight
+                    grad_hidden[start : start + chunk_tokens] = error @ low_weight
                 if grad_weight is not None:
-                    grad_weight += low_error.t() @ low_hidden
-                if grad_bias is not None:
-                    grad_bias += error.sum(dim=0)
+                    grad_weight += error.t() @ low_hidden
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(nll_sum)
