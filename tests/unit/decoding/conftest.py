@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-PRIME = 2147483647
 PAD, BOS, EOS = 0, 1, 2
 
 
@@ -62,15 +61,18 @@ class HashModel:
         codes = state.codes
         for column in tokens.unbind(1):
             codes = self._mix(codes, column)
-        values = self._mix(codes[:, None], torch.arange(self.vocab_size)).double() / PRIME
-        logits = values * self.sharpness
+        values = self._mix(codes[:, None], torch.arange(self.vocab_size)).double() / 2**63  # in [-1, 1)
+        logits = values * self.sharpness / 2
         logits[:, EOS] += self.eos_bonus
         return logits.log_softmax(-1).float(), HashState(codes, state.sentences, state.calls)
 
     @staticmethod
     def _mix(codes: Tensor, tokens: Tensor) -> Tensor:
-        mixed = (codes * 48271 + (tokens + 1) * 69621) % PRIME
-        return (mixed * 16807 + mixed // 65536) % PRIME
+        """A 64-bit hash (the finaliser of splitmix64; products wrap around)."""
+        mixed = codes * 3 + (tokens + 1) * -7046029254386353131
+        for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+            mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor
+        return mixed ^ ((mixed >> 31) & (2**33 - 1))
 
     def next_log_probs(self, source_ids: list[int]) -> Callable[[list[int]], list[float]]:
         """The same model, recomputed from nothing for one sentence."""

@@ -21,7 +21,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.task import Task, length_limits
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
-modest = settings(deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+modest = settings(deadline=None, max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 def same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
