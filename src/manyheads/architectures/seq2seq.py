@@ -31,7 +31,12 @@ class Seq2Seq(nn.Module):
         self.body = body
         self.head = head
         self.config = config
-        if config.tie_embeddings != "none":
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Make what the config shares one parameter (again: moving a model off the meta device takes ties apart)."""
+        self.body.tie_weights()
+        if self.config.tie_embeddings != "none":
             self.head.weight = self.body.target_embedding.weight
 
     def forward(

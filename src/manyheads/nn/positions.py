@@ -56,14 +56,16 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         self.d_model = d_model
         self.layout: Literal["interleaved", "halves"] = layout
-        # A cache, not a limit: it grows with the longest sequence seen and is never saved.
-        self.register_buffer("table", sinusoidal_table(torch.arange(512.0), d_model, layout), persistent=False)
+        # A cache, not a limit: it grows with the longest sequence seen and is never saved. On the meta device, where
+        # a model stands before its weights are loaded, there is nothing to compute yet.
+        rows = 0 if torch.get_default_device().type == "meta" else 512
+        self.register_buffer("table", sinusoidal_table(torch.arange(float(rows)), d_model, layout), persistent=False)
 
     def forward(self, x: Float[Tensor, "batch length d_model"], first_position: int = 0) -> Float[Tensor, "batch length d_model"]:
         """x plus the encodings of first_position, first_position + 1, ..."""
         end = first_position + x.shape[1]
         if end > self.table.shape[0]:
-            positions = torch.arange(2.0 ** math.ceil(math.log2(end)), device=self.table.device)
+            positions = torch.arange(max(512.0, 2.0 ** math.ceil(math.log2(end))), device=self.table.device)
             self.table = sinusoidal_table(positions, self.d_model, self.layout)
         return x + self.table[first_position:end]
 

@@ -88,13 +88,17 @@ class Transformer(nn.Module):
         self.config = config
         self.source_embedding = TokenEmbedding(config.source_vocab_size, config.d_model, scale=config.scale_embedding)
         self.target_embedding = TokenEmbedding(config.target_vocab_size, config.d_model, scale=config.scale_embedding)
-        if config.tie_embeddings == "all":
-            self.target_embedding.weight = self.source_embedding.weight
         self.source_positions = _positions(config)
         self.target_positions = _positions(config)
         self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Make what the config shares one parameter (again)."""
+        if self.config.tie_embeddings == "all":
+            self.target_embedding.weight = self.source_embedding.weight
 
     def encode(
         self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"]

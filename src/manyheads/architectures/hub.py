@@ -1,0 +1,44 @@
+"""From what a user types to a folder on disk: a model folder, a run folder, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from manyheads.errors import ModelFileError
+
+__all__ = ["resolve_model_path"]
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# Never a pickle, never a script: whatever else a repository holds is not even fetched.
+_FETCHED = ["*.safetensors", "*.json", "*.spm", "*.md"]
+
+
+def resolve_model_path(path: str | Path, *, revision: str | None = None) -> Path:
+    """The folder that holds config.json.
+
+    Args:
+        path: a model folder; a run folder (then its model/ is meant); or `owner/name`, fetched from the hub.
+        revision: branch, tag or commit of a hub model.
+
+    Raises: ModelFileError: there is no such folder, or the hub cannot be reached or refuses.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
+            return folder / "model"
+        return folder
+    if folder.exists():
+        raise ModelFileError(f"{folder} is a file; a model is a folder with config.json and model.safetensors.")
+    if not _HUB_NAME.fullmatch(str(path)) or str(path).startswith((".", "/")):
+        raise ModelFileError(f"there is no folder {folder}; give a model folder, a run folder, or owner/name on the hub.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(path), revision=revision, allow_patterns=_FETCHED))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelFileError(
+            f"there is no folder {folder}, and fetching {path} from the Hugging Face hub failed: {first_line}"
+        ) from error

@@ -1,0 +1,221 @@
+"""Model folders: written, checked and read again.
+
+    model/   config.json  model.safetensors  README.md  manifest.json   and, if given, tokenizer.json  generation_config.json
+
+Names in the file are the body's own (`encoder.layers.0.self_attn.q_proj.weight`), with `head.` before the head's; a tied
+matrix is stored once. Nothing in a folder can run code: the formats are safetensors and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from manyheads.architectures.hub import resolve_model_path
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.checkpoint.commit import write_folder
+from manyheads.checkpoint.verify import MANIFEST, verify_folder
+from manyheads.config.build import build
+from manyheads.config.files import to_json, to_plain
+from manyheads.errors import CheckpointError, ConfigError, ModelFileError
+from manyheads.text.tokenizer import Tokenizer
+
+__all__ = ["load", "load_portable_state", "portable_state", "read_config", "save_pretrained"]
+
+FORMAT_VERSION = 1
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+GENERATION = "generation_config.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def portable_name(name: str) -> str:
+    """A composite's parameter name as it stands in files: without the wrapper's own prefix."""
+    return name.removeprefix("body.")
+
+
+def portable_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers under their names in files; what is tied appears once, under its first name."""
+    state: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            state[portable_name(name)] = tensor.detach()
+    return state
+
+
+def load_portable_state(model: nn.Module, tensors: Mapping[str, Tensor], where: str = "the weights") -> None:
+    """Copy tensors into a model in place.
+
+    Raises: ModelFileError: a name is missing or unknown, or a shape differs; the first few are listed.
+    """
+    own = portable_state(model)
+    problems = [f"{name} is missing" for name in own if name not in tensors]
+    problems += [f"{name} is not part of this model" for name in tensors if name not in own]
+    problems += [
+        f"{name} has shape {tuple(tensors[name].shape)}, the model needs {tuple(own[name].shape)}"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise ModelFileError(f"{where} do not fit the model of this config: {'; '.join(problems[:5])}{more}.")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def save_pretrained(
+    model: Seq2Seq,
+    path: str | Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    generation: Any = None,
+    card: str | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a model folder in one step: it is whole, or it is not there.
+
+    Args:
+        model: the composite.
+        path: the folder; one that exists is replaced.
+        tokenizer: saved beside the weights, so that the folder translates text.
+        generation: decoding settings, a dataclass.
+        card: README.md; None writes a short one.
+        weights: other values under the same names, such as an average; None takes the model's own.
+
+    Raises: SaveError: it could not be written; an older folder is as it was.
+    """
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in (weights or portable_state(model)).items()}
+
+    def write(folder: Path) -> None:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / WEIGHTS).chmod(0o644)  # safetensors makes files that only their owner can read
+        config = {"format_version": FORMAT_VERSION, **to_plain(model.config)}
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / "README.md").write_text(card or _card(model, tensors), encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save(folder / TOKENIZER)
+        if generation is not None:
+            (folder / GENERATION).write_text(to_json(generation), encoding="utf-8")
+
+    write_folder(Path(path), write, needed_bytes=sum(t.numel() * t.element_size() for t in tensors.values()))
+
+
+def load(path: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, revision: str | None = None) -> Seq2Seq:
+    """A composite with its weights, in evaluation mode and float32.
+
+    Args:
+        path: a model folder, a run folder (its model/ is taken), or `owner/name` on the Hugging Face hub.
+        device: where the weights go.
+        verify: compare every file with the manifest's SHA-256 first.
+        revision: of a hub model.
+
+    Raises: ModelFileError: files are missing, damaged, of another format version, or pickled. ConfigError: bad config.
+    """
+    folder = resolve_model_path(path, revision=revision)
+    if verify and (folder / MANIFEST).exists():
+        try:
+            verify_folder(folder, strict=False)
+        except CheckpointError as error:
+            raise ModelFileError(str(error)) from error
+    config = read_config(folder)
+    tensors = _read_weights(folder, config)
+    with torch.device("meta"):
+        model = build_model(config)
+    model.to_empty(device=device)
+    model.tie_weights()
+    load_portable_state(model, tensors, where=str(folder / WEIGHTS))
+    return model.eval()
+
+
+def read_config(folder: Path) -> Any:
+    """The architecture's config of a model folder.
+
+    Raises: ModelFileError: no config.json, not JSON, of a newer format. ConfigError: an unknown or bad setting in it.
+    """
+    file = folder / CONFIG
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelFileError(f"{folder} is not a model folder: it has no {CONFIG}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise ModelFileError(f"{file} must hold one JSON object, not a {type(values).__name__}.")
+    version = values.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise ModelFileError(
+            f"{file} has format_version {version!r}; this manyheads reads {FORMAT_VERSION}."
+            " Install a newer manyheads, or convert the model."
+        )
+    name = values.get("architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise ConfigError(f"{file}: architecture {name!r} is unknown; there are {sorted(ARCHITECTURES)}.")
+    return build(ARCHITECTURES[name].config, values, str(file))
+
+
+def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
+    file = folder / WEIGHTS
+    if not file.exists():
+        pickled = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+        hint = (
+            f" {pickled[0]} is a pickle, which can run code when it is opened, and is refused; convert it to safetensors."
+            if pickled
+            else ""
+        )
+        raise ModelFileError(f"{folder} has no {WEIGHTS}.{hint}")
+    try:
+        with safe_open(file, framework="pt") as reader:
+            names = list(reader.keys())
+            _check_size(config, sum(_numel(reader.get_slice(name).get_shape()) for name in names), len(names), file)
+            return {name: reader.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(f"{file} is not an intact safetensors file: {error}.") from error
+
+
+def _check_size(config: Any, num_values: int, num_tensors: int, file: Path) -> None:
+    """Refuse a config that asks for far more than the file holds before anything of that size is built."""
+    layers = config.num_encoder_layers + config.num_decoder_layers
+    widest = config.d_model * max(config.source_vocab_size, config.target_vocab_size, config.d_ff, config.d_model)
+    if layers > num_tensors or (widest > num_values):
+        raise ModelFileError(
+            f"{file} holds {num_values:,} numbers in {num_tensors} tensors, far fewer than its {CONFIG} describes"
+            f" ({layers:,} layers, largest matrix {widest:,}); the two files do not belong together."
+        )
+
+
+def _numel(shape: list[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def _card(model: Seq2Seq, tensors: Mapping[str, Tensor]) -> str:
+    config = model.config
+    return f"""---
+library_name: manyheads
+tags: [translation, {config.architecture}]
+---
+# A {config.architecture} trained with manyheads
+
+{sum(t.numel() for t in tensors.values()):,} parameters: {config.num_encoder_layers} + {config.num_decoder_layers} layers,
+d_model {config.d_model}, {config.num_heads} heads, d_ff {config.d_ff}.
+
+```python
+import manyheads
+translator = manyheads.Translator.from_pretrained(".")
+print(translator.translate(["..."]))
+```
+"""
