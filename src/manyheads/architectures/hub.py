@@ -31,7 +31,9 @@ def resolve_model_path(path: str | Path, *, revision: str | None = None) -> Path
     if folder.exists():
         raise ModelFileError(f"{folder} is a file; a model is a folder with config.json and model.safetensors.")
     if not _HUB_NAME.fullmatch(str(path)) or str(path).startswith((".", "/")):
-        raise ModelFileError(f"there is no folder {folder}; give a model folder, a run folder, or owner/name on the hub.")
+        raise ModelFileError(
+            f"there is no folder {folder}; give a model folder, a run folder, or owner/name on the hub."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

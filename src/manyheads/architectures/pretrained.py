@@ -1,9 +1,10 @@
 """Model folders: written, checked and read again.
 
-    model/   config.json  model.safetensors  README.md  manifest.json   and, if given, tokenizer.json  generation_config.json
+    model/   config.json  model.safetensors  README.md  manifest.json
+             and, if given, tokenizer.json  generation_config.json
 
-Names in the file are the body's own (`encoder.layers.0.self_attn.q_proj.weight`), with `head.` before the head's; a tied
-matrix is stored once. Nothing in a folder can run code: the formats are safetensors and JSON.
+Names in the file are the body's own (`encoder.layers.0.self_attn.q_proj.weight`), with `head.` before the head's; a
+tied matrix is stored once. Nothing in a folder can run code: the formats are safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def save_pretrained(
     write_folder(Path(path), write, needed_bytes=sum(t.numel() * t.element_size() for t in tensors.values()))
 
 
-def load(path: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, revision: str | None = None) -> Seq2Seq:
+def load(
+    path: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, revision: str | None = None
+) -> Seq2Seq:
     """A composite with its weights, in evaluation mode and float32.
 
     Args:
@@ -170,7 +173,7 @@ def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
     if not file.exists():
         pickled = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
         hint = (
-            f" {pickled[0]} is a pickle, which can run code when it is opened, and is refused; convert it to safetensors."
+            f" {pickled[0]} is a pickle, which can run code when opened, and is refused; convert it to safetensors."
             if pickled
             else ""
         )
@@ -210,8 +213,8 @@ tags: [translation, {config.architecture}]
 ---
 # A {config.architecture} trained with manyheads
 
-{sum(t.numel() for t in tensors.values()):,} parameters: {config.num_encoder_layers} + {config.num_decoder_layers} layers,
-d_model {config.d_model}, {config.num_heads} heads, d_ff {config.d_ff}.
+{sum(t.numel() for t in tensors.values()):,} parameters: {config.num_encoder_layers} + {config.num_decoder_layers}
+layers, d_model {config.d_model}, {config.num_heads} heads, d_ff {config.d_ff}.
 
 ```python
 import manyheads

@@ -47,7 +47,7 @@ class Searchable(Protocol):
     """A model that can be searched: `Seq2Seq` today, language models alike."""
 
     def start(self, source: Tensor, source_lengths: Tensor) -> SearchState:
-        """Read the sources. source (batch, source_len) ids padded on the right, source_lengths (batch,), EOS included."""
+        """Read the sources. source (batch, source_len) ids padded on the right, lengths (batch,) with EOS."""
         ...
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -1,8 +1,8 @@
-"""The composite for translation and its like: a body that reads and writes hidden states, and a head that names words."""
+"""The composite for translation and its like: a body that reads and writes hidden states, a head that names words."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -37,7 +37,7 @@ class Seq2Seq(nn.Module):
         """Make what the config shares one parameter (again: moving a model off the meta device takes ties apart)."""
         self.body.tie_weights()
         if self.config.tie_embeddings != "none":
-            self.head.weight = self.body.target_embedding.weight
+            self.head.weight = cast(nn.Parameter, self.body.target_embedding.weight)
 
     def forward(
         self, batch: PairBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
@@ -53,7 +53,10 @@ class Seq2Seq(nn.Module):
         return Output(loss_sum=loss_sum, nll_sum=nll_sum, num_tokens=keep.sum(), state=None)
 
     def log_probs(
-        self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"], target: Int[Tensor, "batch len"]
+        self,
+        source: Int[Tensor, "batch source_len"],
+        source_lengths: Int[Tensor, " batch"],
+        target: Int[Tensor, "batch len"],
     ) -> Float[Tensor, "batch len vocab_size"]:
         """Log-probabilities of the token after each target position, under teacher forcing."""
         log_probs: Tensor = self.head.log_probs(self.body(source, source_lengths, target))

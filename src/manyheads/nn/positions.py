@@ -19,7 +19,8 @@ def sinusoidal_table(
 ) -> Float[Tensor, "length d_model"]:
     """Sines and cosines of geometrically spaced frequencies.
 
-    Paper: Vaswani et al. 2017, sec. 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same.
+    Paper: Vaswani et al. 2017, sec. 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the
+        same.
     Args:
         positions: any real numbers, also beyond what was trained on.
         d_model: width; an odd one ends with a sine.
@@ -61,7 +62,9 @@ class SinusoidalPositions(nn.Module):
         rows = 0 if torch.get_default_device().type == "meta" else 512
         self.register_buffer("table", sinusoidal_table(torch.arange(float(rows)), d_model, layout), persistent=False)
 
-    def forward(self, x: Float[Tensor, "batch length d_model"], first_position: int = 0) -> Float[Tensor, "batch length d_model"]:
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"], first_position: int = 0
+    ) -> Float[Tensor, "batch length d_model"]:
         """x plus the encodings of first_position, first_position + 1, ..."""
         end = first_position + x.shape[1]
         if end > self.table.shape[0]:
@@ -85,7 +88,9 @@ class LearnedPositions(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.02)
 
-    def forward(self, x: Float[Tensor, "batch length d_model"], first_position: int = 0) -> Float[Tensor, "batch length d_model"]:
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"], first_position: int = 0
+    ) -> Float[Tensor, "batch length d_model"]:
         end = first_position + x.shape[1]
         if end > self.max_len:
             raise ShapeError(

@@ -30,6 +30,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.position == "pre":
-            return x + self.dropout(sublayer(self.norm(x)))
-        out: Tensor = self.norm(x + self.dropout(sublayer(x)))
+            out: Tensor = x + self.dropout(sublayer(self.norm(x)))
+        else:
+            out = self.norm(x + self.dropout(sublayer(x)))
         return out

@@ -49,14 +49,17 @@ class TransformerConfig:
         norm_eps: see norm.
         final_norm: one more norm after the last layer of each stack; null means with `pre` only.
         bias: biases in attention, feed-forward and norms.
-        positions: `sinusoidal` (sec. 3.5; sine and cosine interleaved), `sinusoidal_halves` (all sines first), or `learned`.
+        positions: `sinusoidal` (sec. 3.5; sine and cosine interleaved), `sinusoidal_halves` (all sines first), or
+            `learned`.
         max_len: table size of learned positions, in tokens; sinusoidal ones have no limit.
         scale_embedding: multiply embeddings by sqrt(d_model) (sec. 3.4).
-        tie_embeddings: `all`: source, target and output share one matrix (sec. 3.4); `decoder`: target and output; `none`.
+        tie_embeddings: `all`: source, target and output share one matrix (sec. 3.4); `decoder`: target and output;
+            `none`.
         head_bias: a bias on the output logits.
         attention: how scores are made.
 
-    Raises: ConfigError: sizes that are not positive or not divisible, a rate outside [0, 1), tied tables of unlike sizes.
+    Raises: ConfigError: sizes that are not positive or not divisible, a rate outside [0, 1), tied tables of unlike
+        sizes.
     """
 
     architecture: Literal["transformer"] = "transformer"

@@ -5,6 +5,8 @@ Paper: Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -16,10 +18,10 @@ from manyheads.errors import ConfigError
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import Dropout
-from manyheads.nn.precision import low_precision
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.norm import build_norm
 from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+from manyheads.nn.precision import low_precision
 
 __all__ = ["Decoder", "Encoder", "Transformer"]
 
@@ -30,7 +32,9 @@ class Encoder(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
-        self.norm = build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
+        self.norm = (
+            build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
+        )
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
         for layer in self.layers:
@@ -44,17 +48,22 @@ class Decoder(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
-        self.norm = build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
+        self.norm = (
+            build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
+        )
 
     def forward(self, x: Tensor, memory: Tensor, mask: Mask | None = None, memory_mask: Mask | None = None) -> Tensor:
         for layer in self.layers:
             x = layer(x, memory, mask, memory_mask)
         return x if self.norm is None else self.norm(x)
 
+    def _layers(self) -> list[DecoderLayer]:
+        return cast(list[DecoderLayer], list(self.layers))
+
     def start(self, memory: Tensor) -> tuple[DecoderLayerState, ...]:
         """Project the encoder's output once for all steps to come."""
         states = []
-        for layer in self.layers:
+        for layer in self._layers():
             attention = layer.cross_attn
             key, value = attention.project_memory(memory)
             past = KeyValueState.empty(memory.shape[0], attention.num_heads, attention.head_dim, like=key)
@@ -65,7 +74,7 @@ class Decoder(nn.Module):
         self, x: Tensor, states: tuple[DecoderLayerState, ...], mask: Mask | None, memory_mask: Mask | None
     ) -> tuple[Tensor, tuple[DecoderLayerState, ...]]:
         after = []
-        for layer, state in zip(self.layers, states, strict=True):
+        for layer, state in zip(self._layers(), states, strict=True):
             x, state = layer.step(x, state, mask, memory_mask)
             after.append(state)
         return (x if self.norm is None else self.norm(x)), tuple(after)
@@ -84,7 +93,9 @@ class Transformer(nn.Module):
         super().__init__()
         for side in ("source", "target"):
             if getattr(config, f"{side}_vocab_size") < 1:
-                raise ConfigError(f"model.{side}_vocab_size is not set; give the number of ids of the {side} vocabulary.")
+                raise ConfigError(
+                    f"model.{side}_vocab_size is not set; give the number of ids of the {side} vocabulary."
+                )
         self.config = config
         self.source_embedding = TokenEmbedding(config.source_vocab_size, config.d_model, scale=config.scale_embedding)
         self.target_embedding = TokenEmbedding(config.target_vocab_size, config.d_model, scale=config.scale_embedding)
@@ -134,10 +145,14 @@ class Transformer(nn.Module):
         x = self.dropout(low_precision(self.target_positions(self.target_embedding(tokens), first)))
         mask = Causal() if new_len > 1 else None  # a single new token may see all that came before it
         hidden, layers = self.decoder.step(x, state.layers, mask, Lengths(state.source_lengths))
-        return hidden, TransformerState(layers=layers, source_lengths=state.source_lengths, length=state.length + new_len)
+        return hidden, TransformerState(
+            layers=layers, source_lengths=state.source_lengths, length=state.length + new_len
+        )
 
 
 def _positions(config: TransformerConfig) -> nn.Module:
     if config.positions == "learned":
         return LearnedPositions(config.d_model, max_len=config.max_len)
-    return SinusoidalPositions(config.d_model, layout="halves" if config.positions == "sinusoidal_halves" else "interleaved")
+    return SinusoidalPositions(
+        config.d_model, layout="halves" if config.positions == "sinusoidal_halves" else "interleaved"
+    )

@@ -15,8 +15,10 @@ def debug() -> TransformerConfig:
 
 
 def tiny() -> TransformerConfig:
-    """Multi30k's Transformer-Tiny: Wu et al. 2021 (ACL), sec. 4.1: 4 layers, 128/256, 4 heads, dropout 0.3, all tied."""
-    return TransformerConfig(d_model=128, num_heads=4, d_ff=256, num_encoder_layers=4, num_decoder_layers=4, dropout=0.3)
+    """Multi30k's Transformer-Tiny: Wu et al. 2021 (ACL), sec. 4.1."""
+    return TransformerConfig(
+        d_model=128, num_heads=4, d_ff=256, num_encoder_layers=4, num_decoder_layers=4, dropout=0.3
+    )
 
 
 def base() -> TransformerConfig:

@@ -16,8 +16,8 @@ __all__ = ["DecoderLayerState", "TransformerState"]
 class DecoderLayerState:
     """One decoder layer's memory.
 
-    Shape: past: self-attention keys and values, one row a hypothesis; memory_key, memory_value: projected encoder output,
-        (sentences, heads, source_len, head_dim), one row a sentence however many hypotheses it has.
+    Shape: past: self-attention keys and values, one row a hypothesis; memory_key, memory_value: projected encoder
+        output, (sentences, heads, source_len, head_dim), one row a sentence however many hypotheses it has.
     """
 
     past: KeyValueState
@@ -47,7 +47,9 @@ class TransformerState:
             key, value = layer.memory_key, layer.memory_value
             if not same:
                 key, value = key.index_select(0, sentences), value.index_select(0, sentences)
-            layers.append(DecoderLayerState(past=layer.past.reorder(rows.flatten()), memory_key=key, memory_value=value))
+            layers.append(
+                DecoderLayerState(past=layer.past.reorder(rows.flatten()), memory_key=key, memory_value=value)
+            )
         lengths = self.source_lengths if same else self.source_lengths.index_select(0, sentences)
         return TransformerState(layers=tuple(layers), source_lengths=lengths, length=self.length)
 

@@ -18,7 +18,8 @@ from manyheads.nn.dropout import dropout
 
 __all__ = ["dot_product_attention", "dot_product_weights"]
 
-# Longest q_len x k_len for which plain matrix products beat SDPA on a CPU: its kernel has a cost a (batch, head) pair that
+# Longest q_len x k_len for which plain matrix products beat SDPA on a CPU: its kernel has a cost a (batch, head)
+# pair that
 # short sentences never earn back (bfloat16, 300 x 4 heads x 14 tokens, forward and backward: 10 ms against 70).
 _SHORT = 128 * 128
 

@@ -24,7 +24,7 @@ class Mask:
     def __and__(self, other: Mask | None) -> Mask:
         return self if other is None else Both(first=self, second=other)
 
-    def allowed(self, queries: Int[Tensor, " q_len"], keys: Int[Tensor, " k_len"]) -> Bool[Tensor, "..."]:
+    def allowed(self, queries: Int[Tensor, " q_len"], keys: Int[Tensor, " k_len"]) -> Bool[Tensor, ...]:
         """Which key each query may attend to.
 
         Args: queries, keys: positions in the sequence; with a cache the first query stands after the cached keys.

@@ -30,8 +30,10 @@ def split_heads(x: Float[Tensor, "batch length width"], num_heads: int) -> Float
     Raises: ShapeError: the width is not divisible by num_heads.
     """
     if x.shape[-1] % num_heads:
-        raise ShapeError(f"a width of {x.shape[-1]} cannot be split into {num_heads} heads; it must be divisible by them.")
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+        raise ShapeError(
+            f"a width of {x.shape[-1]} cannot be split into {num_heads} heads; it must be divisible by them."
+        )
+    return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "batch heads length head_dim"]) -> Float[Tensor, "batch length width"]:
@@ -57,7 +59,8 @@ class MultiHeadAttention(nn.Module):
         value_dim: width of the values given; None is key_dim.
         dropout: rate on the attention weights, in training.
         bias: biases in all four projections.
-        score: module or function (query, key) -> scores (batch, heads, q_len, k_len) in place of the scaled dot product.
+        score: module or function (query, key) -> scores (batch, heads, q_len, k_len) in place of the scaled dot
+            product.
 
     Raises: ConfigError: d_model is not divisible by num_heads and no head_dim is given.
     """

@@ -25,8 +25,8 @@ def naive_dot_product_attention(
 ) -> Tensor:
     """Vaswani et al. 2017, eq. 1, one query at a time.
 
-    Shape: query (batch, heads, q_len, head_dim), key (batch, heads, k_len, head_dim), value (batch, heads, k_len, value_dim),
-        allowed (batch, heads, q_len, k_len) or broadcastable, True = may attend.
+    Shape: query (batch, heads, q_len, head_dim), key (batch, heads, k_len, head_dim), value (batch, heads, k_len,
+        value_dim), allowed (batch, heads, q_len, k_len) or broadcastable, True = may attend.
     Returns: (batch, heads, q_len, value_dim) in float64.
     """
     query, key, value = query.double(), key.double(), value.double()
@@ -39,11 +39,14 @@ def naive_additive_attention(
 ) -> Tensor:
     """Bahdanau et al. 2015: score = w_v . tanh(q + k), with q and k already mapped to the hidden width.
 
-    Shape: query (batch, heads, q_len, hidden_dim), key (batch, heads, k_len, hidden_dim), score_weight (heads, hidden_dim).
+    Shape: query (batch, heads, q_len, hidden_dim), key (batch, heads, k_len, hidden_dim), score_weight (heads,
+        hidden_dim).
     """
     query, key, value = query.double(), key.double(), value.double()
     weight = score_weight.double()
-    return _each_query(lambda b, h, i, j: weight[h].dot(torch.tanh(query[b, h, i] + key[b, h, j])), query, key, value, allowed)
+    return _each_query(
+        lambda b, h, i, j: weight[h].dot(torch.tanh(query[b, h, i] + key[b, h, j])), query, key, value, allowed
+    )
 
 
 def _each_query(score, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ __all__ = ["masked_softmax"]
 
 def masked_softmax(
     scores: Float[Tensor, "*rows k_len"],
-    allowed: Bool[Tensor, "..."] | None,
+    allowed: Bool[Tensor, ...] | None,
     fully_masked: Literal["zeros", "uniform"] = "zeros",
 ) -> Float[Tensor, "*rows k_len"]:
     """Softmax over the last axis among the keys that may be attended; summed in float32 at least.
@@ -33,7 +33,8 @@ def masked_softmax(
     if allowed is None:
         return torch.softmax(scores, dim=-1)
     blocked = ~allowed
-    # A finite fill keeps a fully masked row free of NaN: its weights come out equal, and are then set to what was asked for.
+    # A finite fill keeps a fully masked row free of NaN: its weights come out equal, and are then set to what was
+    # asked for.
     # torch's softmax sums in float32 whatever the type of the scores is.
     weights = torch.softmax(scores.masked_fill(blocked, torch.finfo(scores.dtype).min), dim=-1)
     if fully_masked == "zeros" and _some_row_is_empty(allowed):

@@ -28,8 +28,8 @@ def register_state(cls: type, *fields: str) -> None:
 class KeyValueState:
     """Projected keys and values of the positions seen so far.
 
-    Shape: key, value (rows, heads, capacity, head_dim), of which the first `length` positions are filled; length () int64
-        on the CPU.
+    Shape: key, value (rows, heads, capacity, head_dim), of which the first `length` positions are filled; length ()
+        int64 on the CPU.
     """
 
     key: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,15 +86,17 @@ def smoothed_loss(
     Computes the gradients along with the loss, chunk by chunk, so that no logits are kept for the backward pass.
     """
     compute = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
-    loss: HeadLoss = _SmoothedLoss.apply(hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)
-    return loss
+    apply: Callable[..., HeadLoss] = _SmoothedLoss.apply
+    return apply(hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)
 
 
 # Rows of logits worked on at once on a CPU: 128 x 8,000 float32 are 4 MB.
 _TILE_TOKENS = 128
 
 
-def _tile_loss(logits: Tensor, wanted: Tensor, smoothing: float, needs_error: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def _tile_loss(
+    logits: Tensor, wanted: Tensor, smoothing: float, needs_error: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Loss, plain negative log-likelihood, and d loss / d logits of some rows; overwrites the logits.
 
     Shape: logits (rows, vocab_size), wanted (rows, 1).
@@ -148,7 +151,9 @@ class _SmoothedLoss(torch.autograd.Function):
                 for first in range(0, low_hidden.shape[0], tile_tokens):
                     tile = slice(first, first + tile_tokens)
                     logits = F.linear(low_hidden[tile], low_weight, None if bias is None else bias.to(compute))
-                    tile_loss, tile_nll, error = _tile_loss(logits.to(statistics), wanted[tile, None], smoothing, any(needs))
+                    tile_loss, tile_nll, error = _tile_loss(
+                        logits.to(statistics), wanted[tile, None], smoothing, any(needs)
+                    )
                     loss_sum += tile_loss
                     nll_sum += tile_nll
                     if errors is not None and error is not None:
@@ -168,7 +173,7 @@ class _SmoothedLoss(torch.autograd.Function):
         return loss_sum, nll_sum
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
 
         def scaled(grad: Tensor | None) -> Tensor | None:
