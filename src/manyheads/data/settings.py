@@ -16,12 +16,13 @@ class DataSettings:
 
     Args:
         path: a folder written by `manyheads prepare`, or `embedded:tatoeba-en-de`, or `copy-task`.
-        max_tokens: size of one optimiser step: max(rows x longest source, rows x longest target), with padding, BOS and EOS,
-            over all micro-batches and ranks.
+        max_tokens: size of one optimiser step: max(rows x longest source, rows x longest target), with padding, BOS and
+            EOS, over all micro-batches and ranks.
         accumulate: micro-batches that one optimiser step is split into.
         max_source_len: longest source in tokens, EOS included.
         max_target_len: longest target in tokens, BOS and EOS included.
-        too_long: what happens to a training pair over a limit: drop it, truncate it (EOS is kept), or fail; always counted.
+        too_long: what happens to a training pair over a limit: drop it, truncate it (EOS is kept), or fail; it is
+            always counted.
         num_train_pairs: use only the first so many training pairs of an embedded corpus or so many generated ones
             of the copy task; 0 means all.
 
@@ -50,7 +51,7 @@ class DataSettings:
         longest = max(self.max_source_len, self.max_target_len)
         if self.max_tokens // self.accumulate < longest:
             raise ConfigError(
-                f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than {longest} tokens a"
-                " micro-batch, the longest sentence allowed; raise max_tokens, or lower accumulate,"
+                f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than {longest}"
+                " tokens a micro-batch, the longest sentence allowed; raise max_tokens, or lower accumulate,"
                 " max_source_len or max_target_len."
             )

@@ -206,7 +206,8 @@ def damage(data: dict, what: str) -> object:
 
 DAMAGES = [
     "a list", "no model", "unknown type", "specials swapped", "special missing", "huge id", "id not a number",
-    "no vocabulary", "surrogate", "bad merge", "merge of numbers", "no merges", "evil pattern", "extra key", "other normalizer",
+    "no vocabulary", "surrogate", "bad merge", "merge of numbers", "no merges", "evil pattern", "extra key",
+    "other normalizer",
 ]  # fmt: skip
 
 

@@ -1,0 +1,61 @@
+"""Sentences of a store to a padded batch, without a Python step for each sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from manyheads.data.batch import PairBatch
+from manyheads.data.store import PairStore, TokenSide
+
+__all__ = ["collate"]
+
+
+def collate(
+    store: PairStore,
+    sample_ids: NDArray[np.integer[Any]],
+    *,
+    pad_id: int,
+    bos_id: int,
+    eos_id: int,
+    max_source_len: int | None = None,
+    max_target_len: int | None = None,
+) -> PairBatch:
+    """Make a batch of some samples, in the order given.
+
+    Args:
+        store: where they are.
+        sample_ids: (batch,) at least one.
+        pad_id: fills up the right.
+        bos_id: begins each target.
+        eos_id: ends each source and target.
+        max_source_len: longer sources are cut to this length, EOS included and kept.
+        max_target_len: longer targets are cut to this length, BOS and EOS included and kept.
+    """
+    samples = np.asarray(sample_ids, np.int64)
+    source, source_lengths = _padded(store.source, samples, [], eos_id, pad_id, max_source_len)
+    target, target_lengths = _padded(store.target, samples, [bos_id], eos_id, pad_id, max_target_len)
+    arrays = (source, source_lengths, target, target_lengths, samples.copy())
+    return PairBatch(*(torch.from_numpy(array) for array in arrays))
+
+
+def _padded(
+    side: TokenSide, samples: NDArray[np.int64], head: list[int], eos_id: int, pad_id: int, max_len: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """head + ids + EOS of each sample, padded on the right, (batch, len), and the lengths, (batch,)."""
+    begin = len(head)
+    starts = side.offsets[samples]
+    lengths = side.offsets[samples + 1] - starts
+    if max_len is not None:
+        lengths = np.minimum(lengths, max_len - begin - 1)
+    longest = int(lengths.max(initial=0))
+    batch = np.full((len(samples), begin + longest + 1), pad_id, np.int64)
+    batch[:, :begin] = head
+    columns = np.arange(longest)
+    known = columns < lengths[:, None]  # (batch, longest)
+    batch[:, begin : begin + longest][known] = side.ids[(starts[:, None] + columns)[known]]
+    batch[np.arange(len(samples)), begin + lengths] = eos_id
+    return batch, lengths + begin + 1

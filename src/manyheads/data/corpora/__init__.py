@@ -1,0 +1,1 @@
+"""Corpora that ship inside the package, each with its attribution beside it."""

@@ -1,0 +1,88 @@
+"""Cut the embedded slice of Tatoeba from the whole English-German file: `python -m manyheads.data.corpora.cut_tatoeba`.
+
+Translations overlap: one English sentence has many German ones and the other way round. So pairs are grouped first, and
+a group goes to one split alone; no sentence of the test or validation pairs is seen in training, on either side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from manyheads.data.readers import read_pairs
+from manyheads.errors import DataError
+
+__all__ = ["cut", "group_pairs", "pack"]
+
+Pair = tuple[str, str]
+
+NUM_TEST, NUM_VALID, NUM_TRAIN = 1_000, 500, 60_000
+FEWEST_WORDS, MOST_WORDS = 4, 20
+
+
+def group_pairs(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """Pairs that share a side, directly or through others, together; both levels in the order of first appearance."""
+    parent: dict[Pair, Pair] = {}
+
+    def find(node: Pair) -> Pair:
+        parent.setdefault(node, node)
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    known = list(pairs)
+    for source, target in known:
+        parent[find(("target", target))] = find(("source", source))
+    groups: dict[Pair, list[Pair]] = {}
+    for pair in known:
+        groups.setdefault(find(("source", pair[0])), []).append(pair)
+    return list(groups.values())
+
+
+def cut(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
+    """The slice: `test`, `valid` and `train` pairs.
+
+    A group is judged and ordered by its first English sentence: kept if that has 4 to 20 words (at white space), placed
+    by that sentence's SHA-256. The first 1,000 groups give their first pair to the test set and the next 500 theirs to
+    validation, and no more, so that each is a sentence of its own; the next 60,000 pairs, in groups, are training.
+
+    Raises: DataError: there are too few pairs.
+    """
+    groups = [group for group in group_pairs(pairs) if FEWEST_WORDS <= len(group[0][0].split()) <= MOST_WORDS]
+    groups.sort(key=lambda group: hashlib.sha256(group[0][0].encode("utf-8")).digest())
+    held_out = NUM_TEST + NUM_VALID
+    train = [pair for group in groups[held_out:] for pair in group][:NUM_TRAIN]
+    if len(train) < NUM_TRAIN:
+        raise DataError(f"Only {len(train)} training pairs are left of {len(groups)} groups; {NUM_TRAIN} are needed.")
+    return {
+        "test": [group[0] for group in groups[:NUM_TEST]],
+        "valid": [group[0] for group in groups[NUM_TEST:held_out]],
+        "train": train,
+    }
+
+
+def pack(pairs: Iterable[Pair]) -> bytes:
+    """Pairs as gzipped TSV, the same bytes whenever it is packed (by the same zlib)."""
+    text = "".join(f"{source}\t{target}\n" for source, target in pairs)
+    return gzip.compress(text.encode("utf-8"), 9, mtime=0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the three files and print the SHA-256 of each, unpacked."""
+    parser = argparse.ArgumentParser(description="Cut the embedded slice of Tatoeba.")
+    parser.add_argument("whole", type=Path, help="eng-deu.tsv.gz, the whole English-German file")
+    parser.add_argument("--into", type=Path, default=Path(__file__).parent, help="folder for the three files")
+    chosen = parser.parse_args(arguments)
+    for split, pairs in cut(read_pairs(tsv=chosen.whole)).items():
+        packed = pack(pairs)
+        (chosen.into / f"tatoeba-en-de.{split}.tsv.gz").write_bytes(packed)
+        sys.stdout.write(f"{split} {len(pairs)} {hashlib.sha256(gzip.decompress(packed)).hexdigest()}\n")
+
+
+if __name__ == "__main__":
+    main()

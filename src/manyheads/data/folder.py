@@ -1,0 +1,144 @@
+"""Writing a folder of data files so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from manyheads.errors import DataError, SaveError
+
+__all__ = ["file_record", "read_manifest", "sync", "verify_file", "write_aside", "write_manifest"]
+
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 4 * 2**20
+HASH_BLOCK_BYTES = 2**20
+
+
+def write_aside(final: Path, write: Callable[[Path], None], *, replace: bool = False) -> None:
+    """Let `write` fill a new folder beside `final`, make it durable, and rename it into place.
+
+    Args:
+        final: the folder to come; its parents are made.
+        write: fills the empty folder that it is given.
+        replace: an older folder of that name is put aside, and removed once the new one stands.
+
+    Raises:
+        DataError: `final` exists and `replace` is off.
+        SaveError: the disk is full or refuses; nothing is left behind, and an older folder is untouched.
+    """
+    if not replace and final.exists():
+        raise DataError(f"{final} exists already; choose another folder, remove it, or ask for it to be replaced.")
+    aside = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+    old = final.with_name(f"{final.name}.old-{os.getpid()}")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        write(aside)
+        for path in [*(path for path in aside.rglob("*") if path.is_dir()), aside]:
+            sync(path)
+        if final.exists():
+            final.rename(old)
+        try:
+            aside.rename(final)
+        except OSError:
+            if old.exists():
+                old.rename(final)
+            raise
+        sync(final.parent)
+    except OSError as error:
+        raise SaveError(_message(final, error)) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _message(final: Path, error: OSError) -> str:
+    free = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = next(parent for parent in final.absolute().parents if parent.exists())
+        free = f" {shutil.disk_usage(place).free} bytes are free on that disk; make room or choose another place."
+    return f"Cannot write {final}: {error.strerror or error}.{free}"
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file, for a manifest."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(HASH_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+    return {"sha256": digest.hexdigest(), "size": size}
+
+
+def verify_file(path: Path, record: Any, *, content: bool = True) -> None:
+    """Compare a file with its record; `content` off compares the size alone.
+
+    Raises: DataError: it is missing, or differs.
+    """
+    if not isinstance(record, dict):
+        raise DataError(
+            f"The manifest beside {path} has no record of it; the folder is damaged. Prepare the data again."
+        )
+    try:
+        if not path.is_file() or path.stat().st_size != record.get("size"):
+            found = f"has {path.stat().st_size} bytes" if path.is_file() else "is missing"
+            raise DataError(f"{path} {found}, but its manifest says {record.get('size')}. Prepare the data again.")
+        if content and file_record(path)["sha256"] != record.get("sha256"):
+            raise DataError(f"{path} is damaged: its SHA-256 is not the one in its manifest. Prepare the data again.")
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from None
+
+
+def write_manifest(folder: Path, content: dict[str, Any]) -> None:
+    """Write manifest.json and make it durable; to be called last, after every other file."""
+    path = folder / MANIFEST
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    for name in content["files"]:
+        sync(folder / name)
+    sync(path)
+
+
+def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
+    """The manifest of a folder.
+
+    Args:
+        kind: what its `format` must be.
+        version: the newest `format_version` this code reads.
+
+    Raises: DataError: it is missing, damaged, of another kind or of a newer version.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise DataError(f"{folder} is not a folder written by manyheads: there is no {MANIFEST} in it.")
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise DataError(f"{path} has {path.stat().st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}.")
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}. Prepare the data again.") from None
+    if not isinstance(content, dict) or content.get("format") != kind:
+        raise DataError(f"{path} does not describe {kind}; is this the right folder?")
+    found = content.get("format_version")
+    if type(found) is not int or not 1 <= found <= version:
+        raise DataError(f"{path} has format_version {found!r}; this program reads up to {version}. Update manyheads.")
+    if not isinstance(content.get("files"), dict):
+        raise DataError(f"{path} lists no files; it is damaged. Prepare the data again.")
+    return content

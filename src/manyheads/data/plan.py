@@ -1,0 +1,123 @@
+"""The batches of an epoch, planned as a whole: row n of the plan is what optimiser step n of that epoch trains on.
+
+A pure function of the lengths, the budget, the seed and the epoch. Rows are formed over all micro-batches and ranks,
+which take contiguous shares, so neither changes what a step sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.data.sampler import Permutation
+from manyheads.errors import DataError
+
+__all__ = ["BatchPlan", "cut_rows"]
+
+IntArray = NDArray[np.integer[Any]]
+
+
+class BatchPlan:
+    """Batches of similar lengths in random order; every sample stands in exactly one. Make one by `build`.
+
+    `plan[n]` is a list of `accumulate` arrays of sample ids; `len(plan)` is the number of optimiser steps of the epoch.
+    """
+
+    def __init__(self, order: NDArray[np.int64], starts: NDArray[np.int64], accumulate: int) -> None:
+        self._order = order  # (samples,) ids, row after row
+        self._starts = starts  # (rows + 1,)
+        self.accumulate = accumulate
+
+    @classmethod
+    def build(
+        cls,
+        source_lengths: IntArray,
+        target_lengths: IntArray,
+        *,
+        max_tokens: int,
+        seed: int,
+        epoch: int,
+        accumulate: int = 1,
+    ) -> BatchPlan:
+        """Plan an epoch.
+
+        Samples are shuffled, then sorted by length, then cut into rows as large as the budget allows, then the rows are
+        shuffled. The length is that of the target or of the source, whichever is longer once the sources are shifted by
+        the mean difference: within a length the order stays random, so each epoch mixes its batches anew.
+
+        Args:
+            source_lengths: (samples,) tokens of each source, EOS included.
+            target_lengths: (samples,) tokens of each target, BOS and EOS included.
+            max_tokens: bound of max(rows x longest source, rows x longest target) over a whole row of the plan.
+            seed: the run's seed.
+            epoch: which pass over the samples.
+            accumulate: micro-batches that each row is split into.
+
+        Raises: DataError: one sample alone is over the budget.
+        """
+        order = Permutation(len(source_lengths), seed, epoch).all()
+        source, target = np.asarray(source_lengths, np.int64)[order], np.asarray(target_lengths, np.int64)[order]
+        shift = round(int(target.sum() - source.sum()) / max(1, len(order)))
+        sorting = np.argsort(np.maximum(source + shift, target), kind="stable")
+        longest = np.maximum(source, target)[sorting]
+        if len(order) and longest.max() > max_tokens:
+            raise DataError(
+                f"Sample {order[sorting][longest.argmax()]} has {longest.max()} tokens, more than max_tokens"
+                f" {max_tokens}; raise max_tokens, or lower max_source_len and max_target_len."
+            )
+        bounds = cut_rows(longest, max_tokens)
+        rows = Permutation(len(bounds) - 1, seed, epoch, "rows").all()
+        sizes = np.diff(bounds)[rows]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        taken = np.arange(len(order)) + np.repeat(bounds[rows] - starts[:-1], sizes)
+        return cls(order[sorting][taken], starts, accumulate)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, row: int) -> list[NDArray[np.int64]]:
+        """The sample ids of each micro-batch of a row: contiguous shares whose sizes differ by one at most.
+
+        A share is empty only where the row has fewer samples than there are micro-batches.
+        """
+        return np.array_split(self.samples(row), self.accumulate)
+
+    def samples(self, row: int) -> NDArray[np.int64]:
+        """All sample ids of a row, shortest first.
+
+        Raises: IndexError: there is no such row.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return self._order[self._starts[row] : self._starts[row + 1]]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the whole plan, equal exactly where the order of training is."""
+        content = hashlib.sha256(f"{self.accumulate}:{len(self)}:".encode())
+        for part in (self._starts, self._order):
+            content.update(np.ascontiguousarray(part, "<i8").tobytes())
+        return content.hexdigest()
+
+
+def cut_rows(longest: IntArray, max_tokens: int) -> NDArray[np.int64]:
+    """Bounds of consecutive rows, each as long as rows x longest <= max_tokens allows (and never empty).
+
+    Args:
+        longest: (samples,) the longer side of each sample, in the order they are cut in.
+        max_tokens: the budget.
+
+    Returns: (rows + 1,) positions.
+    """
+    bounds = [0]
+    start, total = 0, len(longest)
+    while start < total:
+        most = max(1, min(max_tokens // max(1, int(longest[start])), total - start))
+        window = np.maximum.accumulate(longest[start : start + most]) * np.arange(1, most + 1)
+        start += max(1, int(np.searchsorted(window, max_tokens, side="right")))
+        bounds.append(start)
+    return np.array(bounds, np.int64)

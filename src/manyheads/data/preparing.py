@@ -1,0 +1,223 @@
+"""From sentence pairs to a folder of prepared data: text is read once, the tokenizer trained, everything encoded.
+
+The folder: tokenizer.json; `train`, `valid`, `test` token stores; the raw text of valid and test, which BLEU needs;
+manifest.json with settings, counts and SHA-256 sums. It appears under its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from manyheads.data.folder import file_record, write_aside, write_manifest
+from manyheads.data.lines import ReadReport, read_lines
+from manyheads.data.store import PairStore, write_pairs
+from manyheads.errors import DataError
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
+
+__all__ = ["FORMAT", "FORMAT_VERSION", "SPLITS", "PairList", "Pairs", "Progress", "prepare_corpus", "text_path"]
+
+FORMAT = "manyheads.prepared"
+FORMAT_VERSION = 1
+SPLITS = ("train", "valid", "test")
+ENCODE_PAIRS = 4096  # pairs given to the tokenizer at once
+REPORT_PAIRS = 10_000
+MAX_TOKENIZER_PAIRS = 2_000_000  # above it, every second pair teaches the tokenizer, then every fourth, ...
+
+Progress = Callable[[str, int, int], None]  # (what, done, total); total is 0 where it is not known yet
+
+
+class Pairs(Protocol):
+    """Where a split comes from: `readers.PairFiles`, or `PairList`."""
+
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]: ...
+
+    def describe(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class PairList:
+    """Pairs at hand, with a name for the manifest."""
+
+    name: str
+    pairs: Iterable[tuple[str, str]]
+
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+        for source, target in self.pairs:
+            if report is not None:
+                report.lines += 1
+                report.line_breaks_replaced += "\n" in source or "\n" in target
+            yield source.replace("\n", " "), target.replace("\n", " ")
+
+    def describe(self) -> str:
+        return self.name
+
+
+def text_path(folder: Path, split: str, side: str) -> Path:
+    """Where the raw text of a split lies, one sentence a line."""
+    return folder / f"{split}.{side}.txt"
+
+
+def prepare_corpus(
+    folder: str | Path,
+    *,
+    train: Pairs,
+    valid: Pairs | None = None,
+    test: Pairs | None = None,
+    tokenizer: TokenizerSettings | Tokenizer,
+    replace: bool = False,
+    progress: Progress | None = None,
+    key: str = "",
+) -> dict[str, Any]:
+    """Build a folder of prepared data; read it with `prepared.PreparedData.open`.
+
+    Training pairs with an empty side are dropped and counted; validation and test pairs are all kept, in order. No pair
+    is dropped for its length here: `DataSettings` limits lengths when training begins (`TrainingStream.report` counts
+    what that does), so a limit can change without preparing again.
+
+    Args:
+        folder: to be made.
+        train: training pairs; each file is read once, so a pipe will do.
+        valid: validation pairs, if any.
+        test: test pairs, if any.
+        tokenizer: how to train one on both sides of the training pairs, or one that exists.
+        replace: put an older folder of that name away once this one is whole.
+        progress: called now and then with what is being done, how far it is, and the total or 0.
+        key: kept in the manifest, for whoever wants to know the folder again.
+
+    Returns: the manifest.
+    Raises:
+        DataError: the text cannot be used, or no training pair is left, or the folder exists.
+        SaveError: the disk is full or refuses; nothing is left behind.
+    """
+    splits = {name: pairs for name, pairs in zip(SPLITS, (train, valid, test), strict=True) if pairs is not None}
+    manifest: dict[str, Any] = {}
+
+    def write(aside: Path) -> None:
+        manifest.update(_fill(aside, splits, tokenizer, progress or _silent, key))
+
+    write_aside(Path(folder), write, replace=replace)
+    return manifest
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """The progress of those who do not ask."""
+
+
+def _fill(
+    folder: Path, splits: dict[str, Pairs], tokenizer: TokenizerSettings | Tokenizer, progress: Progress, key: str
+) -> dict[str, Any]:
+    sample = _Thinned()
+    counts = {name: _read_split(folder, name, pairs, sample, progress) for name, pairs in splits.items()}
+    if not counts["train"]["pairs"]:
+        raise DataError(
+            f"No training pairs are left in {splits['train'].describe()}: {counts['train']['lines']} were read and"
+            f" {counts['train']['empty_dropped']} of them have an empty side."
+        )
+    asked = dataclasses.asdict(tokenizer) if isinstance(tokenizer, TokenizerSettings) else None
+    if isinstance(tokenizer, TokenizerSettings):
+        progress("train the tokenizer", 0, 1)
+        tokenizer = Tokenizer.train((text for pair in sample.pairs for text in pair), tokenizer)
+        progress("train the tokenizer", 1, 1)
+    tokenizer.save(folder / "tokenizer.json")
+    for name in splits:
+        _encode_split(folder, name, tokenizer, counts[name], progress)
+    for side in ("source", "target"):
+        text_path(folder, "train", side).unlink()
+    manifest = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "key": key,
+        "origin": {name: pairs.describe() for name, pairs in splits.items()},
+        "tokenizer": {"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size, "settings": asked},
+        "counts": counts,
+        "files": {name: file_record(folder / name) for name in _file_names(splits)},
+    }
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _file_names(splits: Iterable[str]) -> Iterator[str]:
+    """The files that the folder's own manifest vouches for; a store's manifest vouches for the store's files."""
+    yield "tokenizer.json"
+    for name in splits:
+        yield f"{name}/manifest.json"
+        if name != "train":
+            yield from (f"{name}.source.txt", f"{name}.target.txt")
+
+
+class _Thinned:
+    """Every n-th training pair, n doubling whenever there are too many: the same pairs for the same corpus."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[str, str]] = []
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, pair: tuple[str, str]) -> None:
+        if self._seen % self._stride == 0:
+            self.pairs.append(pair)
+            if len(self.pairs) > MAX_TOKENIZER_PAIRS:
+                self.pairs = self.pairs[::2]
+                self._stride *= 2
+        self._seen += 1
+
+
+def _read_split(folder: Path, name: str, pairs: Pairs, sample: _Thinned, progress: Progress) -> dict[str, int]:
+    """Copy a split's text into the folder and count what was met."""
+    report = ReadReport()
+    kept = empty = 0
+    paths = [text_path(folder, name, side) for side in ("source", "target")]
+    with (
+        paths[0].open("w", encoding="utf-8", newline="\n") as source_file,
+        paths[1].open("w", encoding="utf-8", newline="\n") as target_file,
+    ):
+        for source, target in pairs.read(report):
+            if not source.strip() or not target.strip():
+                empty += 1
+                if name == "train":
+                    continue
+            kept += 1
+            source_file.write(source + "\n")
+            target_file.write(target + "\n")
+            if name == "train":
+                sample.add((source, target))
+            if kept % REPORT_PAIRS == 0:
+                progress(f"read {name}", kept, 0)
+    progress(f"read {name}", kept, kept)
+    dropped = "empty_dropped" if name == "train" else "empty_kept"
+    return {**dataclasses.asdict(report), dropped: empty, "pairs": kept}
+
+
+def _encode_split(folder: Path, name: str, tokenizer: Tokenizer, counts: dict[str, int], progress: Progress) -> None:
+    """Encode a split's text into its store, and add what can be counted only now."""
+    total = counts["pairs"]
+
+    def encoded() -> Iterator[tuple[list[int], list[int]]]:
+        sides = (read_lines(text_path(folder, name, side)) for side in ("source", "target"))
+        pairs = zip(*sides, strict=True)
+        done = 0
+        while block := list(islice(pairs, ENCODE_PAIRS)):
+            ids = tokenizer.encode_batch([source for source, _ in block] + [target for _, target in block])
+            yield from zip(ids[: len(block)], ids[len(block) :], strict=True)
+            done += len(block)
+            progress(f"encode {name}", done, total)
+
+    write_pairs(folder / name, encoded(), tokenizer.vocab_size)
+    store = PairStore.open(folder / name, verify=False)
+    for side in ("source", "target"):
+        ids, lengths = getattr(store, side).ids, getattr(store, f"{side}_lengths")
+        counts[f"{side}_tokens"] = len(ids)
+        counts[f"{side}_longest"] = int(lengths.max(initial=0))
+        counts[f"{side}_unknown"] = int((ids == tokenizer.unk_id).sum())
+
+
+def canonical(content: Any) -> bytes:
+    """JSON bytes that are equal for equal content."""
+    return json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode()

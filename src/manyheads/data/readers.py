@@ -1,0 +1,205 @@
+"""Sentence pairs from files: two aligned files, tab-separated values, or JSON lines; plain or gzip."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
+from manyheads.errors import ConfigError, DataError
+
+__all__ = ["PairFiles", "ReadReport", "read_lines", "read_pairs"]
+
+MISSING = object()
+PREVIEW = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFiles:
+    """Where the pairs of one split come from: either `source` and `target`, or `tsv`, or `jsonl`.
+
+    Args:
+        source: file of source sentences, one a line.
+        target: file of their translations, line by line.
+        tsv: file of `source<TAB>target` lines; further columns are ignored.
+        jsonl: file of JSON objects, one a line.
+        source_key: key of the source sentence in `jsonl`.
+        target_key: key of the target sentence in `jsonl`.
+        on_bad_utf8: `fail`, `replace` bad bytes by U+FFFD, or `skip` the pair; counted.
+
+    Raises: ConfigError: no form is given, or two, or one aligned file alone.
+    """
+
+    source: str | Path | None = None
+    target: str | Path | None = None
+    tsv: str | Path | None = None
+    jsonl: str | Path | None = None
+    source_key: str = "source"
+    target_key: str = "target"
+    on_bad_utf8: OnBadUtf8 = "fail"
+
+    def __post_init__(self) -> None:
+        if (self.source is None) != (self.target is None):
+            given, missing = ("source", "target") if self.target is None else ("target", "source")
+            raise ConfigError(f"A {given} file is given without a {missing} file; aligned files come in twos.")
+        forms = [name for name in ("source", "tsv", "jsonl") if getattr(self, name) is not None]
+        if len(forms) != 1:
+            found = "none is given" if not forms else "given are " + " and ".join(forms)
+            raise ConfigError(f"Pairs come from two aligned files, or from a TSV, or from a JSONL file; {found}.")
+        if self.on_bad_utf8 not in ("fail", "replace", "skip"):
+            raise ConfigError(f"on_bad_utf8 is {self.on_bad_utf8!r}; it must be fail, replace or skip.")
+        if str(self.source) == "-" and str(self.target) == "-":
+            raise ConfigError("Source and target cannot both be standard input; use --tsv - or --jsonl -.")
+
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+        """The pairs in order, those with empty sides too. See `read_pairs`."""
+        report = report if report is not None else ReadReport()
+        if self.tsv is not None:
+            pairs = _tsv_pairs(self.tsv, self.on_bad_utf8, report)
+        elif self.jsonl is not None:
+            pairs = _jsonl_pairs(self.jsonl, (self.source_key, self.target_key), self.on_bad_utf8, report)
+        else:
+            assert self.source is not None
+            assert self.target is not None
+            pairs = _aligned_pairs(self.source, self.target, self.on_bad_utf8, report)
+        for pair in pairs:
+            report.lines += 1
+            if pair is None:
+                report.bad_utf8_skipped += 1
+            else:
+                yield pair
+
+    def describe(self) -> str:
+        """The files' names, for messages and manifests."""
+        if self.source is not None and self.target is not None:
+            return f"{describe(self.source)} + {describe(self.target)}"
+        return describe(self.tsv if self.tsv is not None else self.jsonl or "")
+
+
+def read_pairs(
+    source: str | Path | None = None,
+    target: str | Path | None = None,
+    *,
+    tsv: str | Path | None = None,
+    jsonl: str | Path | None = None,
+    source_key: str = "source",
+    target_key: str = "target",
+    on_bad_utf8: OnBadUtf8 = "fail",
+    report: ReadReport | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Sentence pairs in the files' order; a pair with an empty side is given too, so that positions hold.
+
+    Args: as of `PairFiles`; report: counts lines, and bad bytes replaced or skipped.
+
+    Raises:
+        DataError: a file cannot be read or decoded (file, line and byte offset are named), the line counts of aligned
+            files differ (both counts are named), or a line is no pair.
+        ConfigError: the arguments do not name one form of files.
+    """
+    files = PairFiles(
+        source=source,
+        target=target,
+        tsv=tsv,
+        jsonl=jsonl,
+        source_key=source_key,
+        target_key=target_key,
+        on_bad_utf8=on_bad_utf8,
+    )
+    return files.read(report)
+
+
+def _aligned_pairs(
+    source: str | Path, target: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport
+) -> Iterator[tuple[str, str] | None]:
+    """Pairs of lines of two files; both are read to their ends before unequal counts are reported."""
+    counts = [0, 0]
+    suspicion = ""
+    sides = (decoded_lines(path, on_bad_utf8, report) for path in (source, target))
+    for line, other in zip_longest(*sides, fillvalue=MISSING):
+        counts[0] += line is not MISSING
+        counts[1] += other is not MISSING
+        if counts[0] != counts[1]:
+            continue
+        if line is None or other is None:
+            yield None
+        elif isinstance(line, str) and isinstance(other, str):
+            if not suspicion and _is_suspicious(line, other):
+                suspicion = f" Line {counts[0]} looks suspicious first: {_preview(line)} beside {_preview(other)}."
+            yield line, other
+    if counts[0] != counts[1]:
+        raise DataError(
+            f"The files are not aligned: {describe(source)} has {counts[0]} lines, {describe(target)} has {counts[1]}"
+            ' (lines end at "\\n" alone).' + (suspicion or " No single pair looks wrong.")
+        )
+
+
+def _is_suspicious(source: str, target: str) -> bool:
+    """One side empty, or one side at least five times the other, and long: what a shift by a line looks like."""
+    short, long = sorted((len(source.strip()), len(target.strip())))
+    return (short == 0) != (long == 0) or long > 5 * short + 20
+
+
+def _preview(text: str) -> str:
+    return repr(text if len(text) <= PREVIEW else text[:PREVIEW] + "…")
+
+
+def _tsv_pairs(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[tuple[str, str] | None]:
+    for number, line in enumerate(decoded_lines(path, on_bad_utf8, report), 1):
+        if line is None:
+            yield None
+            continue
+        columns = line.split("\t", 2)
+        if len(columns) < 2 and line.strip():
+            raise DataError(
+                f"{describe(path)}: line {number} has no tab: {_preview(line)}; expected source<TAB>target."
+            )
+        yield (columns[0], columns[1]) if len(columns) > 1 else ("", "")
+
+
+def _jsonl_pairs(
+    path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport
+) -> Iterator[tuple[str, str] | None]:
+    for number, line in enumerate(decoded_lines(path, on_bad_utf8, report), 1):
+        if line is None:
+            yield None
+        elif not line.strip():
+            yield "", ""
+        else:
+            where = f"{describe(path)}: line {number}"
+            source, target = _json_values(line, keys, where)
+            broken = sum(any("\ud800" <= char <= "\udfff" for char in text) for text in (source, target))
+            if broken and on_bad_utf8 == "fail":
+                raise DataError(f"{where} holds half a surrogate pair (as \\ud800), which is not valid Unicode text.")
+            if broken and on_bad_utf8 == "skip":
+                yield None
+                continue
+            report.bad_utf8_replaced += broken
+            report.line_breaks_replaced += "\n" in source or "\n" in target
+            yield _mended(source), _mended(target)
+
+
+def _json_values(line: str, keys: tuple[str, str], where: str) -> list[str]:
+    try:
+        record: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not valid JSON: {error}.") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{where} is not a JSON object: {_preview(line)}.")
+    for key in keys:
+        if key not in record:
+            found = ", ".join(sorted(record)[:8]) or "none"
+            raise DataError(f"{where} has no key {key!r}; its keys are: {found}. Name the keys of your file.")
+        if not isinstance(record[key], str):
+            raise DataError(f"{where}: the value of {key!r} is not a text: {_preview(str(record[key]))}.")
+    return [record[key] for key in keys]
+
+
+def _mended(text: str) -> str:
+    """Half surrogate pairs become U+FFFD, and line breaks spaces, since every sentence must fit in a line."""
+    if not text.isascii():
+        text = "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
+    return text.replace("\r\n", " ").replace("\n", " ")

@@ -1,0 +1,87 @@
+"""Shuffling by arithmetic: where a sample stands in an epoch is computed, never stored.
+
+A Feistel network over the smallest even number of bits that holds the size, repeated until the value falls inside
+("cycle walking", Black and Rogaway 2002), is a bijection of [0, size). So position -> sample costs the same at position
+10**12 as at 0, a resumed run needs no state but its position, and the order is the same on every machine and rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.errors import ConfigError
+from manyheads.seeding import derive_seed
+
+__all__ = ["MAX_SIZE", "Permutation", "mix"]
+
+MAX_SIZE = 10**12
+NUM_ROUNDS = 8
+
+
+def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A well-spread 64-bit hash of each value (the finaliser of SplitMix64, Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+class Permutation:
+    """A pseudo-random order of `size` things, another one for each seed, epoch and name.
+
+    Args:
+        size: 0 to 10**12.
+        seed: the run's seed.
+        epoch: which pass.
+        name: tells apart several orders of one run.
+
+    Raises: ConfigError: the size is out of range.
+    Cost: memory O(1); expected time O(1) a position (at most 4 walks on average).
+    """
+
+    def __init__(self, size: int, seed: int, epoch: int, name: str = "samples") -> None:
+        if not 0 <= size <= MAX_SIZE:
+            raise ConfigError(f"A permutation of {size} things was asked for; sizes are 0 to {MAX_SIZE}.")
+        self.size = size
+        self._half_bits = np.uint64(max(1, ((max(size, 2) - 1).bit_length() + 1) // 2))
+        self._mask = np.uint64((1 << int(self._half_bits)) - 1)
+        keys = [derive_seed(seed, "permutation", name, epoch, number) for number in range(NUM_ROUNDS)]
+        self._keys = np.array(keys, np.uint64)
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, positions: int) -> int: ...
+
+    @overload
+    def __getitem__(self, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
+
+    def __getitem__(self, positions: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
+        """What stands at a position, or at each of an array of positions.
+
+        Raises: IndexError: a position is not in [0, size).
+        """
+        single = not isinstance(positions, np.ndarray)
+        flat = np.atleast_1d(np.asarray(positions, np.int64)).ravel()
+        if flat.size and not (flat.min() >= 0 and flat.max() < self.size):
+            raise IndexError(f"a position is outside [0, {self.size})")
+        values = self._encrypt(flat.astype(np.uint64))
+        outside = np.flatnonzero(values >= self.size)
+        while outside.size:
+            values[outside] = self._encrypt(values[outside])
+            outside = outside[values[outside] >= self.size]
+        found = values.astype(np.int64)
+        return int(found[0]) if single else found.reshape(np.shape(positions))
+
+    def all(self) -> NDArray[np.int64]:
+        """The whole order. (size,)"""
+        return self[np.arange(self.size)]
+
+    def _encrypt(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> self._half_bits, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (mix(right + key) & self._mask)
+        return (left << self._half_bits) | right
