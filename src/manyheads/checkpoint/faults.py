@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from manyheads.errors import SaveError
 
@@ -45,13 +48,22 @@ def check_free_space(path: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def saving(path: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn every OSError of the block into a SaveError that names `path`."""
+    """Turn every OSError of the block, also one that safetensors wraps, into a SaveError that names `path`."""
     try:
         yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise SaveError(_describe(path, os.strerror(code), needed_bytes, _remedy(code))) from error
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "check the folder, or choose another one")
         reason = error.strerror or str(error) or type(error).__name__
-        raise SaveError(_describe(path, reason, needed_bytes, remedy)) from error
+        raise SaveError(_describe(path, reason, needed_bytes, _remedy(error.errno or 0))) from error
+
+
+def _remedy(code: int) -> str:
+    return _REMEDIES.get(code, "check the folder, or choose another one")
 
 
 def _describe(path: Path, reason: str, needed_bytes: int, remedy: str) -> str:

@@ -54,8 +54,8 @@ class ScheduleSettings:
 
     Args:
         kind: `noam` (Vaswani et al. 2017, eq. 3): factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5);
-            `inverse_sqrt`: linear to the peak, then falling with the root of the step; `cosine` and `linear`: to the peak,
-            then down to min_ratio x peak at the end of the run; `constant`: to the peak, and there.
+            `inverse_sqrt`: linear to the peak, then falling with the root of the step; `cosine` and `linear`: to the
+            peak, then down to min_ratio x peak at the end of the run; `constant`: to the peak, and there.
         warmup_steps: optimiser steps to the peak.
         min_ratio: the last learning rate of `cosine` and `linear`, as a share of the peak.
     """
@@ -77,7 +77,8 @@ class ValidationSettings:
 
     Args:
         every_steps: optimiser steps between two validations; 0 validates at the end only.
-        bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF; 0 skips it; -1 is all.
+        bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF; 0 skips it;
+            -1 is all.
         num_samples: of those, how many are written to samples/ and shown.
         best_by: what decides which checkpoint is the best.
         patience: stop after so many validations without a better one; 0 never stops.
@@ -94,7 +95,9 @@ class ValidationSettings:
             if getattr(self, name) < least:
                 raise ConfigError(f"validation.{name} is {getattr(self, name)}; it must be at least {least}.")
         if self.best_by == "bleu" and self.bleu_sentences == 0:
-            raise ConfigError("validation.best_by is 'bleu' but validation.bleu_sentences is 0; translate some, or use 'loss'.")
+            raise ConfigError(
+                "validation.best_by is 'bleu' but validation.bleu_sentences is 0; translate some, or use 'loss'."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +106,9 @@ class TrainingSettings:
 
     Args:
         max_steps: optimiser steps of the whole run; 0 means no limit (then max_minutes must be set).
-        max_minutes: wall-clock limit of the training itself; 0 means none. With it, `cosine` and `linear` schedules follow
-            whichever of steps and minutes is further, so the rate always ends low; such a run is not bit-reproducible.
+        max_minutes: wall-clock limit of the training, validations before its end included; 0 means none. With it,
+            `cosine` and `linear` schedules follow whichever of steps and minutes is further, so the rate always ends
+            low; such a run is not bit-reproducible.
         label_smoothing: share of probability spread evenly over the vocabulary (sec. 5.4).
         ema_decay: exponential moving average of the weights, used for validation and the model folder; 0 is off.
         log_every: optimiser steps between two lines of metrics.
@@ -112,9 +116,11 @@ class TrainingSettings:
         keep: checkpoints kept besides the best one; at least 2, since the newest may be the one that a crash cuts.
         on_nonfinite: `stop` at a NaN or infinite loss or gradient, or `skip` that update.
         max_skips: most updates skipped in a row before stopping all the same.
-        on_save_error: `stop` with the error, or `continue` training with a warning, when a checkpoint cannot be written.
+        on_save_error: when a checkpoint cannot be written, `stop` with the error, or `continue` with a warning.
         chunk_tokens: rows of logits that exist at once in the loss.
         deterministic: ask torch for deterministic algorithms.
+        plots: redraw the learning curve at every validation (needs matplotlib; without it a notice says so).
+        tensorboard: write TensorBoard files if that package is installed.
     """
 
     max_steps: int = 100_000
@@ -129,15 +135,26 @@ class TrainingSettings:
     on_save_error: Literal["stop", "continue"] = "stop"
     chunk_tokens: int = 2048
     deterministic: bool = False
+    plots: bool = True
+    tensorboard: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("max_steps", 0), ("log_every", 1), ("save_every", 0), ("keep", 2), ("max_skips", 1), ("chunk_tokens", 1)):
+        for name, least in (
+            ("max_steps", 0),
+            ("log_every", 1),
+            ("save_every", 0),
+            ("keep", 2),
+            ("max_skips", 1),
+            ("chunk_tokens", 1),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"training.{name} is {getattr(self, name)}; it must be at least {least}.")
         if not self.max_minutes >= 0:
             raise ConfigError(f"training.max_minutes is {self.max_minutes}; it must not be negative.")
         if not self.max_steps and not self.max_minutes:
-            raise ConfigError("training.max_steps and training.max_minutes are both 0; set one, or the run would never end.")
+            raise ConfigError(
+                "training.max_steps and training.max_minutes are both 0; set one, or the run would never end."
+            )
         for name in ("label_smoothing", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"training.{name} is {getattr(self, name)}; it must be in [0, 1).")

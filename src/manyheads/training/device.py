@@ -1,0 +1,62 @@
+"""Where a run computes, and how much memory that takes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from manyheads.errors import ConfigError
+from manyheads.training.settings import TrainConfig
+
+__all__ = ["choose_device", "computing", "peak_memory_bytes"]
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes cuda, then mps, then cpu.
+
+    Raises: ConfigError: the named device is not there.
+    """
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
+    if not there.get(name, False):
+        found = ", ".join(kind for kind, present in there.items() if present)
+        raise ConfigError(f"device is {name!r}, which this machine or this build of torch lacks; there is {found}.")
+    return torch.device(name)
+
+
+@contextmanager
+def computing(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Threads, determinism and generators as the config wants them; all as before after the block."""
+    threads = torch.get_num_threads()
+    strict = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    if config.training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses cuBLAS
+        torch.use_deterministic_algorithms(True)
+    gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warn_only)
+        if config.num_threads:
+            torch.set_num_threads(threads)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory held so far: on the GPU by torch, on a CPU by the process; 0 where nobody knows."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,143 @@
+"""What a run leaves on disk while it goes on: checkpoints, their pointers, and the best model so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from manyheads.architectures.pretrained import portable_state, save_pretrained
+from manyheads.checkpoint.commit import remove_stale
+from manyheads.checkpoint.faults import check_free_space
+from manyheads.checkpoint.format import Checkpoint, checkpoint_name, needed_bytes, save_checkpoint
+from manyheads.checkpoint.retain import apply_retention, read_pointer, set_aside_newer, write_pointer
+from manyheads.errors import SaveError
+from manyheads.training.assembly import Assembly
+from manyheads.training.log import MetricsLog
+from manyheads.training.resume import check_same_run, choose_checkpoint
+from manyheads.training.run_folder import RunFolder
+from manyheads.training.state import Counters, gather, restore
+
+__all__ = ["Keeper"]
+
+
+class Keeper:
+    """Saves and restores an assembly.
+
+    Args:
+        assembly: what is saved; its counters are replaced by `resume`.
+        folder: of the run.
+        metrics: cut back by `resume`, measured by `save`.
+        warn: told what was skipped or could not be saved.
+    """
+
+    def __init__(self, assembly: Assembly, folder: RunFolder, metrics: MetricsLog, warn: Callable[[str], None]) -> None:
+        self._assembly = assembly
+        self._folder = folder
+        self._metrics = metrics
+        self._warn = warn
+        self.saved_step = 0
+        self.last: Path | None = None
+
+    def resume(self, resume: str) -> None:
+        """Put the assembly into the state of a checkpoint (see `choose_checkpoint`), or leave it new.
+
+        Raises: CheckpointError, ConfigError, ModelFileError: there is none, or it is damaged or of another run.
+        """
+        checkpoint, warnings = choose_checkpoint(self._folder.checkpoints, resume)
+        for text in warnings:
+            self._warn(text)
+        if checkpoint is None:
+            self._metrics.cut(0)
+            return
+        self._restore(checkpoint)
+        counters = self._assembly.counters
+        own = checkpoint.path.resolve().parent == self._folder.checkpoints.resolve()
+        if own:
+            for path in set_aside_newer(self._folder.checkpoints, counters.step):
+                self._warn(f"{path.name} is newer than step {counters.step}, where the run goes on; it is out of use.")
+            if not self._metrics.cut(counters.metrics_bytes):
+                self._warn(f"{self._folder.metrics} is shorter than it was; lines of metrics are lost.")
+            self._point_at_best()
+        else:
+            self._metrics.cut(0)
+        self.saved_step, self.last = (counters.step, checkpoint.path) if own else (0, None)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        assembly = self._assembly
+        for change in check_same_run(checkpoint.scalars, **assembly.identity):
+            self._warn(f"changed since the checkpoint: {change}")
+        assembly.counters = Counters.from_json(checkpoint.scalars.get("counters"))
+        restore(checkpoint.tensors, assembly.model, assembly.optimiser, assembly.average)
+
+    def check_space(self) -> None:
+        """Refuse to begin a run whose second checkpoint would not fit.
+
+        Raises: SaveError: less than twice a checkpoint's size is free (only a warning with on_save_error `continue`).
+        """
+        parameters = portable_state(self._assembly.model)
+        copies = 3 + (self._assembly.average is not None)  # weights, two moments, averages
+        try:
+            check_free_space(self._folder.checkpoints, 2 * copies * needed_bytes({"model": parameters}))
+        except SaveError as error:
+            if self._assembly.config.training.on_save_error == "stop":
+                raise
+            self._warn(str(error))
+
+    def save(self, *, must: bool) -> None:
+        """Write a checkpoint of the current step, move the pointers, delete what is too old.
+
+        Args: must: raise in any case; otherwise on_save_error decides.
+
+        Raises: SaveError: it could not be written; older ones are as they were.
+        """
+        try:
+            self._save()
+        except SaveError as error:
+            if must or self._assembly.config.training.on_save_error == "stop":
+                raise
+            self._warn(f"{error} Training goes on.")
+
+    def _save(self) -> None:
+        assembly, folder = self._assembly, self._folder
+        counters = assembly.counters
+        counters.metrics_bytes = self._metrics.num_bytes()
+        tensors = gather(assembly.model, assembly.optimiser, assembly.average)
+        scalars = {"counters": counters.to_json(), **assembly.identity}
+        path = save_checkpoint(folder.checkpoints, counters.step, tensors, scalars)
+        self.saved_step, self.last = counters.step, path
+        write_pointer(folder.checkpoints, "latest", path)
+        self._point_at_best()
+        apply_retention(folder.checkpoints, assembly.config.training.keep)
+        remove_stale(folder.checkpoints)
+        remove_stale(folder.path)
+
+    def _point_at_best(self) -> None:
+        """Also heals a crash between a checkpoint's commit and the pointer's."""
+        step = self._assembly.counters.best_step
+        if step is not None:
+            best = self._folder.checkpoints / checkpoint_name(step)
+            if best.is_dir() and read_pointer(self._folder.checkpoints, "best") != best:
+                write_pointer(self._folder.checkpoints, "best", best)
+
+    def save_model(self) -> None:
+        """Replace model/ by the model as it is now, with averaged weights if there are any.
+
+        Written before the checkpoint that calls it the best: after a crash between the two, the resumed run comes to
+        the same validation again and writes the same folder.
+        """
+        assembly = self._assembly
+        weights = portable_state(assembly.model)
+        if assembly.average is not None:
+            weights = {**weights, **assembly.average.tensors}
+        try:
+            save_pretrained(
+                assembly.model,
+                self._folder.model,
+                tokenizer=assembly.data.tokenizer,
+                generation=assembly.config.decoding,
+                weights=weights,
+            )
+        except SaveError as error:
+            if assembly.config.training.on_save_error == "stop":
+                raise
+            self._warn(f"{error} Training goes on.")

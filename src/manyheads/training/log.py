@@ -1,0 +1,157 @@
+"""metrics.jsonl, which is the same bytes however often a run was killed, and the plain log for eyes and files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from manyheads.checkpoint.faults import saving
+from manyheads.training.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
+
+__all__ = ["MetricsLog", "PlainReporter", "Reporters", "format_seconds"]
+
+
+class MetricsLog:
+    """Append-only file of one JSON object a line.
+
+    A checkpoint records how long the file was; a resumed run first cuts it back to that, so that every step is written
+    once. Figures that depend on the clock must go elsewhere (timing.jsonl), or the bytes would differ.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line; NaN and infinity, which JSON lacks, become null.
+
+        Raises: SaveError: it could not be written.
+        """
+        plain = {key: _plain(value) for key, value in record.items()}
+        line = json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n"
+        with saving(self.path, len(line)), self.path.open("ab") as file:
+            file.write(line.encode())
+
+    def num_bytes(self) -> int:
+        """The file's length, once all of it is on the disk.
+
+        Raises: SaveError: it could not be synced.
+        """
+        with saving(self.path, 0), self.path.open("ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def cut(self, num_bytes: int) -> bool:
+        """Drop what came after `num_bytes`. Returns: False if the file is shorter than that, so that lines are lost.
+
+        Raises: SaveError: it could not be cut.
+        """
+        with saving(self.path, 0), self.path.open("ab") as file:
+            before = file.tell()
+            if before > num_bytes:
+                file.truncate(num_bytes)
+                os.fsync(file.fileno())
+        return before >= num_bytes
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class PlainReporter:
+    """One line a logged step, to a stream that is no terminal, or to train.log with the time of day.
+
+    Args:
+        stream: open text file.
+        timestamps: begin each line with date and time.
+    """
+
+    def __init__(self, stream: TextIO, *, timestamps: bool = False) -> None:
+        self._stream = stream
+        self._timestamps = timestamps
+
+    def start(self, start: RunStart) -> None:
+        where = f"going on at step {start.step}" if start.step else "a new run"
+        size = f"{start.num_parameters:,} parameters"
+        self._line(f"{start.run_dir}: {where}, {size}, {start.device}, {start.precision}")
+        for line in start.data.split("\n"):
+            self._line(f"  {line}")
+
+    def step(self, report: StepReport) -> None:
+        if not report.logged:
+            return
+        total = f"/{report.max_steps}" if report.max_steps else ""
+        eta = "" if report.eta_seconds is None else f" | eta {format_seconds(report.eta_seconds)}"
+        self._line(
+            f"step {report.step}{total} | epoch {report.epoch + 1} | loss {report.loss:.4f} | nll {report.nll:.4f}"
+            f" | lr {report.learning_rate:.3e} | norm {report.grad_norm:.2f} | {report.tokens_per_second:,.0f} tokens/s"
+            f" | {format_seconds(report.elapsed_seconds)}{eta} | {report.memory_bytes / 2**20:,.0f} MiB"
+        )
+
+    def validation(self, report: ValidationReport) -> None:
+        scores = f"validation at step {report.step} | nll {report.loss:.4f} | perplexity {report.perplexity:.2f}"
+        if report.bleu is not None and report.chrf is not None:
+            scores += f" | BLEU {report.bleu:.2f} | chrF {report.chrf:.2f}"
+        self._line(scores + (" | best so far" if report.best else ""))
+        for signature in (report.bleu_signature, report.chrf_signature):
+            if signature:
+                self._line(f"  {signature}")
+        for sample in report.samples:
+            self._line(f"  source      {sample.source}")
+            self._line(f"  reference   {sample.reference}")
+            self._line(f"  translation {sample.translation}")
+
+    def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:
+        self._line(f"warning: {text}" if level == "warning" else text)
+
+    def done(self, result: TrainResult) -> None:
+        best = f"; best at step {result.best_step}: {result.best_score:.4f}" if result.best_score is not None else ""
+        self._line(
+            f"ended at step {result.step} by {result.stopped_by} after {format_seconds(result.elapsed_seconds)}{best}"
+        )
+
+    def _line(self, text: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S ") if self._timestamps else ""
+        self._stream.write(stamp + text.replace("\n", "\\n") + "\n")
+        self._stream.flush()
+
+
+class Reporters:
+    """Several reporters as one."""
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self._reporters = tuple(reporters)
+
+    def start(self, start: RunStart) -> None:
+        for reporter in self._reporters:
+            reporter.start(start)
+
+    def step(self, report: StepReport) -> None:
+        for reporter in self._reporters:
+            reporter.step(report)
+
+    def validation(self, report: ValidationReport) -> None:
+        for reporter in self._reporters:
+            reporter.validation(report)
+
+    def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:
+        for reporter in self._reporters:
+            reporter.message(text, level)
+
+    def done(self, result: TrainResult) -> None:
+        for reporter in self._reporters:
+            reporter.done(result)
+
+
+def format_seconds(seconds: float) -> str:
+    """`45s`, `3:20`, `2:03:20`."""
+    whole = int(seconds + 0.5)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}" if minutes else f"{rest}s"

@@ -1,0 +1,268 @@
+"""The training loop.
+
+After each step come its duties, in this order: a line of metrics, validation, checkpoint. A checkpoint knows which of
+them were done, so a run that is killed at any instant, or stopped by a signal within a validation, catches up on what
+is missing; with a fixed number of steps its files end up byte for byte as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError
+from manyheads.training.assembly import Assembly, assemble
+from manyheads.training.device import choose_device, computing
+from manyheads.training.keeper import Keeper
+from manyheads.training.log import MetricsLog, PlainReporter, Reporters
+from manyheads.training.nonfinite import Fault
+from manyheads.training.pace import Pace
+from manyheads.training.recorder import Recorder
+from manyheads.training.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
+from manyheads.training.run_folder import RunFolder
+from manyheads.training.schedule import learning_rate
+from manyheads.training.settings import TrainConfig
+from manyheads.training.signals import StopFlag, catch_signals
+from manyheads.training.step import Stepper
+from manyheads.training.validation import Translate, Validator, build_translate
+
+__all__ = ["Trainer", "train"]
+
+
+def train(
+    config: TrainConfig,
+    *,
+    resume: str = "auto",
+    reporter: Reporter | None = None,
+    translate: Translate | None = None,
+) -> TrainResult:
+    """Train until the config's limits, a signal, or the end of patience; everything lands in `config.run_dir`.
+
+    Args:
+        config: the whole run.
+        resume: `auto` goes on from the newest intact checkpoint of the folder if there is one; `none` begins again (an
+            earlier run's files move to `previous-N/`); `latest`, `best` or a checkpoint's path goes on from that one.
+        reporter: told what happens; train.log is written in any case.
+        translate: replaces the search for validation scores.
+
+    Returns: how it ended. A signal is no error: the result names it, and the last checkpoint is complete.
+    Raises: ManyHeadsError: bad config or data, a locked folder, a checkpoint of another run, a failed save, or a loss
+        or gradient that is not finite.
+    """
+    folder = RunFolder(Path(config.run_dir))
+    folder.create()
+    device = choose_device(config.device)
+    with folder.locked(), computing(config, device):
+        moved = folder.set_aside() if resume == "none" and folder.has_run() else None
+        with folder.train_log.open("a", encoding="utf-8", newline="\n") as log:
+            plain = PlainReporter(log, timestamps=True)
+            everyone = Reporters([plain] if reporter is None else [plain, reporter])
+            if moved is not None:
+                everyone.message(f"The files of an earlier run are now in {moved}.")
+            try:
+                assembly = assemble(config, device, folder.data)
+                stop = StopFlag()
+                with catch_signals(stop):
+                    return Trainer(assembly, folder, everyone, stop, translate).run(resume)
+            except ManyHeadsError as error:
+                plain.message(f"error: {error}")
+                raise
+
+
+class Trainer:
+    """One run, in one process.
+
+    Args:
+        assembly: data, model, optimiser.
+        folder: where everything is written.
+        reporter: told what happens.
+        stop: ends the run when set.
+        translate: None takes the config's search.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        reporter: Reporter,
+        stop: StopFlag,
+        translate: Translate | None = None,
+    ) -> None:
+        self._assembly = assembly
+        self._config = config = assembly.config
+        self._folder = folder
+        self._reporter = reporter
+        self._stop = stop
+        self._metrics = MetricsLog(folder.metrics)
+        self._keeper = Keeper(assembly, folder, self._metrics, lambda text: reporter.message(text, "warning"))
+        self._stepper = Stepper(assembly.model, assembly.optimiser, config, assembly.device)
+        if translate is None and config.validation.bleu_sentences:
+            translate = build_translate(assembly.model, assembly.data, config, assembly.device)
+        self._validator = Validator(assembly.model, assembly.data, config, assembly.device, translate, stop)
+        self._last_validation: ValidationReport | None = None
+
+    def run(self, resume: str) -> TrainResult:
+        """Steps and their duties until there is a reason to stop."""
+        self._keeper.resume(resume)
+        self._keeper.check_space()
+        self._folder.describe(self._config)
+        counters = self._assembly.counters
+        self._pace = Pace(self._config.training, counters.elapsed_seconds)
+        self._recorder = Recorder(self._assembly, self._folder, self._metrics, self._reporter, self._pace)
+        self._reporter.start(self._describe_start())
+        try:
+            while True:
+                reason = self._do_duties(self._stop_reason())
+                if reason is not None:
+                    return self._end(reason)
+                self._advance()
+        finally:
+            self._recorder.close()
+
+    def _describe_start(self) -> RunStart:
+        assembly, config = self._assembly, self._config
+        return RunStart(
+            run_dir=self._folder.path,
+            device=str(assembly.device),
+            precision=config.precision,
+            num_parameters=sum(parameter.numel() for parameter in assembly.model.parameters()),
+            data=f"{assembly.data.describe()}\n{assembly.stream.report.describe()}",
+            step=assembly.counters.step,
+            max_steps=config.training.max_steps,
+            max_minutes=config.training.max_minutes,
+        )
+
+    def _stop_reason(self) -> StopReason | None:
+        counters, training = self._assembly.counters, self._config.training
+        patience = self._config.validation.patience
+        if training.max_steps and counters.step >= training.max_steps:
+            return "steps"
+        if self._pace.is_over():
+            return "minutes"
+        if patience and counters.num_worse >= patience:
+            return "patience"
+        return "signal" if self._stop else None
+
+    def _do_duties(self, reason: StopReason | None) -> StopReason | None:
+        """What is due after the step just done, everything if the run ends here.
+
+        Returns: the reason to stop now, which a signal or a worse validation may have changed.
+        """
+        counters = self._assembly.counters
+        ends = reason not in (None, "signal")
+        if ends:
+            self._recorder.flush(self._rate(counters.step))
+        if not self._validate_if_due(ends):
+            reason, ends = "signal", False
+        reason = reason or self._stop_reason()
+        every = self._config.training.save_every
+        due = reason is not None or counters.best_step == counters.step or (every and counters.step % every == 0)
+        if due and counters.step > self._keeper.saved_step:
+            self._keeper.save(must=reason is not None)
+            if not self._validator:
+                self._keeper.save_model()
+        return reason
+
+    def _validate_if_due(self, ends: bool) -> bool:
+        """Validate if the step asks for it and it was not done. Returns: False if a signal broke it off."""
+        counters, every = self._assembly.counters, self._config.validation.every_steps
+        due = ends or (every > 0 and counters.step % every == 0)
+        if not (due and self._validator and counters.validated_step < counters.step):
+            return True
+        average = self._assembly.average
+        with nullcontext() if average is None else average.applied():
+            report = self._validator.run(counters.step)
+        if report is None:
+            return False
+        by_bleu = self._config.validation.best_by == "bleu"
+        score = -report.bleu if by_bleu and report.bleu is not None else report.loss
+        best = math.isfinite(score) and (counters.best_score is None or score < counters.best_score)
+        if best:
+            counters.best_score, counters.best_step = score, counters.step
+            self._keeper.save_model()
+        counters.num_worse = 0 if best else counters.num_worse + 1
+        counters.validated_step = counters.step
+        self._last_validation = replace(report, best=best)
+        self._recorder.validation(self._last_validation)
+        return True
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(
+            self._config.schedule,
+            peak=self._config.optimiser.learning_rate,
+            d_model=self._config.model.d_model,
+            step=step,
+            progress=self._pace.progress(step),
+        )
+
+    def _advance(self) -> None:
+        """One optimiser step."""
+        assembly = self._assembly
+        counters = assembly.counters
+        step = counters.step + 1
+        rate = self._rate(step)
+        with _explained_memory(self._config):
+            result = self._stepper.take(assembly.stream.at(counters.epoch, counters.row), step, rate)
+        if result.fault is not None:
+            self._check_skip(result.fault)
+        counters.step = step
+        counters.epoch, counters.row = assembly.stream.next_position(counters.epoch, counters.row)
+        counters.elapsed_seconds = self._pace.elapsed()
+        if result.fault is not None:
+            counters.skipped += 1
+            self._recorder.skipped(result.fault)
+            return
+        counters.skipped = 0
+        if assembly.average is not None:
+            assembly.average.update(step)
+        self._recorder.step(result, rate)
+
+    def _check_skip(self, fault: Fault) -> None:
+        """Stop before the update unless it may be skipped; the sample ids go to a file in either case."""
+        training, skipped = self._config.training, self._assembly.counters.skipped
+        dump = self._recorder.dump(fault)
+        if training.on_nonfinite == "stop" or skipped >= training.max_skips:
+            also = f" The {skipped} updates before it were skipped." if skipped else ""
+            raise NonFiniteError(
+                f"{fault}{also} Nothing was updated and the last checkpoint is intact; all sample ids are in {dump}."
+                " Try a lower learning rate, a longer warm-up, optimiser.clip_norm, or training.on_nonfinite skip."
+            )
+
+    def _end(self, reason: StopReason) -> TrainResult:
+        counters, folder = self._assembly.counters, self._folder
+        plots = self._recorder.draw() if counters.step else ()
+        result = TrainResult(
+            run_dir=folder.path,
+            step=counters.step,
+            epoch=counters.epoch,
+            tokens=counters.tokens,
+            elapsed_seconds=counters.elapsed_seconds,
+            stopped_by=reason,
+            signal_number=self._stop.signal_number if reason == "signal" else None,
+            checkpoint=self._keeper.last,
+            model_dir=folder.model if folder.model.is_dir() else None,
+            best_step=counters.best_step,
+            best_score=counters.best_score,
+            last_validation=self._last_validation,
+            plots=plots,
+        )
+        self._reporter.done(result)
+        return result
+
+
+@contextmanager
+def _explained_memory(config: TrainConfig) -> Iterator[None]:
+    """Out of memory is the user's to solve, so say how."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).split("\n")[0][:200]
+        if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
+            raise
+        raise ConfigError(
+            f"There was not enough memory for a step of data.max_tokens {config.data.max_tokens} in data.accumulate"
+            f" {config.data.accumulate} parts; lower max_tokens, or raise accumulate to split the step ({text})."
+        ) from error

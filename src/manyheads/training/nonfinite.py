@@ -1,0 +1,119 @@
+"""Where a NaN or infinity came from: which samples, which module, which parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Fault", "locate"]
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is known about a step whose loss or gradient is not finite."""
+
+    step: int
+    what: str
+    micro_batch: int | None
+    sample_ids: list[int]
+    module: str | None
+    bad_parameters: list[str] = field(default_factory=list)
+    bad_gradients: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.sample_ids[:_SHOWN]))
+        more = f", ... ({len(self.sample_ids)} in all)" if len(self.sample_ids) > _SHOWN else ""
+        place = f" of micro-batch {self.micro_batch}" if self.micro_batch is not None else ""
+        parts = [f"Step {self.step}: {self.what}, found before the update; sample ids{place}: {shown}{more}."]
+        if self.module is not None:
+            parts.append(f"First bad module: {self.module}.")
+        else:
+            parts.append("Running the step again did not show it: suspect the hardware.")
+        for kind, names in (("parameters", self.bad_parameters), ("gradients", self.bad_gradients)):
+            if names:
+                rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                parts.append(f"NaN or infinity in the {kind} of {', '.join(names[:3])}{rest}.")
+        return " ".join(parts)
+
+
+def locate(
+    model: nn.Module,
+    step: int,
+    what: str,
+    sample_ids: Sequence[Sequence[int]],
+    run_micro_batch: Callable[[int], Tensor],
+) -> Fault:
+    """Run each micro-batch of a bad step again, watching every module, until one shows the fault.
+
+    Args:
+        model: its gradients are those of the bad step; they are dropped.
+        step: for the record.
+        what: "the loss is nan" or the like.
+        sample_ids: of every micro-batch.
+        run_micro_batch: forward pass of one, with the same dropout as before; returns the loss.
+    """
+    named = dict(model.named_parameters())
+    parameters = [name for name, parameter in named.items() if not _finite(parameter)]
+    gradients = [
+        name for name, parameter in named.items() if parameter.grad is not None and not _finite(parameter.grad)
+    ]
+    for index, ids in enumerate(sample_ids):
+        if not ids:
+            continue
+        model.zero_grad(set_to_none=True)
+        module, loss = _watch(model, lambda number=index: run_micro_batch(number))  # type: ignore[misc]
+        if module is None and not _finite(loss):
+            module = "the loss itself, after all watched modules"
+        if module is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            module = _first_in_backward(named)
+        if module is not None:
+            model.zero_grad(set_to_none=True)
+            return Fault(step, what, index, list(ids), module, parameters, gradients)
+    model.zero_grad(set_to_none=True)
+    everything = [number for ids in sample_ids for number in ids]
+    return Fault(step, what, None, everything, None, parameters, gradients)
+
+
+def _watch(model: nn.Module, run: Callable[[], Tensor]) -> tuple[str | None, Tensor]:
+    """The first module to end with a value that is not finite; hooks run as modules end, so the innermost is first."""
+    found: list[str] = []
+
+    def hook_for(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if not found and not all(map(_finite, _tensors(output))):
+                found.append(f"{name or 'the model'} ({type(module).__name__})")
+
+        return hook
+
+    handles = [module.register_forward_hook(hook_for(name)) for name, module in model.named_modules()]
+    try:
+        loss = run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return (found[0] if found else None), loss
+
+
+def _first_in_backward(named: Mapping[str, nn.Parameter]) -> str | None:
+    """The last parameter, in forward order, with a bad gradient: where the backward pass met it first."""
+    bad = [name for name, parameter in named.items() if parameter.grad is not None and not _finite(parameter.grad)]
+    return f"{bad[-1].rpartition('.')[0] or bad[-1]} (in the backward pass)" if bad else None
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,82 @@
+"""Learning curves and TensorBoard files during training; both optional, both said once when missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyheads.errors import DataError, MissingExtraError, SaveError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["Board", "CurvePainter"]
+
+
+class CurvePainter:
+    """Redraws plots/learning-curve.png and .svg from metrics.jsonl.
+
+    Args:
+        metrics: the file of records.
+        plots: folder of the pictures.
+        warn: told once if there can be no picture.
+    """
+
+    def __init__(self, metrics: Path, plots: Path, warn: Callable[[str], None]) -> None:
+        self._metrics = metrics
+        self._plots = plots
+        self._warn = warn
+        self._off = False
+
+    def draw(self) -> tuple[Path, ...]:
+        """The pictures' paths; none if they could not be drawn, which never ends a run."""
+        if self._off:
+            return ()
+        from manyheads.visualise.curves import learning_curve_figure, read_metrics
+        from manyheads.visualise.figure import save_figure
+
+        try:
+            figure = learning_curve_figure(read_metrics(self._metrics))
+            return save_figure(figure, self._plots / "learning-curve")
+        except (MissingExtraError, SaveError, DataError) as error:
+            self._off = True
+            self._warn(f"No learning curve: {error}")
+            return ()
+
+
+class Board:
+    """Copies metrics into TensorBoard files, if the package is installed.
+
+    Args:
+        folder: where the files go.
+        first_step: later steps in older files there are hidden: a resumed run writes them again.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        self._folder = folder
+        self._first_step = first_step
+        self._writer: SummaryWriter | None = None
+        self._off = False
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One line of metrics."""
+        if self._writer is None and not self._off:
+            self._open()
+        if self._writer is not None:
+            for key, value in record.items():
+                if isinstance(value, int | float) and key != "step":
+                    self._writer.add_scalar(key, value, record["step"])
+
+    def close(self) -> None:
+        """Write what is still in memory."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self._off = True
+            return
+        self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step + 1 if self._first_step else None)

@@ -1,0 +1,111 @@
+"""What a run tells whoever is watching, as plain records; the command line shows them with rich."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+__all__ = ["Reporter", "RunStart", "Sample", "StepReport", "StopReason", "TrainResult", "ValidationReport"]
+
+StopReason = Literal["steps", "minutes", "patience", "signal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """Told once, before the first step. data: a few lines about the data; step: 0, or where the run goes on."""
+
+    run_dir: Path
+    device: str
+    precision: str
+    num_parameters: int
+    data: str
+    step: int
+    max_steps: int
+    max_minutes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """Told after every optimiser step.
+
+    loss: with label smoothing, a token. nll: without, in nats a token. progress: share of the run that is over.
+    eta_seconds: None while unknown. logged: this step is one that metrics are written at, and figures are means since
+    the last such step.
+    """
+
+    step: int
+    max_steps: int
+    epoch: int
+    loss: float
+    nll: float
+    learning_rate: float
+    grad_norm: float
+    tokens: int
+    tokens_per_second: float
+    elapsed_seconds: float
+    eta_seconds: float | None
+    memory_bytes: int
+    progress: float
+    logged: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One validation sentence, its reference, and what the model makes of it."""
+
+    source: str
+    reference: str
+    translation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationReport:
+    """Told after every validation. loss: nats a target token, no smoothing. bleu, chrf: None if not asked for."""
+
+    step: int
+    loss: float
+    perplexity: float
+    bleu: float | None = None
+    chrf: float | None = None
+    bleu_signature: str | None = None
+    chrf_signature: str | None = None
+    best: bool = False
+    samples: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a run ended.
+
+    stopped_by: with `signal`, signal_number says which one, and the exit code is to be 128 + it. model_dir: the best
+    model so far, None if there is none yet. checkpoint: the last one.
+    """
+
+    run_dir: Path
+    step: int
+    epoch: int
+    tokens: int
+    elapsed_seconds: float
+    stopped_by: StopReason
+    signal_number: int | None
+    checkpoint: Path | None
+    model_dir: Path | None
+    best_step: int | None
+    best_score: float | None
+    last_validation: ValidationReport | None = None
+    plots: tuple[Path, ...] = ()
+
+
+class Reporter(Protocol):
+    """Called from the training loop's thread, in the order of its methods."""
+
+    def start(self, start: RunStart) -> None: ...
+
+    def step(self, report: StepReport) -> None: ...
+
+    def validation(self, report: ValidationReport) -> None: ...
+
+    def message(self, text: str, level: Literal["info", "warning"] = "info") -> None: ...
+
+    def done(self, result: TrainResult) -> None: ...

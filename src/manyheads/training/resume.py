@@ -1,0 +1,105 @@
+"""Which checkpoint a run goes on from, and whether it is one of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from manyheads.checkpoint.format import Checkpoint, load_checkpoint
+from manyheads.checkpoint.retain import find_latest, read_pointer
+from manyheads.errors import CheckpointError, ConfigError
+
+__all__ = ["check_same_run", "choose_checkpoint", "differences"]
+
+_MAY_CHANGE = (
+    "run_dir",
+    "device",
+    "num_threads",
+    "data.path",
+    "training.max_steps",
+    "training.max_minutes",
+    "training.log_every",
+    "training.save_every",
+    "training.keep",
+    "training.on_nonfinite",
+    "training.max_skips",
+    "training.on_save_error",
+    "training.deterministic",
+    "training.plots",
+    "training.tensorboard",
+    "validation",
+    "decoding",
+)
+"""Settings that say where, how long and how watched a run is, not what it computes. (The data itself has a digest.)"""
+
+
+def choose_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Checkpoint | None, list[str]]:
+    """Load the checkpoint to go on from.
+
+    Args:
+        checkpoints_dir: the run's.
+        resume: `auto` (the newest intact one, if any), `none`, `latest` or `best`, or the path of a checkpoint folder.
+
+    Returns: the checkpoint or None, and one sentence for each damaged one that was skipped.
+    Raises: CheckpointError: the named one is missing or damaged; or there are some, but none is intact.
+    """
+    if resume == "none":
+        return None, []
+    if resume == "auto":
+        path, warnings = find_latest(checkpoints_dir)
+        if path is None and warnings:
+            raise CheckpointError(
+                f"None of the {len(warnings)} checkpoints in {checkpoints_dir} is intact ({warnings[0]})."
+                " To begin again use --resume none, which sets them aside."
+            )
+        return (None if path is None else load_checkpoint(path, verify=False)), warnings
+    named = read_pointer(checkpoints_dir, resume) if resume in ("latest", "best") else Path(resume)
+    if named is None or not named.is_dir():
+        raise CheckpointError(
+            f"There is no checkpoint {resume!r} to resume from; give a folder step-XXXXXXXX, or auto."
+        )
+    return load_checkpoint(named), []
+
+
+def check_same_run(
+    scalars: Mapping[str, Any], *, config: Mapping[str, Any], data_digest: str, tokenizer_digest: str
+) -> list[str]:
+    """Refuse to go on with other data or another model.
+
+    Args:
+        scalars: of the checkpoint.
+        config: the resolved config now, as plain data.
+        data_digest: of the data now.
+        tokenizer_digest: of the tokenizer now.
+
+    Returns: a sentence for each setting that changed and may.
+    Raises: ConfigError: a setting changed that may not, or the data or the tokenizer did.
+    """
+    changed = differences(scalars.get("config"), config)
+    fatal = [text for name, text in changed if not _may_change(name)]
+    for what, now in (("data", data_digest), ("tokenizer", tokenizer_digest)):
+        before = scalars.get(f"{what}_digest")
+        if before != now:
+            fatal.append(f"the {what} changed (SHA-256 {str(before)[:12]}..., now {now[:12]}...)")
+    if fatal:
+        raise ConfigError(
+            "The checkpoint belongs to another run: " + "; ".join(fatal) + "."
+            " Restore these settings, or choose another run_dir, or --resume none."
+        )
+    return [text for _, text in changed]
+
+
+def differences(before: Any, now: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Leaves that differ between two nested dicts, as (dotted name, "name was x, is y")."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        found = []
+        for key in sorted({*before, *now}):
+            name = f"{prefix}.{key}" if prefix else str(key)
+            found += differences(before.get(key), now.get(key), name)
+        return found
+    return [] if before == now else [(prefix, f"{prefix} was {before!r}, is {now!r}")]
+
+
+def _may_change(name: str) -> bool:
+    return any(name == allowed or name.startswith(allowed + ".") for allowed in _MAY_CHANGE)

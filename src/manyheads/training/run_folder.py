@@ -1,0 +1,145 @@
+"""The folder of a run: where everything in it is, and a lock so that two runs never share one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.checkpoint.commit import write_text
+from manyheads.checkpoint.faults import saving
+from manyheads.config.files import to_json, to_yaml
+from manyheads.errors import ConfigError
+from manyheads.training.settings import TrainConfig
+
+try:
+    import fcntl
+except ImportError:  # Windows; there the lock is by the process id alone
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["RunFolder", "environment"]
+
+_KEPT_ON_RESTART = (".lock", "data")
+
+
+class RunFolder:
+    """Paths of a run.
+
+    Args: path: the run's folder; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
+        self.train_log = path / "train.log"
+        self.metrics = path / "metrics.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.samples = path / "samples"
+        self.plots = path / "plots"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.data = path / "data"
+
+    def create(self) -> None:
+        """Make the folder.
+
+        Raises: SaveError: it cannot be made.
+        """
+        with saving(self.path, 0):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; the system lets go of it whenever the process ends, by whatever way.
+
+        Raises: ConfigError: another process has it. SaveError: the lock file cannot be written.
+        """
+        lock = self.path / ".lock"
+        with saving(lock, 16):
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            owner = os.read(handle, 32).decode(errors="replace").strip()
+            if not _take(handle, owner):
+                raise ConfigError(
+                    f"The run folder {self.path} is in use by process {owner or 'unknown'}; choose another run_dir,"
+                    " or end that process first."
+                )
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+            os.ftruncate(handle, 0)
+        finally:
+            os.close(handle)
+
+    def describe(self, config: TrainConfig) -> None:
+        """Write config.yaml and environment.json."""
+        write_text(self.config, to_yaml(config))
+        write_text(self.environment, to_json(environment()))
+
+    def has_run(self) -> bool:
+        """Whether there is anything of an earlier run."""
+        return self.metrics.exists() or self.checkpoints.exists() or self.model.exists()
+
+    def set_aside(self) -> Path:
+        """Move an earlier run's files into `previous-N`, so that nothing of it is mixed with a new one."""
+        number = 1
+        while (self.path / f"previous-{number}").exists():
+            number += 1
+        target = self.path / f"previous-{number}"
+        with saving(target, 0):
+            target.mkdir()
+            for entry in sorted(self.path.iterdir()):
+                if entry.name not in _KEPT_ON_RESTART and not entry.name.startswith("previous-"):
+                    entry.rename(target / entry.name)
+        return target
+
+
+def _take(handle: int, owner: str) -> bool:
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # a file system without locks: go by the process id
+        else:
+            return True
+    if not owner.isdecimal() or int(owner) == os.getpid():
+        return True
+    try:
+        os.kill(int(owner), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def environment() -> dict[str, Any]:
+    """What a run depended on besides its config: versions and machine. No user names, no environment variables."""
+    packages = ("manyheads", "torch", "numpy", "safetensors", "tokenizers", "sacrebleu")
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "packages": found,
+    }

@@ -1,0 +1,112 @@
+"""All that affects the next step, and how it becomes a checkpoint: counters as JSON, weights and moments as tensors.
+
+Generators and schedules are missing on purpose: both are functions of the seed and the counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.pretrained import load_portable_state, portable_name, portable_state
+from manyheads.errors import CheckpointError
+from manyheads.training.ema import MovingAverage
+from manyheads.training.optimiser import load_optimiser_tensors, optimiser_tensors
+
+__all__ = ["Counters", "gather", "named_parameters", "restore"]
+
+
+@dataclass
+class Counters:
+    """Where a run is. Floats survive JSON bit for bit.
+
+    Attributes:
+        step: optimiser steps done, skipped ones included.
+        epoch: of the next step.
+        row: of the next step, in the epoch's plan.
+        tokens: target tokens trained on.
+        elapsed_seconds: spent in the loop, over all resumed parts.
+        window_loss, window_nll, window_tokens, window_norm, window_steps: sums since the last line of metrics.
+        skipped: steps skipped in a row.
+        best_score: of the best validation; lower is better (BLEU is negated). None before the first.
+        best_step: its step.
+        num_worse: validations since then.
+        validated_step: of the last validation.
+        metrics_bytes: length of metrics.jsonl when this was saved.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    row: int = 0
+    tokens: int = 0
+    elapsed_seconds: float = 0.0
+    window_loss: float = 0.0
+    window_nll: float = 0.0
+    window_tokens: int = 0
+    window_norm: float = 0.0
+    window_steps: int = 0
+    skipped: int = 0
+    best_score: float | None = None
+    best_step: int | None = None
+    num_worse: int = 0
+    validated_step: int = 0
+    metrics_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Any) -> Counters:
+        """Raises: CheckpointError: a counter is missing, unknown, or no number."""
+        names = {item.name for item in fields(cls)}
+        if not isinstance(record, dict) or record.keys() != names:
+            odd = sorted(names ^ set(record)) if isinstance(record, dict) else ["all"]
+            raise CheckpointError(f"The checkpoint's counters do not fit this version of manyheads: {', '.join(odd)}.")
+        for name, value in record.items():
+            if not isinstance(value, int | float) and not (value is None and name.startswith("best_")):
+                raise CheckpointError(f"The checkpoint's counter {name} is {value!r}, which is no number.")
+        return cls(**record)
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every trained tensor once, by its name in files."""
+    return {portable_name(name): parameter for name, parameter in model.named_parameters()}
+
+
+def gather(
+    model: nn.Module, optimiser: torch.optim.Optimizer, average: MovingAverage | None
+) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a checkpoint by file: model, optimiser, and ema if there is one. Not copied."""
+    tensors: dict[str, dict[str, Tensor]] = {
+        "model": portable_state(model),
+        "optimiser": optimiser_tensors(optimiser, named_parameters(model)),
+    }
+    if average is not None:
+        tensors["ema"] = average.tensors
+    return tensors
+
+
+@torch.no_grad()
+def restore(
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    average: MovingAverage | None,
+) -> None:
+    """Put the tensors of a checkpoint back.
+
+    Raises: CheckpointError, ModelFileError: a file is missing, or names or shapes do not fit the model.
+    """
+    missing = sorted({"model", "optimiser", *(["ema"] if average else [])} - tensors.keys())
+    if missing:
+        raise CheckpointError(f"The checkpoint has no {missing[0]}.safetensors.")
+    load_portable_state(model, tensors["model"], where="the checkpoint's weights")
+    named = named_parameters(model)
+    load_optimiser_tensors(optimiser, named, tensors["optimiser"])
+    if average is not None:
+        average.load(tensors["ema"])

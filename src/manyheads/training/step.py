@@ -1,0 +1,114 @@
+"""One optimiser step: accumulate, check, clip, update.
+
+Dropout draws from torch's global generator, which is seeded before every micro-batch from (seed, step, micro-batch);
+so no generator's state is ever saved, and a resumed step drops the same units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.protocols import Output
+from manyheads.data.batch import PairBatch
+from manyheads.seeding import derive_seed
+from manyheads.training.nonfinite import Fault, locate
+from manyheads.training.settings import TrainConfig
+
+__all__ = ["StepResult", "Stepper"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums over the step's target tokens. fault: why there was no update, or None."""
+
+    loss_sum: float
+    nll_sum: float
+    num_tokens: int
+    grad_norm: float
+    fault: Fault | None = None
+
+
+class Stepper:
+    """Takes optimiser steps with `model`.
+
+    Args:
+        model: `forward(batch, label_smoothing=..., chunk_tokens=...)` gives an `Output`.
+        optimiser: its groups' `lr` is set at each step.
+        config: seed, precision, clipping, smoothing.
+        device: where the model is.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimiser: torch.optim.Optimizer, config: TrainConfig, device: torch.device
+    ) -> None:
+        self._model = model
+        self._optimiser = optimiser
+        self._config = config
+        self._device = device
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """bf16 products over float32 weights, if the config asks for it."""
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._config.precision == "bf16")
+
+    def take(self, batches: Sequence[PairBatch], step: int, learning_rate: float) -> StepResult:
+        """Update the model on all micro-batches of a step, unless the loss or a gradient is not finite.
+
+        The loss of every micro-batch is divided by the target tokens of all of them, so that the split does not matter.
+        """
+        self._model.train()
+        self._optimiser.zero_grad(set_to_none=True)
+        num_tokens = max(sum(batch.num_target_tokens() for batch in batches), 1)
+        losses, nlls = [], []
+        for micro, batch in enumerate(batches):
+            if len(batch.sample_ids):
+                output = self._forward(batch, step, micro)
+                (output.loss_sum / num_tokens).backward()  # type: ignore[no-untyped-call]
+                losses.append(output.loss_sum.detach())
+                nlls.append(output.nll_sum.detach())
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        sums = torch.stack(
+            [torch.stack(losses).sum(), torch.stack(nlls).sum(), norm]
+        ).tolist()  # one wait for the device
+        loss_sum, nll_sum, grad_norm = sums
+        if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
+            fault = self._find_fault(batches, step, loss_sum, grad_norm)
+            return StepResult(loss_sum, nll_sum, num_tokens, grad_norm, fault)
+        self._update(norm, learning_rate)
+        return StepResult(loss_sum, nll_sum, num_tokens, grad_norm)
+
+    def _forward(self, batch: PairBatch, step: int, micro: int) -> Output:
+        torch.manual_seed(derive_seed(self._config.seed, "dropout", step, micro))
+        settings = self._config.training
+        with self.autocast():
+            output: Output = self._model(
+                batch.to(self._device), label_smoothing=settings.label_smoothing, chunk_tokens=settings.chunk_tokens
+            )
+        return output
+
+    def _update(self, norm: Tensor, learning_rate: float) -> None:
+        if self._config.optimiser.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.optimiser.clip_norm, norm)
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate
+        self._optimiser.step()
+
+    def _find_fault(self, batches: Sequence[PairBatch], step: int, loss_sum: float, grad_norm: float) -> Fault:
+        if math.isfinite(loss_sum):
+            what = f"the gradient's norm is {grad_norm}"
+        else:
+            what = f"the loss is {loss_sum}"
+        return locate(
+            self._model,
+            step,
+            what,
+            [batch.sample_ids.tolist() for batch in batches],
+            lambda micro: self._forward(batches[micro], step, micro).loss_sum,
+        )

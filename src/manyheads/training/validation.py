@@ -1,0 +1,126 @@
+"""Held-out loss, and BLEU and chrF of the same search that `translate` uses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.checkpoint.faults import saving
+from manyheads.data.prepared import PreparedData
+from manyheads.data.stream import eval_batches
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.translator import Translator
+from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
+from manyheads.training.report import Sample, ValidationReport
+from manyheads.training.settings import TrainConfig
+from manyheads.training.signals import StopFlag
+
+__all__ = ["Translate", "Validator", "build_translate", "write_samples"]
+
+Translate = Callable[[list[str], Callable[[], bool]], list[str]]
+"""Source lines to target lines; the second argument is asked often, and answers True to make it raise SearchStopped."""
+
+
+def build_translate(model: Seq2Seq, data: PreparedData, config: TrainConfig, device: torch.device) -> Translate:
+    """The search that `translate` uses, over the model as it is at the time of each call."""
+    translator = Translator(model, data.tokenizer, config.decoding, device=device, precision=config.precision)
+    return lambda texts, stop: translator.translate(texts, stop=stop)
+
+
+class Validator:
+    """Judges a model on held-out pairs.
+
+    Args:
+        model: forward gives an `Output`.
+        data: its validation pairs and texts.
+        config: budgets, precision, what to translate.
+        device: where the model is.
+        translate: source lines to target lines; None leaves out BLEU and chrF.
+        stop: looked at between batches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: PreparedData,
+        config: TrainConfig,
+        device: torch.device,
+        translate: Translate | None,
+        stop: StopFlag,
+    ) -> None:
+        self._model = model
+        self._data = data
+        self._config = config
+        self._device = device
+        self._translate = translate
+        self._stop = stop
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self._data.valid is not None and len(self._data.valid) > 0
+
+    def run(self, step: int) -> ValidationReport | None:
+        """Loss and scores now; None if the stop flag was raised meanwhile."""
+        self._model.eval()
+        loss = self._loss()
+        if loss is None:
+            return None
+        texts = self._data.valid_text
+        count = self._config.validation.bleu_sentences
+        texts = texts if count < 0 else texts[:count]
+        perplexity = math.exp(min(loss, 700.0))
+        if not texts or self._translate is None:
+            return ValidationReport(step=step, loss=loss, perplexity=perplexity)
+        try:
+            translations = self._translate([source for source, _ in texts], lambda: bool(self._stop))
+        except SearchStopped:
+            return None
+        references = [reference for _, reference in texts]
+        bleu, chrf = corpus_bleu(translations, references), corpus_chrf(translations, references)
+        shown = zip(texts, translations, strict=True)
+        samples = [Sample(source=src, reference=ref, translation=out) for (src, ref), out in shown]
+        return ValidationReport(
+            step=step,
+            loss=loss,
+            perplexity=perplexity,
+            bleu=bleu.value,
+            chrf=chrf.value,
+            bleu_signature=bleu.signature,
+            chrf_signature=chrf.signature,
+            samples=tuple(samples[: self._config.validation.num_samples]),
+        )
+
+    @torch.no_grad()
+    def _loss(self) -> float | None:
+        """Mean negative log-likelihood in nats a target token, without label smoothing."""
+        tokenizer, store = self._data.tokenizer, self._data.valid
+        assert store is not None
+        nll, num_tokens = 0.0, 0
+        ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+        for batch in eval_batches(store, self._config.data.max_tokens, **ids):
+            if self._stop:
+                return None
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
+                output = self._model(batch.to(self._device), chunk_tokens=self._config.training.chunk_tokens)
+            nll += float(output.nll_sum)
+            num_tokens += int(output.num_tokens)
+        return nll / max(num_tokens, 1)
+
+
+def write_samples(path: Path, report: ValidationReport) -> None:
+    """source, reference and translation of each sample, blank lines between them.
+
+    Raises: SaveError: the file cannot be written.
+    """
+    blocks = [
+        f"source:      {sample.source}\nreference:   {sample.reference}\ntranslation: {sample.translation}\n"
+        for sample in report.samples
+    ]
+    with saving(path, 0):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes("\n".join(blocks).encode())
