@@ -94,8 +94,8 @@ class PreparedData:
         for split, store in stores.items():
             if store.vocab_size != tokenizer.vocab_size:
                 raise DataError(
-                    f"{path / split} was made for a vocabulary of {store.vocab_size} pieces, but the tokenizer beside it"
-                    f" has {tokenizer.vocab_size}. Prepare the data again."
+                    f"{path / split} was made for a vocabulary of {store.vocab_size} pieces, but the tokenizer beside"
+                    f" it has {tokenizer.vocab_size}. Prepare the data again."
                 )
             if split != "train":
                 texts[split] = _read_text(path, split, known, verify, len(store))

@@ -1,0 +1,205 @@
+"""Prepared folders, and the names by which a setting calls for data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from manyheads.data.copy_task import copy_pairs
+from manyheads.data.prepared import PreparedData, open_data, prepare_corpus
+from manyheads.data.preparing import PairList
+from manyheads.data.readers import PairFiles
+from manyheads.data.settings import DataSettings
+from manyheads.errors import ConfigError, DataError
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
+
+SETTINGS = TokenizerSettings(vocab_size=320)
+TRAIN = [("the cat sat", "die Katze saß"), ("", "leer"), ("a dog", "ein Hund"), ("empty", " ")] * 10
+VALID = [("the dog", "der Hund"), ("", "nichts"), ("line\u2028break", "Zeile")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    prepare_corpus(
+        tmp_path / "data", train=PairList("made up", TRAIN), valid=PairList("made up", VALID), tokenizer=SETTINGS
+    )
+    return tmp_path / "data"
+
+
+def test_what_is_prepared_can_be_opened(folder: Path) -> None:
+    data = PreparedData.open(folder)
+    assert [(data.tokenizer.decode(source), data.tokenizer.decode(target)) for source, target in data.train] == [
+        pair for pair in TRAIN if pair[0].strip() and pair[1].strip()
+    ]
+    assert data.valid is not None
+    assert len(data.valid) == 3
+    assert data.valid_text == VALID
+    assert data.test is None
+    assert data.test_text == []
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "manifest.json", "tokenizer.json", "train", "valid", "valid.source.txt", "valid.target.txt"
+    ]  # fmt: skip
+
+
+def test_everything_is_counted(folder: Path) -> None:
+    data = PreparedData.open(folder)
+    counts = data.manifest["counts"]
+    assert counts["train"]["lines"] == 40
+    assert counts["train"]["empty_dropped"] == 20
+    assert counts["train"]["pairs"] == 20
+    assert counts["train"]["source_tokens"] == len(data.train.source.ids)
+    assert counts["valid"]["empty_kept"] == 1
+    assert "train: 20 pairs" in data.describe()
+    assert "20 empty dropped" in data.describe()
+
+
+def test_the_same_text_gives_the_same_bytes_from_any_kind_of_file(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "t.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in TRAIN))
+    (tmp_path / "v.jsonl").write_text(
+        "".join(json.dumps({"source": source, "target": target}) + "\n" for source, target in VALID)
+    )
+    prepare_corpus(
+        tmp_path / "again",
+        train=PairFiles(tsv=tmp_path / "t.tsv"),
+        valid=PairFiles(jsonl=tmp_path / "v.jsonl"),
+        tokenizer=SETTINGS,
+    )
+    first, second = PreparedData.open(folder), PreparedData.open(tmp_path / "again")
+    assert first.digest == second.digest
+    assert first.train.digest == second.train.digest
+
+
+def test_a_tokenizer_can_be_given(tmp_path: Path, folder: Path) -> None:
+    known = Tokenizer.load(folder / "tokenizer.json")
+    prepare_corpus(tmp_path / "b", train=PairList("x", [("new words", "neue Wörter")]), tokenizer=known)
+    assert PreparedData.open(tmp_path / "b").tokenizer.digest == known.digest
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    prepare_corpus(
+        tmp_path / "b",
+        train=PairList("x", TRAIN),
+        tokenizer=SETTINGS,
+        progress=lambda what, done, total: told.append((what, done, total)),
+    )
+    assert told == [
+        ("read train", 20, 20),
+        ("train the tokenizer", 0, 1),
+        ("train the tokenizer", 1, 1),
+        ("encode train", 20, 20),
+    ]
+
+
+def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
+    def interrupt(what: str, done: int, total: int) -> None:
+        if what == "encode train":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_corpus(tmp_path / "b", train=PairList("x", TRAIN), tokenizer=SETTINGS, progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_replacing_is_asked_for(folder: Path) -> None:
+    with pytest.raises(DataError, match="exists already"):
+        prepare_corpus(folder, train=PairList("x", TRAIN[:1]), tokenizer=SETTINGS)
+    prepare_corpus(folder, train=PairList("x", TRAIN[:1]), tokenizer=SETTINGS, replace=True)
+    assert len(PreparedData.open(folder).train) == 1
+    assert [path.name for path in folder.parent.iterdir()] == ["data"]
+
+
+def test_nothing_to_train_on(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="2 were read and 2 of them have an empty side"):
+        prepare_corpus(tmp_path / "b", train=PairList("x", [("", "a"), ("b", "")]), tokenizer=SETTINGS)
+
+
+def test_large_corpora_teach_the_tokenizer_by_every_nth_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.data.preparing.MAX_TOKENIZER_PAIRS", 8)
+    taught: list[str] = []
+    train = Tokenizer.train
+    monkeypatch.setattr(Tokenizer, "train", lambda texts, asked: train(taught.extend(texts) or taught, asked))
+    pairs = [(f"s{number}", f"t{number}") for number in range(30)]
+    prepare_corpus(tmp_path / "b", train=PairList("x", pairs), tokenizer=SETTINGS)
+    assert taught[::2] == [f"s{number}" for number in range(0, 30, 4)]
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "valid.source.txt", "valid.target.txt", "train/source.ids.bin", "valid/manifest.json"]
+)
+def test_damage_anywhere_is_noticed(folder: Path, name: str) -> None:
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(DataError, match="Prepare the data again"):
+        PreparedData.open(folder)
+    (folder / name).unlink()
+    with pytest.raises(DataError):
+        PreparedData.open(folder, verify=False)
+
+
+def test_a_foreign_tokenizer_is_noticed(folder: Path) -> None:
+    Tokenizer.train(["other text, other pieces"], TokenizerSettings(vocab_size=300)).save(folder / "tokenizer.json")
+    with pytest.raises(DataError):
+        PreparedData.open(folder, verify=False)
+
+
+def test_open_data_of_a_folder(folder: Path, tmp_path: Path) -> None:
+    data = open_data(DataSettings(path=str(folder)), TokenizerSettings(), 1, tmp_path / "cache")
+    assert data.digest == PreparedData.open(folder).digest
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        ("copy_task", DataError, "did you mean copy-task"),
+        ("nowhere/at/all", DataError, "manyheads prepare"),
+        ("embedded:wmt14", ConfigError, "the embedded one is embedded:tatoeba-en-de"),
+    ],
+)
+def test_names_that_mean_nothing(tmp_path: Path, path: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        open_data(DataSettings(path=path), TokenizerSettings(), 1, tmp_path)
+
+
+def test_embedded_data_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = DataSettings(num_train_pairs=300)
+    data = open_data(settings, TokenizerSettings(vocab_size=500), 1, tmp_path)
+    assert (len(data.train), len(data.valid or []), len(data.test or [])) == (300, 500, 1000)
+    assert len(data.test_text) == 1000
+    with monkeypatch.context() as patched:
+        patched.setattr("manyheads.data.prepared.prepare_corpus", None)
+        again = open_data(settings, TokenizerSettings(vocab_size=500), 2, tmp_path)
+    assert again.digest == data.digest
+    other = open_data(settings, TokenizerSettings(vocab_size=501), 1, tmp_path)
+    assert other.path != data.path
+    (data.path / "tokenizer.json").write_text("damaged")
+    assert open_data(settings, TokenizerSettings(vocab_size=500), 1, tmp_path).digest == data.digest
+    with pytest.raises(ConfigError, match="has 60000 training pairs"):
+        open_data(DataSettings(num_train_pairs=60_001), TokenizerSettings(vocab_size=500), 1, tmp_path)
+
+
+def test_the_copy_task(tmp_path: Path) -> None:
+    data = open_data(DataSettings(path="copy-task", num_train_pairs=50), TokenizerSettings(kind="word"), 1, tmp_path)
+    assert (len(data.train), len(data.valid_text), len(data.test_text)) == (50, 200, 500)
+    assert all(source.tolist() == target.tolist() for source, target in data.train)
+    assert data.manifest["counts"]["test"]["source_unknown"] == 0
+    other = open_data(DataSettings(path="copy-task", num_train_pairs=50), TokenizerSettings(kind="word"), 2, tmp_path)
+    assert other.digest != data.digest
+
+
+def test_copied_sequences_are_unseen_and_reproducible() -> None:
+    splits = copy_pairs(7)
+    texts = [source for pairs in splits.values() for source, _ in pairs]
+    assert len(set(texts)) == len(texts) == 20_700
+    assert {len(text.split()) for text in texts} == set(range(4, 11))
+    assert len({word for text in texts for word in text.split()}) == 16
+    assert copy_pairs(7, 30)["test"] == splits["test"]
+    assert copy_pairs(7, 30)["train"] == splits["train"][:30]
+    assert copy_pairs(8, 30) != copy_pairs(7, 30)
+    with pytest.raises(ConfigError, match="at most 10000000"):
+        copy_pairs(1, 10**9)

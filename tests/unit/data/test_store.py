@@ -1,0 +1,160 @@
+"""The token store: what goes in comes out, and damage never comes out silently."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyheads.data.store import PairStore, write_pairs
+from manyheads.errors import DataError, ManyHeadsError, SaveError
+
+PAIRS = [([5, 6, 7], [8]), ([], [9, 9]), ([4], []), ([65_535], [10, 11, 12, 13])]
+SENTENCE = st.lists(st.integers(0, 69_999), max_size=6)
+
+
+def as_lists(store: PairStore) -> list[tuple[list[int], list[int]]]:
+    return [(store[index][0].tolist(), store[index][1].tolist()) for index in range(len(store))]
+
+
+@settings(deadline=None, max_examples=50)
+@given(pairs=st.lists(st.tuples(SENTENCE, SENTENCE), max_size=8))
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[list[int], list[int]]]) -> None:
+    folder = tmp_path_factory.mktemp("store") / "train"
+    assert write_pairs(folder, iter(pairs), 70_000) == len(pairs)
+    store = PairStore.open(folder)
+    assert as_lists(store) == pairs == as_lists(PairStore.from_lists(pairs, 70_000))
+    assert store.source_lengths.tolist() == [len(source) for source, _ in pairs]
+    assert store.target_lengths.tolist() == [len(target) for _, target in pairs]
+    assert store.source_lengths.dtype == np.int32
+
+
+def test_ids_take_two_bytes_where_they_fit(tmp_path: Path) -> None:
+    for vocab_size, dtype in ((65_536, np.uint16), (65_537, np.uint32)):
+        write_pairs(tmp_path / str(vocab_size), PAIRS, vocab_size)
+        assert PairStore.open(tmp_path / str(vocab_size)).source.ids.dtype == dtype
+
+
+def test_blocks_are_written_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.data.store.FLUSH_TOKENS", 3)
+    monkeypatch.setattr("manyheads.data.store.CHECK_TOKENS", 2)
+    write_pairs(tmp_path / "s", PAIRS, 65_536)
+    assert as_lists(PairStore.open(tmp_path / "s")) == PAIRS
+
+
+def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
+    digests = []
+    for name, pairs in (("a", PAIRS), ("b", PAIRS), ("c", PAIRS[::-1])):
+        write_pairs(tmp_path / name, pairs, 65_536)
+        digests.append(PairStore.open(tmp_path / name).digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("wrong", [100, -1, 2**40])
+def test_ids_outside_the_vocabulary_leave_nothing_behind(tmp_path: Path, wrong: int) -> None:
+    with pytest.raises(DataError, match=f"Token id {wrong} is outside the vocabulary of 100"):
+        write_pairs(tmp_path / "s", [([1], [wrong])], 100)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="outside"):
+        PairStore.from_lists([([1], [wrong])], 100)
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "s", PAIRS, 65_536)
+    with pytest.raises(DataError, match="exists already"):
+        write_pairs(tmp_path / "s", PAIRS[:1], 65_536)
+    assert len(PairStore.open(tmp_path / "s")) == len(PAIRS)
+
+
+def test_positions_outside_are_refused(tmp_path: Path) -> None:
+    store = PairStore.from_lists(PAIRS, 65_536)
+    for index in (-1, len(PAIRS)):
+        with pytest.raises(IndexError):
+            store[index]
+
+
+def test_every_flipped_bit_and_cut_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    write_pairs(folder, PAIRS * 5, 65_536)
+    whole = PairStore.open(folder)
+    chance = random.Random(1)
+    for path in sorted(folder.glob("*.bin")) * 20:
+        content = path.read_bytes()
+        changed = bytearray(content)
+        if chance.random() < 0.3:
+            del changed[chance.randrange(len(changed)) :]
+        else:
+            changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match=r"Prepare the data again"):
+            PairStore.open(folder)
+        path.write_bytes(content)
+    assert PairStore.open(folder).digest == whole.digest
+
+
+def test_swapped_and_missing_files_are_noticed(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "s", [([5, 6], [7, 8])], 100)
+    source, target = tmp_path / "s" / "source.ids.bin", tmp_path / "s" / "target.ids.bin"
+    content = source.read_bytes()
+    source.write_bytes(target.read_bytes())
+    with pytest.raises(DataError, match="SHA-256"):
+        PairStore.open(tmp_path / "s")
+    source.write_bytes(content)
+    target.unlink()
+    with pytest.raises(DataError, match="is missing"):
+        PairStore.open(tmp_path / "s", verify=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "other"},
+        {"format_version": 2},
+        {"format_version": True},
+        {"dtype": "float64"},
+        {"dtype": ["uint16"]},
+        {"num_pairs": 10**18},
+        {"num_pairs": "4"},
+        {"num_pairs": -1},
+        {"vocab_size": 6},
+        {"vocab_size": None},
+        {"files": []},
+        {"files": {}},
+        {"files": {"source.ids.bin": 3}},
+        {"files": {"../../etc/passwd": {"sha256": "", "size": 0}}},
+    ],
+)
+def test_hostile_manifests_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    write_pairs(tmp_path / "s", PAIRS, 65_536)
+    path = tmp_path / "s" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DataError):
+        PairStore.open(tmp_path / "s")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{" * 100_000, b"[" * 100_000])
+def test_manifests_that_are_none(tmp_path: Path, content: bytes) -> None:
+    write_pairs(tmp_path / "s", PAIRS, 65_536)
+    (tmp_path / "s" / "manifest.json").write_bytes(content)
+    with pytest.raises(ManyHeadsError):
+        PairStore.open(tmp_path / "s")
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no manifest\.json"):
+        PairStore.open(tmp_path / "nowhere")
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("manyheads.data.folder.sync", full)
+    with pytest.raises(SaveError, match=r"No space left on device\. \d+ bytes are free"):
+        write_pairs(tmp_path / "deep" / "s", PAIRS, 65_536)
+    assert list((tmp_path / "deep").iterdir()) == []
