@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
-__all__ = ["Output", "SearchState", "Searchable"]
+__all__ = ["Output", "Scorable", "SearchState", "Searchable"]
 
 
 class Output(NamedTuple):
@@ -46,6 +46,11 @@ class SearchState(Protocol):
 class Searchable(Protocol):
     """A model that can be searched: `Seq2Seq` today, language models alike."""
 
+    @property
+    def max_len(self) -> int | None:
+        """Longest source, and longest target from BOS to the last token before EOS; None if there is no limit."""
+        ...
+
     def start(self, source: Tensor, source_lengths: Tensor) -> SearchState:
         """Read the sources. source (batch, source_len) ids padded on the right, lengths (batch,) with EOS."""
         ...
@@ -54,6 +59,19 @@ class Searchable(Protocol):
         """Append `tokens` (rows, new_len) to every row; the first token ever is BOS.
 
         Returns: log-probabilities of the token that follows the last one given, (rows, vocab_size) in float32, and the
-            new state. The state given is used up: clone it first to branch.
+            new state. The state given is used up: clone it first to branch. The caller may write into the
+            log-probabilities.
+        """
+        ...
+
+
+@runtime_checkable
+class Scorable(Protocol):
+    """A model that gives the probability of a known target."""
+
+    def log_probs(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
+        """Log-probabilities of the token after each target position, under teacher forcing.
+
+        Shape: target (batch, target_len) begins with BOS; the result is (batch, target_len, vocab_size).
         """
         ...

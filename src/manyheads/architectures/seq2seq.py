@@ -62,6 +62,11 @@ class Seq2Seq(nn.Module):
         log_probs: Tensor = self.head.log_probs(self.body(source, source_lengths, target))
         return log_probs
 
+    @property
+    def max_len(self) -> int | None:
+        """See `protocols.Searchable.max_len`: the size of the table of learned positions."""
+        return self.config.max_len if self.config.positions == "learned" else None
+
     def start(self, source: Tensor, source_lengths: Tensor) -> Any:
         """See `protocols.Searchable.start`."""
         return self.body.start(source, source_lengths)

@@ -1,0 +1,1 @@
+"""From ids to ids: greedy search, beam search, sampling; and from text to text."""

@@ -28,7 +28,6 @@ def search(
     bos_id: int,
     eos_id: int,
     indices: Sequence[int] | None = None,
-    max_target_len: int | None = None,
     rules: Rules | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[list[Hypothesis]]:
@@ -43,7 +42,6 @@ def search(
         bos_id: the decoder's first input; never produced.
         eos_id: ends a hypothesis.
         indices: a number for each sentence, for sampling; default 0, 1, 2 ...
-        max_target_len: most target tokens the model can make, whatever the settings say.
         rules: how beams are scored and stopped; default those of the settings.
         stop: asked before each step.
 
@@ -56,7 +54,7 @@ def search(
         model=model,
         source=source,
         source_lengths=source_lengths,
-        limits=length_limits(source_lengths, settings, max_target_len),
+        limits=length_limits(source_lengths, settings, model.max_len),
         indices=range(source.size(0)) if indices is None else indices,
         settings=settings,
         pad_id=pad_id,
@@ -77,8 +75,7 @@ def search_all(
     bos_id: int,
     eos_id: int,
     device: torch.device | str = "cpu",
-    first_index: int = 0,
-    max_target_len: int | None = None,
+    indices: Sequence[int] | None = None,
     rules: Rules | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[list[Hypothesis]]:
@@ -86,7 +83,7 @@ def search_all(
 
     Args:
         sources: ids of each sentence, EOS included.
-        first_index: number of the first sentence within a longer input, for sampling.
+        indices: a number for each sentence, for sampling; default 0, 1, 2 ...
         device: where the model is.  All other arguments as for `search`.
 
     Returns: as `search`, in the order of `sources`.
@@ -106,8 +103,7 @@ def search_all(
             pad_id=pad_id,
             bos_id=bos_id,
             eos_id=eos_id,
-            indices=[first_index + place for place in batch],
-            max_target_len=max_target_len,
+            indices=batch if indices is None else [indices[place] for place in batch],
             rules=rules,
             stop=stop,
         )

@@ -35,6 +35,8 @@ class DecodingSettings:
         banned_ids: token ids never produced (pad and BOS never are).
         forced_prefix_ids: token ids that every output begins with, after BOS.
         max_tokens: a batch's budget in tokens (rows x beams x longest source).
+        too_long: what happens to a source that is longer than the model or the budget allows (one sentence's
+            beams must fit into max_tokens): fail, or truncate it (EOS is kept) with a warning.
         seed: of sampling.
 
     Raises: ConfigError: an option is out of range, or two contradict each other.
@@ -58,6 +60,7 @@ class DecodingSettings:
     banned_ids: tuple[int, ...] = ()
     forced_prefix_ids: tuple[int, ...] = ()
     max_tokens: int = 8192
+    too_long: Literal["fail", "truncate"] = "fail"
     seed: int = 0
 
     def __post_init__(self) -> None:

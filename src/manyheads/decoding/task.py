@@ -66,10 +66,10 @@ class Task:
             )
 
 
-def length_limits(source_lengths: Tensor, settings: DecodingSettings, max_target_len: int | None = None) -> Tensor:
+def length_limits(source_lengths: Tensor, settings: DecodingSettings, max_len: int | None = None) -> Tensor:
     """Most target tokens of each sentence, EOS included. (sentences,) int64
 
-    `max_new_tokens`, or max_len_ratio x source length + max_len_offset, at most `max_target_len` (a model's table of
+    `max_new_tokens`, or max_len_ratio x source length + max_len_offset, at most `max_len` (a model's table of
     positions); at least one token after the forced prefix, and room for `min_new_tokens` and EOS.
     """
     if settings.max_new_tokens:
@@ -77,6 +77,6 @@ def length_limits(source_lengths: Tensor, settings: DecodingSettings, max_target
     else:
         limits = (source_lengths * settings.max_len_ratio).long() + settings.max_len_offset
         limits = limits.clamp(min=settings.min_new_tokens + 1)
-    if max_target_len is not None:
-        limits = limits.clamp(max=max_target_len)
+    if max_len is not None:
+        limits = limits.clamp(max=max_len)
     return limits.clamp(min=len(settings.forced_prefix_ids) + 1)

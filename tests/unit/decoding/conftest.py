@@ -46,6 +46,7 @@ class HashModel:
     seed: int = 0
     eos_bonus: float = 0.0
     sharpness: float = 4.0
+    max_len: int | None = None
     reorders: list[tuple[int, int]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
 

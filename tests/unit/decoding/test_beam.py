@@ -22,6 +22,7 @@ from manyheads.decoding.task import Task, length_limits
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 modest = settings(deadline=None, max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+fewer = settings(modest, max_examples=40)
 
 
 def same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
@@ -84,7 +85,7 @@ def test_beam_equals_oracle(
         same(hypotheses, naive_beam_search(model.next_log_probs(ids), options, limit=limit, **IDS))
 
 
-@modest
+@fewer
 @given(some_options(), some_sources, st.integers(0, 10**6), st.randoms(use_true_random=False))
 def test_result_does_not_depend_on_the_batch(
     hash_model: Any, options: DecodingSettings, sources: list[list[int]], seed: int, random: Any
@@ -126,7 +127,7 @@ def test_exhaustive_width_finds_the_best_of_all(hash_model: Any, seed: int, kind
     assert [h.score for h in found] == pytest.approx([score for score, _ in scored[:5]], abs=1e-5)
 
 
-@modest
+@fewer
 @given(some_options(), some_sources, st.integers(0, 10**6))
 def test_one_beam_is_greedy(hash_model: Any, options: DecodingSettings, sources: list[list[int]], seed: int) -> None:
     options = replace(options, num_beams=1, num_return_sequences=1, early_stopping=True)
@@ -191,7 +192,7 @@ def test_length_limits() -> None:
     assert length_limits(lengths, DecodingSettings(max_len_ratio=1.5, max_len_offset=2)).tolist() == [3, 8, 17]
     assert length_limits(lengths, DecodingSettings(max_new_tokens=5)).tolist() == [5, 5, 5]
     assert length_limits(lengths, DecodingSettings(max_len_ratio=0, max_len_offset=0)).tolist() == [1, 1, 1]
-    assert length_limits(lengths, DecodingSettings(), max_target_len=55).tolist() == [51, 54, 55]
+    assert length_limits(lengths, DecodingSettings(), max_len=55).tolist() == [51, 54, 55]
     assert length_limits(lengths, DecodingSettings(max_len_offset=0, min_new_tokens=6)).tolist() == [7, 7, 10]
 
 

@@ -1,0 +1,62 @@
+"""Log-probabilities of known targets, under teacher forcing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from manyheads.architectures.protocols import Scorable
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.search import cut_batches
+
+__all__ = ["token_log_probs"]
+
+_MAX_BATCH_VALUES = 2**25
+"""Most numbers in a batch's table of log-probabilities: 128 MiB in float32."""
+
+
+@torch.no_grad()
+def token_log_probs(
+    model: Scorable,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    max_tokens: int,
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+    stop: Callable[[], bool] | None = None,
+) -> list[list[float]]:
+    """The model's log-probability of each target token but the first, in nats.
+
+    Args:
+        model: gives log-probabilities; it should be in evaluation mode.
+        sources: ids of each source, EOS included.
+        targets: ids of each target from BOS to EOS.
+        max_tokens: a batch's budget in tokens on either side; cut further if the vocabulary is large.
+        stop: asked before each batch.
+
+    Returns: for each pair a number for each token after BOS.
+    Raises: SearchStopped: `stop` said yes.
+    """
+    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    budget = max(1, min(max_tokens, _MAX_BATCH_VALUES // vocab_size))
+    results: list[list[float]] = [[] for _ in sources]
+    for batch in cut_batches(lengths, budget):
+        if stop is not None and stop():
+            raise SearchStopped
+        source, source_lengths = _pad([sources[place] for place in batch], pad_id, device)
+        target, target_lengths = _pad([targets[place] for place in batch], pad_id, device)
+        log_probs = model.log_probs(source, source_lengths, target[:, :-1])
+        found = log_probs.gather(2, target[:, 1:, None])[:, :, 0].float().tolist()
+        for place, row, length in zip(batch, found, target_lengths.tolist(), strict=True):
+            results[place] = row[: length - 1]
+    return results
+
+
+def _pad(rows: list[Sequence[int]], pad_id: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    padded = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad_id)
+    return padded.to(device), torch.tensor([len(row) for row in rows], device=device)

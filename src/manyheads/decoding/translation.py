@@ -1,0 +1,42 @@
+"""What a translator returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Scored", "Translation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """One translation of one text.
+
+    Args:
+        text: detokenised.
+        score: what the n-best list is ranked by, see `Hypothesis.score`.
+        tokens: readable pieces, EOS last unless the translation was cut at the length limit.
+        token_log_probs: the model's log-probability of each piece, in nats; 0 for forced ones.
+    """
+
+    text: str
+    score: float
+    tokens: list[str]
+    token_log_probs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """How likely the model finds a given reference.
+
+    Args:
+        tokens: readable pieces of the reference, EOS last.
+        token_log_probs: log-probability of each, given the source and the pieces before it, in nats.
+    """
+
+    tokens: list[str]
+    token_log_probs: list[float]
+
+    @property
+    def sum_log_prob(self) -> float:
+        """Log-probability of the whole reference, in nats."""
+        return sum(self.token_log_probs)

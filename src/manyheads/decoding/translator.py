@@ -1,0 +1,232 @@
+"""Text in, text out: a model, its tokenizer and its decoding settings in one object."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self, get_args, overload
+
+import torch
+
+from manyheads.architectures.hub import resolve_model_path
+from manyheads.architectures.pretrained import load
+from manyheads.architectures.protocols import Scorable, Searchable
+from manyheads.config.build import build
+from manyheads.decoding.constraints import check_ids
+from manyheads.decoding.device import Precision, choose_device, inference
+from manyheads.decoding.fit import check_lengths, check_target_limit, fit_sources
+from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.scoring import token_log_probs
+from manyheads.decoding.search import search_all
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.translation import Scored, Translation
+from manyheads.errors import ModelFileError, RequestError
+from manyheads.text.tokenizer import Tokenizer
+
+__all__ = ["Scored", "Translation", "Translator"]
+
+
+class Translator:
+    """A model that translates text.
+
+    Args:
+        model: searchable; `score` needs it to be `Scorable` too. It is put into evaluation mode.
+        tokenizer: of source and target.
+        settings: decoding options that calls start from; default `DecodingSettings()`.
+        device: where the model is; `auto` asks the machine.
+        precision: `fp32`, or `bf16` by autocast.
+
+    Raises: RequestError: no such device or precision; an option names ids the vocabulary does not have.
+    """
+
+    def __init__(
+        self,
+        model: Searchable,
+        tokenizer: Tokenizer,
+        settings: DecodingSettings | None = None,
+        device: str | torch.device = "auto",
+        precision: Precision = "fp32",
+    ) -> None:
+        if precision not in get_args(Precision):
+            raise RequestError(f"precision is {precision!r}; use {' or '.join(get_args(Precision))}.")
+        self.device = choose_device(device)
+        self.model = model.to(self.device).eval() if isinstance(model, torch.nn.Module) else model
+        self.tokenizer = tokenizer
+        self.settings = DecodingSettings() if settings is None else settings
+        self.precision = precision
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, device: str | torch.device = "auto", precision: Precision = "fp32"
+    ) -> Self:
+        """A translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
+
+        Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: a file's content is bad.
+        """
+        folder = resolve_model_path(path)
+        chosen = choose_device(device)
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelFileError(
+                f"{folder} has no tokenizer.json, so it cannot translate text; save the model with its tokenizer."
+            )
+        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        return cls(load(folder, device=chosen), tokenizer, load_settings(folder), chosen, precision)
+
+    def options(self, **overrides: Any) -> DecodingSettings:
+        """The settings of a call. `do_sample=True` alone also sets num_beams to 1.
+
+        Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: see `check_ids`.
+        """
+        if overrides.get("do_sample") and "num_beams" not in overrides:
+            overrides["num_beams"] = 1
+        settings = self.settings
+        if overrides:
+            values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+            settings = build(DecodingSettings, {**values, **overrides}, "the decoding options")
+        token = self.tokenizer
+        check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
+        check_target_limit(settings, self.model.max_len)
+        return settings
+
+    @overload
+    def translate(self, texts: str, *, stop: Callable[[], bool] | None = None, **overrides: Any) -> str: ...
+    @overload
+    def translate(
+        self, texts: Sequence[str], *, stop: Callable[[], bool] | None = None, **overrides: Any
+    ) -> list[str]: ...
+    def translate(
+        self, texts: str | Sequence[str], *, stop: Callable[[], bool] | None = None, **overrides: Any
+    ) -> str | list[str]:
+        """The best translation of each text, in order; a string for a string. An empty text gives an empty text.
+
+        Args:
+            texts: a text or several.
+            stop: asked before each step; if it says yes, SearchStopped is raised.
+            overrides: any field of `DecodingSettings`, for this call.
+
+        Raises: RequestError: a text is too long or no text. ConfigError: a bad option. DataError: a text is no Unicode.
+        """
+        if isinstance(texts, str):
+            return self.translate([texts], stop=stop, **overrides)[0]
+        found = self._search(texts, self.options(**overrides), stop)
+        return self._texts([hypotheses[0] if hypotheses else None for hypotheses in found])
+
+    def translate_nbest(
+        self, texts: Sequence[str], *, stop: Callable[[], bool] | None = None, **overrides: Any
+    ) -> list[list[Translation]]:
+        """Up to num_return_sequences translations of each text, best first; arguments and errors as `translate`.
+
+        An empty text gives one empty translation with score 0 and no tokens.
+        """
+        found = self._search(texts, self.options(**overrides), stop)
+        return [
+            [self._translation(hypothesis) for hypothesis in hypotheses] or [Translation("", 0.0, [], [])]
+            for hypotheses in found
+        ]
+
+    def translate_lines(
+        self,
+        lines: Iterable[str],
+        *,
+        lines_at_once: int = 256,
+        stop: Callable[[], bool] | None = None,
+        **overrides: Any,
+    ) -> Iterator[str]:
+        """Translate a stream: reads `lines_at_once` lines, yields their translations in order, and so on.
+
+        One line gives one line: a line break that the model may produce becomes a space. Options are checked at once,
+        before the first line is read.
+
+        Raises: as `translate`; texts are numbered over the whole stream.
+        """
+        settings = self.options(**overrides)
+        return self._stream(iter(lines), lines_at_once, settings, stop)
+
+    def score(
+        self, sources: Sequence[str], references: Sequence[str], *, stop: Callable[[], bool] | None = None
+    ) -> list[Scored]:
+        """Token log-probabilities of each reference given its source. An empty reference is EOS alone.
+
+        Raises: RequestError: unequal counts, a text too long for the model, or a model that cannot score.
+        """
+        if not isinstance(self.model, Scorable):
+            raise RequestError(f"a {type(self.model).__name__} gives no log-probabilities of whole targets.")
+        if isinstance(sources, str) or isinstance(references, str) or len(sources) != len(references):
+            raise RequestError(
+                f"{len(sources)} sources but {len(references)} references; give two lists of equal length."
+            )
+        token = self.tokenizer
+        source_ids = [[*ids, token.eos_id] for ids in self._encode(sources)]
+        labels = [[*ids, token.eos_id] for ids in self._encode(references)]
+        for what, rows in (("source", source_ids), ("reference", labels)):
+            check_lengths([len(row) for row in rows], self.model.max_len, what)
+        with inference(self.device, self.precision):
+            found = token_log_probs(
+                self.model,
+                source_ids,
+                [[token.bos_id, *ids] for ids in labels],
+                pad_id=token.pad_id,
+                max_tokens=self.settings.max_tokens,
+                vocab_size=token.vocab_size,
+                device=self.device,
+                stop=stop,
+            )
+        return [Scored(token.tokens(ids), row) for ids, row in zip(labels, found, strict=True)]
+
+    def _stream(
+        self, lines: Iterator[str], count: int, settings: DecodingSettings, stop: Callable[[], bool] | None
+    ) -> Iterator[str]:
+        first = 0
+        while texts := list(islice(lines, count)):
+            found = self._search(texts, settings, stop, first)
+            for text in self._texts([hypotheses[0] if hypotheses else None for hypotheses in found]):
+                yield text.replace("\n", " ")
+            first += len(texts)
+
+    def _search(
+        self,
+        texts: Sequence[str],
+        settings: DecodingSettings,
+        stop: Callable[[], bool] | None,
+        first: int = 0,
+    ) -> list[list[Hypothesis]]:
+        """Hypotheses of each text; none for an empty one."""
+        if isinstance(texts, str):
+            raise RequestError("give a list of texts, not one string.")
+        encoded = self._encode(texts)
+        full = [place for place, ids in enumerate(encoded) if ids and texts[place].strip()]
+        sources = [[*encoded[place], self.tokenizer.eos_id] for place in full]
+        sources = fit_sources(sources, [first + place + 1 for place in full], settings, self.model.max_len)
+        results: list[list[Hypothesis]] = [[] for _ in texts]
+        with inference(self.device, self.precision):
+            found = search_all(
+                self.model,
+                sources,
+                settings,
+                pad_id=self.tokenizer.pad_id,
+                bos_id=self.tokenizer.bos_id,
+                eos_id=self.tokenizer.eos_id,
+                device=self.device,
+                indices=[first + place for place in full],
+                stop=stop,
+            )
+        for place, hypotheses in zip(full, found, strict=True):
+            results[place] = hypotheses
+        return results
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        for place, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise RequestError(f"text {place + 1} is a {type(text).__name__}; texts are strings.")
+        return self.tokenizer.encode_batch(list(texts))
+
+    def _texts(self, best: list[Hypothesis | None]) -> list[str]:
+        return self.tokenizer.decode_batch([[] if hypothesis is None else hypothesis.ids for hypothesis in best])
+
+    def _translation(self, hypothesis: Hypothesis) -> Translation:
+        ids = [*hypothesis.ids, self.tokenizer.eos_id] if hypothesis.ended else hypothesis.ids
+        text = self.tokenizer.decode(hypothesis.ids)
+        return Translation(text, hypothesis.score, self.tokenizer.tokens(ids), hypothesis.token_log_probs)

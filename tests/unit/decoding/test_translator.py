@@ -1,0 +1,167 @@
+"""Text in, text out, over a toy model and a real tokenizer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.decoding.device import choose_device
+from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.translator import Translator
+from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
+
+TEXTS = ["the cat sees a dog", "a dog", "", "the dog sees the cat and the dog", "  ", "cat"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["the cat sees a dog and you"], TokenizerSettings(kind="word", vocab_size=11))
+
+
+@pytest.fixture
+def translator(hash_model: Any, tokenizer: Tokenizer) -> Translator:
+    model = hash_model(vocab_size=tokenizer.vocab_size, seed=7)
+    settings = DecodingSettings(max_new_tokens=6, min_new_tokens=1, banned_ids=(tokenizer.unk_id,))
+    return Translator(model, tokenizer, settings, device="cpu")
+
+
+def test_lists_and_strings(translator: Translator) -> None:
+    found = translator.translate(TEXTS)
+    assert [bool(text) for text in found] == [True, True, False, True, False, True]
+    assert found[2] == found[4] == ""
+    assert translator.translate(TEXTS[0]) == found[0]
+    assert translator.translate([]) == []
+    assert translator.translate("") == ""
+
+
+def test_nbest(translator: Translator) -> None:
+    found = translator.translate_nbest(TEXTS, num_return_sequences=3)
+    assert [len(translations) for translations in found] == [3, 3, 1, 3, 1, 3]
+    assert [translations[0].text for translations in found] == translator.translate(TEXTS)
+    best = found[0][0]
+    assert len(best.tokens) == len(best.token_log_probs)
+    assert best.tokens[-1] == "</s>" or len(best.tokens) == 6
+    assert found[2][0].tokens == []
+
+
+def test_overrides(translator: Translator) -> None:
+    sampled = translator.translate(TEXTS, do_sample=True, seed=3)
+    assert sampled == translator.translate(TEXTS, do_sample=True, seed=3)
+    assert sampled != translator.translate(TEXTS, do_sample=True, seed=4)
+    assert translator.translate(TEXTS, num_beams=1) == translator.translate(TEXTS, num_beams=1, max_tokens=10)
+    with pytest.raises(ConfigError, match="num_beams"):
+        translator.translate("a dog", num_beans=3)
+    with pytest.raises(ConfigError, match="num_beams"):
+        translator.translate("a dog", num_beams="many")
+    with pytest.raises(RequestError, match="banned_ids"):
+        translator.translate("a dog", banned_ids=[99])
+
+
+def test_lines_stream_lazily_and_in_order(translator: Translator) -> None:
+    read: list[int] = []
+
+    def lines() -> Iterator[str]:
+        for number, text in enumerate(TEXTS * 3):
+            read.append(number)
+            yield text
+
+    for options in ({}, {"do_sample": True}):
+        read.clear()
+        stream = translator.translate_lines(lines(), lines_at_once=4, **options)
+        assert read == []
+        first = next(stream)
+        assert read == [0, 1, 2, 3]
+        assert [first, *stream] == translator.translate(TEXTS * 3, **options)
+    with pytest.raises(ConfigError):
+        translator.translate_lines(lines(), num_beams=0)
+
+
+def test_a_line_break_in_the_output_does_not_split_a_line(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "decode_batch", lambda self, batch: ["a\nb" for _ in batch])
+    assert list(translator.translate_lines(["a dog"])) == ["a b"]
+    assert translator.translate(["a dog"]) == ["a\nb"]
+
+
+def test_too_long(hash_model: Any, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    model = hash_model(vocab_size=tokenizer.vocab_size, max_len=5)
+    translator = Translator(model, tokenizer, device="cpu")
+    long = "the cat sees a dog"
+    short = translator.translate_nbest(["the cat sees a"])
+    with pytest.raises(RequestError, match="text 2 has 6 tokens, EOS included, but at most 5 fit"):
+        translator.translate(["a dog", long])
+    with pytest.raises(RequestError, match="text 3 has 6 tokens"):
+        list(translator.translate_lines(["a dog", "", long], lines_at_once=1))
+    with pytest.raises(RequestError, match="max_tokens 12 / 4 beams"):
+        translator.translate("the cat sees a", max_tokens=12)
+    with caplog.at_level(logging.WARNING):
+        assert translator.translate_nbest([long], too_long="truncate") == short
+    assert "text 1 has 6 tokens; only its first 4 are translated" in caplog.text
+    with pytest.raises(RequestError, match="6 target tokens"):
+        translator.translate("a", max_new_tokens=6)
+
+
+def test_wrong_types(translator: Translator) -> None:
+    with pytest.raises(RequestError, match="text 2 is a int"):
+        translator.translate(["a", 5])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="list of texts"):
+        translator.translate_nbest("a dog")
+    with pytest.raises(RequestError, match="gives no log-probabilities"):
+        translator.score(["a"], ["b"])
+    with pytest.raises(RequestError, match="fp32 or bf16"):
+        Translator(translator.model, translator.tokenizer, precision="fp8")  # type: ignore[arg-type]
+
+
+def test_score_agrees_with_the_search(hash_model: Any, tokenizer: Tokenizer) -> None:
+    class Scoring(hash_model):  # type: ignore[misc]
+        def log_probs(self, source: Any, source_lengths: Any, target: Any) -> torch.Tensor:
+            state, rows = self.start(source, source_lengths), []
+            for column in target.unbind(1):
+                row, state = self.step(column[:, None], state)
+                rows.append(row)
+            return torch.stack(rows, 1)
+
+    model = Scoring(vocab_size=tokenizer.vocab_size, seed=7, eos_bonus=2.0, max_len=9)
+    translator = Translator(model, tokenizer, DecodingSettings(max_new_tokens=9, max_tokens=40), device="cpu")
+    texts = [text for text in TEXTS if text.strip()]
+    best = [translations[0] for translations in translator.translate_nbest(texts)]
+    scored = translator.score(texts, [translation.text for translation in best])
+    for one, other in zip(scored, best, strict=True):
+        assert one.tokens == other.tokens
+        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-5)
+        assert one.sum_log_prob == pytest.approx(sum(other.token_log_probs), abs=1e-4)
+    assert translator.score([""], [""])[0].tokens == ["</s>"]
+    with pytest.raises(RequestError, match="1 sources but 2 references"):
+        translator.score(["a"], ["a", "b"])
+    with pytest.raises(RequestError, match="reference 1 has 10 tokens"):
+        translator.score(["a"], ["a a a a a a a a a"])
+
+
+def test_generation_config(tmp_path: Path) -> None:
+    assert load_settings(tmp_path) == DecodingSettings()
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"num_beams": 7, "banned_ids": [5, 6]}), encoding="utf-8")
+    assert load_settings(tmp_path) == DecodingSettings(num_beams=7, banned_ids=(5, 6))
+    for text, kind in (("[1]", ModelFileError), ("{", ModelFileError), ('{"beams": 3}', ConfigError)):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(kind, match="generation_config"):
+            load_settings(tmp_path)
+
+
+def test_devices() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type in ("cpu", "cuda", "mps")
+    with pytest.raises(RequestError, match="unknown"):
+        choose_device("abacus")
+    with pytest.raises(RequestError, match="such devices"):
+        choose_device("cuda:77")
