@@ -28,6 +28,7 @@ class CurvePainter:
         self._plots = plots
         self._warn = warn
         self._off = False
+        self._drawn: tuple[int, tuple[Path, ...]] = (-1, ())
 
     def draw(self) -> tuple[Path, ...]:
         """The pictures' paths; none if they could not be drawn, which never ends a run."""
@@ -37,9 +38,12 @@ class CurvePainter:
         from manyheads.visualise.figure import save_figure
 
         try:
-            figure = learning_curve_figure(read_metrics(self._metrics))
-            return save_figure(figure, self._plots / "learning-curve")
-        except (MissingExtraError, SaveError, DataError) as error:
+            size = self._metrics.stat().st_size
+            if size != self._drawn[0]:  # at the end of a run the last validation has just drawn it
+                figure = learning_curve_figure(read_metrics(self._metrics))
+                self._drawn = (size, save_figure(figure, self._plots / "learning-curve"))
+            return self._drawn[1]
+        except (MissingExtraError, SaveError, DataError, OSError) as error:
             self._off = True
             self._warn(f"No learning curve: {error}")
             return ()

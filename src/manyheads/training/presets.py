@@ -25,6 +25,7 @@ def debug() -> TrainConfig:
     """Every part of a run in under 5 seconds on a CPU: the copy task, two small layers, twenty steps."""
     return TrainConfig(
         run_dir="runs/debug",
+        num_threads=1,
         data=DataSettings(
             path="copy-task", max_tokens=512, max_source_len=32, max_target_len=32, accumulate=2, num_train_pairs=500
         ),
@@ -39,7 +40,7 @@ def debug() -> TrainConfig:
 
 
 def copy() -> TrainConfig:
-    """The copy task (Annotated Transformer): unseen sequences are copied exactly after less than a minute on two cores."""
+    """The copy task (Annotated Transformer): unseen sequences are copied exactly in under a minute on two cores."""
     return TrainConfig(
         run_dir="runs/copy",
         data=DataSettings(path="copy-task", max_tokens=2048, max_source_len=32, max_target_len=32),
