@@ -1,0 +1,14 @@
+"""The learning rate that the Transformer was published with; the other schedules belong to `training`."""
+
+from __future__ import annotations
+
+__all__ = ["noam"]
+
+
+def noam(step: int, *, factor: float, d_model: int, warmup_steps: int) -> float:
+    """factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); step 0 counts as 1.
+
+    Paper: Vaswani et al. 2017, sec. 5.3, eq. 3.
+    """
+    step = max(step, 1)
+    return float(factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))

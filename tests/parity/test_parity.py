@@ -1,0 +1,104 @@
+"""Every fixture of the folder against our module with the peer's weights: all outputs, all gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.interop import PEERS
+
+
+def matching(meta: dict[str, Any]) -> list[str]:
+    return [peer for peer, loader in PEERS.items() if loader.matches(meta)]
+
+
+def expected(tensors: dict[str, torch.Tensor], answer: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What must come out. Where a fixture has two right answers, the wrapper chooses one for all of them."""
+    wanted = {name: t for name, t in tensors.items() if name.startswith(("out.", "grad."))}
+    if any(name.startswith("exact.") for name in answer):
+        for name in [name for name in tensors if name.startswith("exact.")]:
+            wanted.pop(f"out.{name.removeprefix('exact.')}", None)
+            wanted[name] = tensors[name]
+    return wanted
+
+
+def compare(name: str, ours: torch.Tensor, theirs: torch.Tensor, tolerance: dict[str, float]) -> str | None:
+    """What is wrong with a tensor, if anything."""
+    if ours.shape != theirs.shape:
+        return f"{name}: shape {tuple(ours.shape)}, not {tuple(theirs.shape)}"
+    if not theirs.is_floating_point():
+        same = not ours.is_floating_point() and torch.equal(ours.to(theirs.dtype), theirs)
+        return None if same else f"{name}: integers differ"
+    prefix = name.partition(".")[0]
+    atol = tolerance[{"grad": "grad_atol", "exact": "atol_exact"}.get(prefix, "atol")]
+    rtol = tolerance["grad_rtol" if prefix == "grad" else "rtol"]
+    excess = (ours.double() - theirs.double()).abs() - (atol + rtol * theirs.double().abs())
+    if bool((excess <= 0).all()):  # NaN fails
+        return None
+    return f"{name}: beyond the tolerance by {excess.nan_to_num(float('inf')).max().item():.3g}"
+
+
+def check(fixture: Any, tensors: dict[str, torch.Tensor]) -> list[str]:
+    (peer,) = matching(fixture.meta)
+    weights = {
+        name.partition(".")[2]: tensor for name, tensor in tensors.items() if name.startswith(("param.", "buffer."))
+    }
+    wrapper = PEERS[peer].from_peer(fixture.meta["config"], weights)
+    assert isinstance(wrapper.module, torch.nn.Module)
+    assert type(wrapper.module).__module__.startswith("manyheads.")
+    answer = wrapper.run({name: t for name, t in tensors.items() if name.startswith(("in.", "rot."))})
+    wanted = expected(tensors, answer)
+    problems = [f"{name}: missing" for name in sorted(wanted.keys() - answer.keys())]
+    problems += [f"{name}: not in the fixture" for name in sorted(answer.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & answer.keys()):
+        problem = compare(name, answer[name], wanted[name], fixture.meta["tolerance"])
+        problems += [problem] if problem else []
+    return problems
+
+
+def test_fixture(fixture: Any, pending: dict[str, str]) -> None:
+    if not matching(fixture.meta) and fixture.meta["kind"] in pending:
+        pytest.skip(f"pending: {fixture.meta['kind']} {pending[fixture.meta['kind']]}")
+    assert matching(fixture.meta), f"no loader for kind {fixture.meta['kind']}, and it is not listed as pending"
+    tensors = fixture.tensors()
+    prefixes = {name.partition(".")[0] for name in tensors}
+    assert prefixes <= {"param", "buffer", "in", "rot", "out", "exact", "grad"}
+    assert check(fixture, tensors) == []
+
+
+def test_pending_is_honest(fixtures: list[Any], pending: dict[str, str]) -> None:
+    """Listed kinds occur and have no loader; every fixture is matched by one loader at most."""
+    kinds = {one.meta["kind"] for one in fixtures}
+    assert set(pending) <= kinds
+    assert [one.meta["kind"] for one in fixtures if one.meta["kind"] in pending and matching(one.meta)] == []
+    assert [one.path.stem for one in fixtures if len(matching(one.meta)) > 1] == []
+
+
+@pytest.mark.parametrize("harm", ["moved output", "unknown output", "moved gradient", "lost weight", "moved weight"])
+def test_comparison_notices(harm: str, fixtures: list[Any]) -> None:
+    """The check itself: each harm to a fixture must be seen."""
+    fixture = next((one for one in fixtures if one.path.stem == "torch_transformer_pre_norm"), None)
+    if fixture is None:
+        pytest.skip("this folder has no torch_transformer_pre_norm")
+    tensors = fixture.tensors()
+    assert check(fixture, tensors) == []
+    gradient = next(name for name in tensors if name.startswith("grad."))
+    weight = next(name for name in tensors if name.startswith("param."))
+    if harm == "moved output":
+        tensors["out.memory"].view(-1)[0] += 1e-3
+    elif harm == "unknown output":
+        tensors["out.more"] = torch.zeros(1)
+    elif harm == "moved gradient":
+        tensors[gradient].view(-1)[0] += 1e-2
+    elif harm == "moved weight":
+        tensors[weight] += 0.1
+    else:
+        del tensors[weight]
+        from manyheads.errors import ModelFileError
+
+        with pytest.raises(ModelFileError, match="is missing"):
+            check(fixture, tensors)
+        return
+    assert check(fixture, tensors) != []
