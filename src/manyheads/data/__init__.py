@@ -1,0 +1,1 @@
+"""Corpora, token stores, order of samples, batches: everything between text and a model's input."""
