@@ -85,6 +85,16 @@ def test_beam_equals_oracle(
         same(hypotheses, naive_beam_search(model.next_log_probs(ids), options, limit=limit, **IDS))
 
 
+@pytest.mark.parametrize("num_beams", [2, 3, 5])
+def test_whole_nbest_list_equals_oracle(hash_model: Any, num_beams: int) -> None:
+    """With EOS likely, so that a row's best candidates are not all allowed to go on."""
+    options = DecodingSettings(num_beams=num_beams, num_return_sequences=num_beams, max_new_tokens=7)
+    for seed in range(30):
+        model = hash_model(vocab_size=9, seed=seed, eos_bonus=2.0)
+        (found,) = search_all(model, [[3, 4, 2]], options, **IDS)
+        same(found, naive_beam_search(model.next_log_probs([3, 4, 2]), options, limit=7, **IDS))
+
+
 @fewer
 @given(some_options(), some_sources, st.integers(0, 10**6), st.randoms(use_true_random=False))
 def test_result_does_not_depend_on_the_batch(
