@@ -65,12 +65,13 @@ class SinusoidalPositions(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int = 0
     ) -> Float[Tensor, "batch length d_model"]:
-        """x plus the encodings of first_position, first_position + 1, ..."""
+        """x plus the encodings of first_position, first_position + 1, ..., summed in float32, in the type of x."""
         end = first_position + x.shape[1]
-        if end > self.table.shape[0]:
-            positions = torch.arange(max(512.0, 2.0 ** math.ceil(math.log2(end))), device=self.table.device)
+        # `module.bfloat16()` would have rounded the table along with the weights, until positions coincide.
+        if end > self.table.shape[0] or self.table.dtype != torch.float32:
+            positions = torch.arange(max(512.0, 2.0 ** math.ceil(math.log2(max(1, end)))), device=self.table.device)
             self.table = sinusoidal_table(positions, self.d_model, self.layout)
-        return x + self.table[first_position:end]
+        return (x + self.table[first_position:end]).to(x.dtype)
 
 
 class LearnedPositions(nn.Module):

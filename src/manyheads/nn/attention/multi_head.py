@@ -129,7 +129,7 @@ class MultiHeadAttention(nn.Module):
         else:
             key = query if key is None else key
             q = self.project_query(query)
-            k, v = self.project_memory(key, key if value is None else value)
+            k, v = self.project_memory(key, value)
         if state is not None:
             first_query = int(state.length)
             state = state.append(k, v)

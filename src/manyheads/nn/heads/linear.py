@@ -85,6 +85,9 @@ def smoothed_loss(
     Paper: Szegedy et al. 2016, arXiv:1512.00567, sec. 7. Symbols: epsilon = label_smoothing.
     Computes the gradients along with the loss, chunk by chunk, so that no logits are kept for the backward pass.
     """
+    if not torch.is_grad_enabled():
+        # autograd.Function is not told of no_grad: without this, validation would pay for gradients too.
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     compute = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
     apply: Callable[..., HeadLoss] = _SmoothedLoss.apply
     return apply(hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)

@@ -1,0 +1,44 @@
+"""For tests of parts: reproducible numbers, and the masks that every kind of attention must bear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from manyheads.nn.attention import dot_product
+from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Lengths, Mask, Window
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["short", "sdpa"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to compute dot-product attention, whatever the length (an empty product never reaches SDPA)."""
+    monkeypatch.setattr(dot_product, "_SHORT", 0 if request.param == "sdpa" else 1 << 40)
+    return str(request.param)
+
+
+MASKS: dict[str, Callable[[int, int, int], Mask | None]] = {
+    "all": lambda batch, q_len, k_len: None,
+    "causal": lambda batch, q_len, k_len: Causal(),
+    "lengths": lambda batch, q_len, k_len: Lengths(torch.arange(batch) + k_len - batch + 1),
+    "lengths with an empty row": lambda batch, q_len, k_len: Lengths(torch.arange(batch)),
+    "causal and lengths": lambda batch, q_len, k_len: Causal() & Lengths(torch.arange(batch) + 1),
+    "window": lambda batch, q_len, k_len: Window(left=1, right=0),
+    "padding on the left": lambda batch, q_len, k_len: (
+        Causal() & KeyPadding(torch.arange(k_len).expand(batch, -1) >= 2)
+    ),
+    "dense": lambda batch, q_len, k_len: Dense(torch.arange(batch * q_len * k_len).view(batch, q_len, k_len) % 3 == 0),
+    "nothing": lambda batch, q_len, k_len: Dense(torch.zeros(q_len, k_len, dtype=torch.bool)),
+}
+
+
+@pytest.fixture(params=MASKS.values(), ids=MASKS.keys())
+def make_mask(request: pytest.FixtureRequest) -> Callable[[int, int, int], Mask | None]:
+    """(batch, q_len, k_len) -> mask"""
+    return request.param  # type: ignore[no-any-return]

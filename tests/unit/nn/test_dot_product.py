@@ -1,0 +1,124 @@
+"""Scaled dot-product attention, both ways, against the loop in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
+from manyheads.nn.attention.masks import Causal, Lengths, Mask, dense_mask
+from manyheads.nn.attention.naive import naive_dot_product_attention
+
+B, H, D, E = 2, 3, 4, 5
+MakeMask = Callable[[int, int, int], Mask | None]
+
+
+def inputs(q_len: int, k_len: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.randn(B, H, n, d).to(dtype) for n, d in ((q_len, D), (k_len, D), (k_len, E))]
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), [(5, 5), (3, 6), (1, 4)])
+def test_fp32_against_the_loop(path: str, make_mask: MakeMask, q_len: int, k_len: int) -> None:
+    q, k, v = inputs(q_len, k_len)
+    mask = make_mask(B, q_len, k_len)
+    slow = naive_dot_product_attention(q, k, v, dense_mask(mask, q_len, k_len, q.device))
+    torch.testing.assert_close(dot_product_attention(q, k, v, mask).double(), slow, atol=1e-5, rtol=1e-5)
+
+
+def test_bf16_against_the_loop(path: str, make_mask: MakeMask) -> None:
+    """Within twice what the plain formula in bfloat16 loses against float64 on the same numbers."""
+    q, k, v = inputs(6, 6, torch.bfloat16)
+    mask = make_mask(B, 6, 6)
+    allowed = dense_mask(mask, 6, 6, q.device)
+    slow = naive_dot_product_attention(q, k, v, allowed)
+    scores = (q @ k.transpose(-1, -2)) * D**-0.5
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    plain = (scores.float().softmax(-1).nan_to_num(0.0).bfloat16() @ v).double()
+    error = (plain - slow).abs().max().item()
+    got = dot_product_attention(q, k, v, mask)
+    assert got.dtype == torch.bfloat16
+    assert (got.double() - slow).abs().max().item() <= 2 * error + 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_finite_and_agree(path: str, make_mask: MakeMask, dtype: torch.dtype) -> None:
+    q, k, v = (x.requires_grad_() for x in inputs(5, 5, dtype))
+    mask = make_mask(B, 5, 5)
+    factor = torch.randn(B, H, 5, E).to(dtype)
+    grads = torch.autograd.grad((dot_product_attention(q, k, v, mask) * factor).sum(), (q, k, v))
+    slow_in = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    slow_out = naive_dot_product_attention(*slow_in, dense_mask(mask, 5, 5, q.device))  # type: ignore[arg-type]
+    slow = [torch.zeros_like(x) for x in slow_in]
+    if slow_out.requires_grad:
+        found = torch.autograd.grad((slow_out * factor).sum(), slow_in, allow_unused=True)
+        slow = [zero if grad is None else grad for zero, grad in zip(slow, found, strict=True)]
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    for fast, wanted in zip(grads, slow, strict=True):
+        assert fast.isfinite().all()
+        torch.testing.assert_close(fast.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_queries_behind_a_cache(path: str) -> None:
+    """The last two of six positions, asked alone, answer as in the whole."""
+    q, k, v = inputs(6, 6)
+    mask = Causal() & Lengths(torch.tensor([6, 5]))
+    whole = dot_product_attention(q, k, v, mask)
+    torch.testing.assert_close(dot_product_attention(q[:, :, 4:], k, v, mask, first_query=4), whole[:, :, 4:])
+    causal = dot_product_attention(q[:, :, 4:], k, v, Causal(), first_query=4)
+    torch.testing.assert_close(causal, dot_product_attention(q, k, v, Causal())[:, :, 4:])
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), [(0, 3), (3, 0), (0, 0), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lengths_zero_and_one(q_len: int, k_len: int, dtype: torch.dtype) -> None:
+    q, k, v = inputs(q_len, k_len, dtype)
+    for mask in (None, Causal(), Lengths(torch.tensor([0, 1]))):
+        out = dot_product_attention(q, k, v, mask)
+        assert out.shape == (B, H, q_len, E)
+        assert out.isfinite().all()
+        if k_len == 0:
+            assert (out == 0).all()
+
+
+def test_scale(path: str) -> None:
+    q, k, v = inputs(4, 4)
+    torch.testing.assert_close(dot_product_attention(q, k, v, scale=D**-0.5), dot_product_attention(q, k, v))
+    slow = naive_dot_product_attention(q, k, v, scale=1.7)
+    torch.testing.assert_close(dot_product_attention(q, k, v, scale=1.7).double(), slow, atol=1e-5, rtol=1e-5)
+
+
+def test_scores_have_variance_d_k_without_the_scale_and_one_with_it() -> None:
+    """Vaswani et al. 2017, footnote 4."""
+    width = 64
+    q, k = torch.randn(1, 1, 600, width), torch.randn(1, 1, 600, width)
+    raw = (q @ k.transpose(-1, -2)).var().item()
+    assert raw == pytest.approx(width, rel=0.1)
+    # What our scale does to them is seen in the weights: the log of their ratio is a difference of scores.
+    log_weights = dot_product_weights(q, k).double().log()
+    assert log_weights.sub(log_weights.mean(-1, keepdim=True)).var().item() == pytest.approx(1.0, rel=0.1)
+
+
+def test_order_of_keys_does_not_matter_and_queries_keep_theirs(path: str) -> None:
+    q, k, v = inputs(5, 5)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    out = dot_product_attention(q, k, v)
+    torch.testing.assert_close(dot_product_attention(q, k[:, :, order], v[:, :, order]), out)
+    torch.testing.assert_close(dot_product_attention(q[:, :, order], k, v), out[:, :, order])
+
+
+def test_dropout_keeps_the_mean_and_its_rate(path: str) -> None:
+    q, k = torch.zeros(1, 1, 400, D), torch.zeros(1, 1, 50, D)
+    v = torch.eye(50)[None, None]
+    out = dot_product_attention(q, k, v, dropout_rate=0.25) * 50  # each number is a weight: 0 or 4/3
+    assert (out == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+def test_both_paths_meet_at_the_threshold() -> None:
+    """At the real limit, one length more takes the other way and says the same."""
+    q, k, v = torch.randn(1, 1, 129, 8), torch.randn(1, 1, 129, 8), torch.randn(1, 1, 129, 8)
+    whole = dot_product_attention(q, k, v, Causal())
+    torch.testing.assert_close(dot_product_attention(*(x[:, :, :120] for x in (q, k, v)), Causal()), whole[:, :, :120])

@@ -1,0 +1,189 @@
+"""The linear head's loss against torch's, chunk by chunk, and its hand-made gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+
+from manyheads.nn.heads import linear
+from manyheads.nn.heads.linear import LinearHead, smoothed_loss
+
+N, D, V = 23, 6, 11
+
+
+def tensors(dtype: torch.dtype = torch.float64, bias: bool = True) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    hidden = torch.randn(N, D, dtype=dtype, requires_grad=True)
+    weight = torch.randn(V, D, dtype=dtype, requires_grad=True)
+    row = torch.randn(V, dtype=dtype, requires_grad=True) if bias else None
+    return hidden, torch.randint(0, V, (N,)), weight, row
+
+
+def reference(hidden: Any, targets: Any, weight: Any, bias: Any, smoothing: float) -> Any:
+    logits = F.linear(hidden, weight, bias)
+    return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("chunk", [1, 4, 23, 1000])
+def test_loss_and_gradients_are_cross_entropys(bias: bool, smoothing: float, chunk: int) -> None:
+    hidden, targets, weight, row = tensors(bias=bias)
+    inputs = [x for x in (hidden, weight, row) if x is not None]
+    loss, nll = smoothed_loss(hidden, targets, weight, row, smoothing, chunk)
+    wanted = reference(hidden, targets, weight, row, smoothing)
+    torch.testing.assert_close(loss, wanted, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(nll, reference(hidden, targets, weight, row, 0.0), atol=1e-10, rtol=1e-10)
+    assert not nll.requires_grad
+    ours, theirs = torch.autograd.grad(loss * 0.37, inputs), torch.autograd.grad(wanted * 0.37, inputs)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 9), st.integers(1, 7), st.integers(1, 12), st.integers(1, 40), st.floats(0.0, 0.9))
+def test_tiles_and_chunks_of_any_size(rows: int, vocab: int, chunk: int, tile: int, smoothing: float) -> None:
+    generator = torch.Generator().manual_seed(rows * 100 + vocab)
+    hidden = torch.randn(rows, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(vocab, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+    targets = torch.randint(0, vocab, (rows,), generator=generator)
+    before, linear._TILE_NUMBERS = linear._TILE_NUMBERS, tile
+    try:
+        loss, _ = smoothed_loss(hidden, targets, weight, None, smoothing, chunk)
+    finally:
+        linear._TILE_NUMBERS = before
+    wanted = reference(hidden, targets, weight, None, smoothing)
+    torch.testing.assert_close(loss, wanted, atol=1e-9, rtol=1e-9)
+    for one, other in zip(
+        torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(wanted, (hidden, weight)), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
+
+
+def test_gradcheck() -> None:
+    hidden, targets, weight, row = tensors()
+    assert torch.autograd.gradcheck(lambda h, w, b: smoothed_loss(h, targets, w, b, 0.2, 5)[0], (hidden, weight, row))
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight", "bias"])
+def test_a_part_that_needs_no_gradient(frozen: str) -> None:
+    parts = dict(zip(("hidden", "targets", "weight", "bias"), tensors(), strict=True))
+    parts[frozen] = parts[frozen].detach()
+    names = [name for name in ("hidden", "weight", "bias") if name != frozen]
+    loss, _ = smoothed_loss(*parts.values(), 0.1, 7)
+    wanted = reference(*parts.values(), 0.1)
+    inputs = [parts[name] for name in names]
+    for one, other in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(wanted, inputs), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+def test_bfloat16_loses_no_more_than_the_plain_formula() -> None:
+    """Autocast with float32 masters: within twice the error of linear in bfloat16, then softmax in float32."""
+    hidden, targets, weight, row = tensors(torch.float32)
+    exact_in = [x.detach().double().requires_grad_() for x in (hidden, weight, row)]
+    exact = reference(exact_in[0], targets, exact_in[1], exact_in[2], 0.1)
+    exact_grads = torch.autograd.grad(exact, exact_in)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, nll = smoothed_loss(hidden, targets, weight, row, 0.1, 8)
+        logits = F.linear(hidden, weight, row)
+        assert logits.dtype == torch.bfloat16
+        plain = F.cross_entropy(logits.float(), targets, label_smoothing=0.1, reduction="sum")
+    assert loss.dtype == nll.dtype == torch.float32
+    assert abs(loss - exact) <= 2 * abs(plain - exact) + 1e-3
+    ours, theirs = torch.autograd.grad(loss, (hidden, weight, row)), torch.autograd.grad(plain, (hidden, weight, row))
+    for one, other, wanted in zip(ours, theirs, exact_grads, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - wanted).abs().max() <= 2 * (other - wanted).abs().max() + 1e-6
+
+
+def test_nothing_to_say() -> None:
+    """No row at all, or none to keep: zero, with zero gradients."""
+    head = LinearHead(D, V, bias=True)
+    hidden = torch.randn(2, 3, D, requires_grad=True)
+    for rows, keep in ((hidden, torch.zeros(2, 3, dtype=torch.bool)), (hidden[:, :0], torch.zeros(2, 0).bool())):
+        loss, nll = head.loss(rows, torch.zeros(keep.shape, dtype=torch.int64), keep, label_smoothing=0.1)
+        assert loss.item() == nll.item() == 0.0
+        grads = torch.autograd.grad(loss, [hidden, *head.parameters()], allow_unused=True)
+        assert all(grad is None or not grad.any() for grad in grads)
+
+
+def test_padding_costs_nothing_and_is_never_multiplied() -> None:
+    head = LinearHead(D, V)
+    hidden = torch.randn(2, 4, D)
+    hidden[1, 2:] = float("nan")
+    keep = torch.tensor([[True] * 4, [True, True, False, False]])
+    targets = torch.randint(0, V, (2, 4))
+    loss, _ = head.loss(hidden, targets, keep, chunk_tokens=3)
+    torch.testing.assert_close(loss, reference(hidden[keep], targets[keep], head.weight, None, 0.0))
+
+
+def test_validation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under no_grad the error p - t is not even formed."""
+    hidden, targets, weight, row = tensors()
+    asked: list[bool] = []
+    inner = linear._loss_and_error
+
+    def spy(logits: Any, wanted: Any, smoothing: float, needs_error: bool) -> Any:
+        asked.append(needs_error)
+        return inner(logits, wanted, smoothing, needs_error)
+
+    monkeypatch.setattr(linear, "_loss_and_error", spy)
+    trained, _ = smoothed_loss(hidden, targets, weight, row, 0.1)
+    with torch.no_grad():
+        loss, _ = smoothed_loss(hidden, targets, weight, row, 0.1)
+    with torch.inference_mode():
+        again, _ = smoothed_loss(hidden, targets, weight, row, 0.1)
+    assert asked == [True, False, False]
+    assert torch.equal(loss, trained)
+    assert torch.equal(again, trained)
+
+
+def test_no_more_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    inner = F.linear
+
+    def spy(x: Any, weight: Any, bias: Any = None) -> Any:
+        seen.append(x.shape[0])
+        return inner(x, weight, bias)
+
+    monkeypatch.setattr(linear.F, "linear", spy)
+    hidden, targets, weight, row = tensors()
+    smoothed_loss(hidden, targets, weight, row, 0.1, 5)[0].backward()
+    assert seen == [5, 5, 5, 5, 3]
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e-4])
+def test_large_logits_stay_finite(scale: float) -> None:
+    hidden, targets, weight, _ = tensors(torch.float32)
+    loss, _ = smoothed_loss(hidden * scale, targets, weight, None, 0.1)
+    wanted = reference(hidden * scale, targets, weight, None, 0.1)
+    torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-4)
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(loss, (hidden, weight)))
+
+
+def test_log_probs() -> None:
+    head = LinearHead(D, V, bias=True)
+    torch.nn.init.normal_(head.bias)
+    hidden = torch.randn(2, 3, D)
+    log_probs = head.log_probs(hidden)
+    torch.testing.assert_close(log_probs, (hidden @ head.weight.t() + head.bias).log_softmax(-1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = head.log_probs(hidden)
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low.exp().sum(-1), torch.ones(2, 3))
+    torch.testing.assert_close(low, log_probs, atol=0.05, rtol=0.02)
+
+
+def test_smoothing_over_two_words() -> None:
+    """The printed label smoothing divides by zero here; ours spreads over the whole vocabulary, target included."""
+    hidden, weight = torch.randn(3, D), torch.randn(2, D)
+    targets = torch.tensor([0, 1, 1])
+    loss, _ = smoothed_loss(hidden, targets, weight, None, 0.1)
+    log_probs = (hidden @ weight.t()).log_softmax(-1)
+    share = torch.full((3, 2), 0.05).scatter_(1, targets[:, None], 0.95)
+    torch.testing.assert_close(loss, -(share * log_probs).sum())

@@ -1,0 +1,232 @@
+"""Multi-head attention: heads, sizes, caches, hooks, and the whole layer against the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
+from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
+from manyheads.nn.attention.naive import naive_dot_product_attention
+from manyheads.nn.attention.recording import record_attention
+from manyheads.nn.attention.state import KeyValueState
+
+B, L, W, H = 2, 5, 12, 3
+MakeMask = Callable[[int, int, int], Mask | None]
+
+
+def slow(layer: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
+    """The layer in float64, projection by projection, query by query."""
+
+    def project(linear: torch.nn.Linear, x: Tensor) -> Tensor:
+        out = x.double() @ linear.weight.double().t()
+        out = out if linear.bias is None else out + linear.bias.double()
+        return out.view(*x.shape[:2], layer.num_heads, layer.head_dim).permute(0, 2, 1, 3)
+
+    q, k, v = project(layer.q_proj, query), project(layer.k_proj, key), project(layer.v_proj, value)
+    merged = naive_dot_product_attention(q, k, v, allowed).permute(0, 2, 1, 3).flatten(2)
+    out = merged @ layer.out_proj.weight.double().t()
+    return out if layer.out_proj.bias is None else out + layer.out_proj.bias.double()
+
+
+def randomised(layer: MultiHeadAttention) -> MultiHeadAttention:
+    for parameter in layer.parameters():  # zero biases would hide mistakes
+        torch.nn.init.normal_(parameter, std=0.3)
+    return layer
+
+
+def test_split_and_merge_undo_each_other() -> None:
+    x = torch.randn(B, L, W)
+    heads = split_heads(x, H)
+    assert heads.shape == (B, H, L, W // H)
+    assert torch.equal(heads[:, 1], x[:, :, 4:8])
+    assert heads.data_ptr() == x.data_ptr()
+    assert torch.equal(merge_heads(heads), x)
+    assert torch.equal(split_heads(merge_heads(heads), H), heads)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_self_attention(path: str, make_mask: MakeMask, bias: bool) -> None:
+    layer = randomised(MultiHeadAttention(W, H, bias=bias))
+    x = torch.randn(B, L, W)
+    mask = make_mask(B, L, L)
+    out, state = layer(x, mask=mask)
+    assert state is None
+    wanted = slow(layer, x, x, x, dense_mask(mask, L, L, x.device))
+    torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given"),
+    [
+        ({}, "key"),
+        ({}, "key and value"),
+        ({}, "value"),
+        ({"query_dim": 7, "key_dim": 5}, "key"),
+        ({"query_dim": 7, "key_dim": 5, "value_dim": 3}, "key and value"),
+        ({"head_dim": 6}, "key"),
+        ({"query_dim": 7, "key_dim": 7, "head_dim": 2}, "none"),
+    ],
+    ids=str,
+)
+def test_cross_attention_and_sizes(path: str, make_mask: MakeMask, sizes: dict[str, int], given: str) -> None:
+    """Two lengths, three widths; a missing value is the key, a missing key the query."""
+    layer = randomised(MultiHeadAttention(W, H, **sizes))
+    k_len = 4 if "key" in given else L
+    key_dim = sizes.get("key_dim", W)
+    query = torch.randn(B, L, sizes.get("query_dim", W))
+    key = torch.randn(B, k_len, key_dim) if "key" in given else None
+    value = torch.randn(B, k_len, sizes.get("value_dim", key_dim)) if "value" in given else None
+    mask = make_mask(B, L, k_len)
+    out, _ = layer(query, key, value, mask=mask)
+    real_key = query if key is None else key
+    wanted = slow(
+        layer, query, real_key, real_key if value is None else value, dense_mask(mask, L, k_len, query.device)
+    )
+    torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_projections_together_and_apart_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product for three maps, three for a decoding step: the same numbers, the same gradients."""
+    layer = randomised(MultiHeadAttention(W, H))
+    x = torch.randn(4, 8, W)  # 32 positions: more than the width, so joined
+    joined, _ = layer(x)
+    grads = torch.autograd.grad(joined.square().sum(), list(layer.parameters()))
+    monkeypatch.setattr(layer, "_linear", lambda inputs, *maps: tuple(one(inputs) for one in maps))
+    apart, _ = layer(x)
+    torch.testing.assert_close(joined, apart, atol=1e-5, rtol=1e-5)
+    for one, other in zip(grads, torch.autograd.grad(apart.square().sum(), list(layer.parameters())), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("steps", [[1, 1, 1, 1, 1], [2, 3], [4, 1], [5]])
+@pytest.mark.parametrize("lengths", [None, [5, 3]])
+def test_a_cache_changes_nothing(path: str, steps: list[int], lengths: list[int] | None) -> None:
+    layer = randomised(MultiHeadAttention(W, H)).eval()
+    x = torch.randn(B, L, W)
+    mask: Mask = Causal() if lengths is None else Causal() & Lengths(torch.tensor(lengths))
+    whole, _ = layer(x, mask=mask)
+    state = KeyValueState.empty(B, H, W // H, like=x)
+    parts = []
+    with torch.no_grad():
+        for part in x.split(steps, dim=1):
+            out, state = layer(part, mask=mask, state=state)
+            parts.append(out)
+    assert int(state.length) == L
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_the_hook_sees_weights_and_changes_nothing(make_mask: MakeMask) -> None:
+    layer = randomised(MultiHeadAttention(W, H))
+    x = torch.randn(B, L, W)
+    mask = make_mask(B, L, L)
+    plain, _ = layer(x, mask=mask)
+    with record_attention(torch.nn.ModuleDict({"one": layer})) as record:
+        hooked, _ = layer(x, mask=mask)
+        layer(x)
+    assert layer.weights_hook is None
+    assert list(record) == ["one"]
+    assert [w.shape for w in record["one"]] == [(B, H, L, L)] * 2
+    torch.testing.assert_close(hooked, plain, atol=1e-5, rtol=1e-5)
+    allowed = dense_mask(mask, L, L, x.device)
+    sums = record["one"][0].sum(-1)
+    wanted = torch.ones_like(sums) if allowed is None else allowed.any(-1).expand_as(sums).float()
+    torch.testing.assert_close(sums, wanted)
+
+
+def test_weights_are_computed_for_no_one_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a hook nobody asks for weights; the recorder takes its hook back after an error too."""
+    layer = MultiHeadAttention(W, H)
+    monkeypatch.setattr(layer, "attention_weights", lambda *_: pytest.fail("weights without a request"))
+    layer(torch.randn(B, L, W))
+    with pytest.raises(RuntimeError, match="stop"), record_attention(layer):
+        raise RuntimeError("stop")
+    assert layer.weights_hook is None
+
+
+def test_permuted_positions_come_out_permuted() -> None:
+    layer = randomised(MultiHeadAttention(W, H))
+    x, order = torch.randn(B, L, W), torch.tensor([4, 2, 0, 1, 3])
+    torch.testing.assert_close(layer(x[:, order])[0], layer(x)[0][:, order], atol=1e-5, rtol=1e-5)
+    # ... and with a mask they do not: the property is the model's, not the test's
+    assert not torch.allclose(layer(x[:, order], mask=Causal())[0], layer(x, mask=Causal())[0][:, order], atol=1e-3)
+
+
+def test_dropout_on_weights_in_training_alone() -> None:
+    layer = randomised(MultiHeadAttention(W, H, dropout=0.5))
+    x = torch.randn(B, L, W)
+    trained = layer(x)[0]
+    assert not torch.equal(trained, layer(x)[0])
+    torch.manual_seed(5)
+    first = layer(x)[0]
+    torch.manual_seed(5)
+    assert torch.equal(first, layer(x)[0])
+    layer.eval()
+    assert torch.equal(layer(x)[0], layer(x)[0])
+    mean = layer.train()(x[:1].expand(4000, L, W))[0].mean(0)
+    torch.testing.assert_close(mean, layer.eval()(x[:1])[0][0], atol=0.1, rtol=0.1)
+
+
+def test_a_score_function_of_ones_own() -> None:
+    """A constant score: every allowed key counts alike."""
+    layer = randomised(MultiHeadAttention(W, H, score=lambda q, k: q.new_zeros(*q.shape[:3], k.shape[2])))
+    x = torch.randn(B, L, W)
+    out, _ = layer(x, mask=Causal())
+    means = layer.v_proj(x).cumsum(1) / torch.arange(1.0, L + 1)[:, None]
+    torch.testing.assert_close(out, layer.out_proj(means), atol=1e-5, rtol=1e-5)
+
+
+def test_initial_weights() -> None:
+    layer = MultiHeadAttention(64, 4)
+    for linear in (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj):
+        bound = (6 / 128) ** 0.5
+        assert linear.weight.abs().max() <= bound
+        assert linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+        assert (linear.bias == 0).all()
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ConfigError, match="10 is not divisible by num_heads 3"):
+        MultiHeadAttention(10, 3)
+    with pytest.raises(ShapeError, match="width of 10 cannot be split into 3"):
+        split_heads(torch.zeros(1, 1, 10), 3)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("q_len", "k_len", "mask"),
+    [
+        (L, L, Lengths(torch.tensor([0, 0]))),
+        (L, L, Causal() & Lengths(torch.tensor([0, 3]))),
+        (L, L, Dense(torch.eye(L) > 2)),
+        (1, 1, None),
+        (1, 1, Lengths(torch.tensor([0, 1]))),
+        (0, L, None),
+        (L, 0, None),
+        (0, 0, Causal()),
+    ],
+    ids=str,
+)
+def test_nothing_to_attend_to(path: str, bf16: bool, q_len: int, k_len: int, mask: Any) -> None:
+    """All-padding batches, lengths 0 and 1: zeros before the output map, finite gradients."""
+    layer = randomised(MultiHeadAttention(W, H))
+    query, key = torch.randn(B, q_len, W, requires_grad=True), torch.randn(B, k_len, W, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        out, _ = layer(query, key, mask=mask)
+    assert out.shape == (B, q_len, W)
+    assert out.isfinite().all()
+    allowed = dense_mask(mask, q_len, k_len, query.device)
+    empty = torch.zeros(B, q_len, dtype=torch.bool) if k_len else torch.ones(B, q_len, dtype=torch.bool)
+    if allowed is not None and k_len:
+        empty = ~allowed.any(-1)[:, 0].expand(B, q_len)
+    bias = layer.out_proj.bias.to(out.dtype)
+    assert torch.equal(out[empty], bias.expand_as(out[empty]))
+    out.float().sum().backward()
+    for tensor in (query, key, *layer.parameters()):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()

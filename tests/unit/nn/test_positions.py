@@ -1,0 +1,89 @@
+"""Sinusoidal and learned positions."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.positions import LearnedPositions, SinusoidalPositions, sinusoidal_table
+
+
+def spelled_out(position: float, d_model: int, layout: str) -> list[float]:
+    """Vaswani et al. 2017, sec. 3.5, number by number."""
+    sines = [math.sin(position / 10_000 ** (2 * i / d_model)) for i in range((d_model + 1) // 2)]
+    cosines = [math.cos(position / 10_000 ** (2 * i / d_model)) for i in range(d_model // 2)]
+    if layout == "halves":
+        return sines + cosines
+    return [(sines if i % 2 == 0 else cosines)[i // 2] for i in range(d_model)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 33), st.integers(0, 100_000), st.sampled_from(["interleaved", "halves"]))
+def test_the_papers_formula_for_any_width_and_position(d_model: int, position: int, layout: Any) -> None:
+    """Odd widths too, and the first frequency is 1 (a printed matrix skips it)."""
+    row = sinusoidal_table(torch.tensor([float(position)]), d_model, layout)
+    assert row.dtype == torch.float32
+    torch.testing.assert_close(row[0], torch.tensor(spelled_out(position, d_model, layout)), atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+@pytest.mark.parametrize("shift", [1, 7, 500])
+def test_a_shift_is_a_linear_map(layout: Any, shift: int) -> None:
+    """PE(pos + k) = M_k PE(pos), one M_k for all positions (sec. 3.5)."""
+    d_model = 16
+    here = sinusoidal_table(torch.arange(200.0), d_model, layout).double()
+    there = sinusoidal_table(torch.arange(200.0) + shift, d_model, layout).double()
+    matrix = torch.zeros(d_model, d_model, dtype=torch.float64)
+    for i in range(d_model // 2):
+        angle = torch.tensor(shift / 10_000 ** (2 * i / d_model), dtype=torch.float64)
+        s, c = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + d_model // 2)
+        matrix[s, s], matrix[s, c], matrix[c, s], matrix[c, c] = angle.cos(), angle.sin(), -angle.sin(), angle.cos()
+    torch.testing.assert_close(here @ matrix.t(), there, atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize("length", [1, 511, 512, 513, 6000])
+def test_any_length(length: int) -> None:
+    """Past 512, where the cache first ends, and past 5,000, where the printed code ends."""
+    positions = SinusoidalPositions(6)
+    wanted = sinusoidal_table(torch.arange(float(length)), 6)
+    assert torch.equal(positions(torch.zeros(1, length, 6))[0], wanted)
+    assert torch.equal(positions(torch.zeros(1, 1, 6), length - 1)[0, 0], wanted[-1])
+    assert positions.state_dict() == {}
+
+
+@pytest.mark.parametrize("way", ["autocast", "converted"])
+def test_bfloat16_keeps_positions_apart(way: str) -> None:
+    """Angles built in bfloat16 have 407 distinct values for 601 positions; the table stays float32 instead."""
+    positions = SinusoidalPositions(16)
+    if way == "converted":
+        positions = positions.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "autocast"):
+        positions(torch.zeros(1, 700, 16))
+    assert positions.table.dtype == torch.float32
+    assert torch.equal(positions.table[:601], sinusoidal_table(torch.arange(601.0), 16))
+    out = positions(torch.zeros(1, 601, 16, dtype=torch.bfloat16 if way == "converted" else torch.float32))
+    assert out.dtype == (torch.bfloat16 if way == "converted" else torch.float32)
+    assert len(torch.unique(out[0].float(), dim=0)) == 601
+
+
+def test_learned_positions() -> None:
+    positions = LearnedPositions(4, max_len=6)
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(positions(x, 2), x + positions.weight[2:5])
+    assert positions(torch.zeros(1, 6, 4)).shape == (1, 6, 4)
+    with pytest.raises(ShapeError, match="7 tokens is longer than the 6"):
+        positions(x, 4)
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ConfigError, match="d_model is 0"):
+        sinusoidal_table(torch.arange(3.0), 0)
+    with pytest.raises(ConfigError, match="'spiral'"):
+        inspect.unwrap(sinusoidal_table)(torch.arange(3.0), 4, "spiral")

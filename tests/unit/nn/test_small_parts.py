@@ -1,0 +1,137 @@
+"""Embedding, norms, residuals, feed-forward, dropout, and the type of the residual stream."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from manyheads.errors import ConfigError
+from manyheads.nn.dropout import Dropout, dropout
+from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.norm import UnbiasedLayerNorm, build_norm
+from manyheads.nn.precision import low_precision
+from manyheads.nn.residual import Residual
+
+
+def test_embeddings_are_scaled_to_variance_one() -> None:
+    table = TokenEmbedding(2000, 64)
+    ids = torch.arange(2000)[None]
+    assert torch.equal(table(ids)[0], table.weight * 8.0)
+    assert table(ids).var().item() == pytest.approx(1.0, rel=0.05)
+    plain = TokenEmbedding(7, 4, scale=False)
+    assert torch.equal(plain(ids[:, :7])[0], plain.weight)
+
+
+def test_the_unbiased_norm_is_not_torchs() -> None:
+    """std over n - 1, eps added to it, outside the root."""
+    norm = UnbiasedLayerNorm(5, eps=0.3).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = torch.randn(4, 5, dtype=torch.float64)
+    for row, got in zip(x, norm(x), strict=True):
+        mean = sum(row) / 5
+        deviation = (sum((row - mean) ** 2) / 4) ** 0.5
+        torch.testing.assert_close(got, norm.weight * (row - mean) / (deviation + 0.3) + norm.bias)
+    assert not torch.allclose(norm(x), F.layer_norm(x, (5,), norm.weight, norm.bias, 0.3), atol=1e-3)
+
+
+def test_the_unbiased_norm_survives_equal_numbers() -> None:
+    x = torch.full((2, 4), 3.0, requires_grad=True)
+    out = UnbiasedLayerNorm(4)(x)
+    out.sum().backward()
+    assert torch.equal(out, torch.zeros(2, 4))
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def test_build_norm() -> None:
+    layer = build_norm("layer", 4, 0.5, bias=False)
+    assert isinstance(layer, nn.LayerNorm)
+    assert (layer.eps, layer.bias) == (0.5, None)
+    unbiased = build_norm("unbiased", 4, 0.5)
+    assert isinstance(unbiased, UnbiasedLayerNorm)
+    assert unbiased.eps == 0.5
+    with pytest.raises(ConfigError, match="'batch'"):
+        inspect.unwrap(build_norm)("batch", 4, 0.5)
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_residual(position: Any) -> None:
+    norm = nn.LayerNorm(4)
+    nn.init.normal_(norm.weight)
+    x = torch.randn(2, 3, 4)
+    out = Residual(norm, position=position, dropout=0.5).eval()(x, torch.sin)
+    wanted = x + norm(x).sin() if position == "pre" else norm(x + x.sin())
+    torch.testing.assert_close(out, wanted)
+
+
+def test_a_residual_drops_the_sublayer_not_the_stream() -> None:
+    x = torch.randn(2, 3, 4)
+    out = Residual(nn.Identity(), position="pre", dropout=0.5)(x, lambda h: torch.full_like(h, 100.0))
+    assert set((out - x).round().unique().tolist()) == {0.0, 200.0}
+
+
+@pytest.mark.parametrize(("activation", "function"), [("relu", F.relu), ("gelu", F.gelu), ("swish", F.silu)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_feed_forward(activation: Any, function: Any, bias: bool) -> None:
+    layer = FeedForward(4, 7, activation=activation, bias=bias, dropout=0.5).eval()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    assert len(list(layer.parameters())) == (4 if bias else 2)
+    x = torch.randn(2, 3, 4)
+    inner = x @ layer.in_proj.weight.t() + (layer.in_proj.bias if bias else 0)
+    wanted = function(inner) @ layer.out_proj.weight.t() + (layer.out_proj.bias if bias else 0)
+    torch.testing.assert_close(layer(x), wanted, atol=1e-5, rtol=1e-5)
+    order = torch.tensor([2, 0, 1])
+    torch.testing.assert_close(layer(x[:, order]), layer(x)[:, order])  # position-wise
+    layer.train()
+    assert not torch.equal(layer(x), layer(x))
+
+
+def test_an_unknown_activation() -> None:
+    with pytest.raises(ConfigError, match="'sine'"):
+        inspect.unwrap(FeedForward.__init__)(FeedForward.__new__(FeedForward), 4, 4, activation="sine")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.9])
+def test_dropout_rate_mean_and_gradient(rate: float, dtype: torch.dtype) -> None:
+    x = torch.ones(200, 200, dtype=dtype, requires_grad=True)
+    out = dropout(x, rate)
+    assert out.dtype == dtype
+    dropped = out == 0
+    assert dropped.float().mean().item() == pytest.approx(rate, abs=0.01)
+    kept = torch.tensor(1 / (1 - rate)).to(dtype)
+    torch.testing.assert_close(out[~dropped], kept.expand_as(out[~dropped]), rtol=1e-2, atol=0.0)
+    out.float().sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, out.detach())
+
+
+def test_dropout_is_replayed_by_the_seed_and_off_in_evaluation() -> None:
+    x, layer = torch.randn(50, 50), Dropout(0.4)
+    torch.manual_seed(3)
+    first = layer(x)
+    second = layer(x)
+    torch.manual_seed(3)
+    assert torch.equal(layer(x), first)
+    assert not torch.equal(first, second)
+    assert layer.eval()(x) is x
+    assert dropout(x, 0.0) is x
+    # neighbours are independent: no pattern along rows or columns
+    pairs = (dropout(torch.ones(400, 400), 0.5) != 0).float()
+    assert (pairs[:, 1:] * pairs[:, :-1]).mean().item() == pytest.approx(0.25, abs=0.01)
+    assert (pairs[1:] * pairs[:-1]).mean().item() == pytest.approx(0.25, abs=0.01)
+
+
+def test_the_stream_follows_autocast() -> None:
+    x = torch.randn(3)
+    assert low_precision(x) is x
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert low_precision(x).dtype == torch.bfloat16

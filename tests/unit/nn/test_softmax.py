@@ -1,0 +1,58 @@
+"""The masked softmax: one formula, nothing to attend to, no NaN on the way back."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.errors import ConfigError
+from manyheads.nn.attention.softmax import masked_softmax
+
+
+def test_among_allowed_keys_it_is_the_softmax_of_those() -> None:
+    scores = torch.randn(4, 5, 7, dtype=torch.float64)
+    allowed = torch.rand(4, 5, 7) < 0.6
+    allowed[..., 0] = True
+    weights = masked_softmax(scores, allowed)
+    for row, seen, got in zip(scores.view(-1, 7), allowed.view(-1, 7), weights.view(-1, 7), strict=True):
+        assert torch.equal(got[~seen], torch.zeros_like(got[~seen]))
+        torch.testing.assert_close(got[seen], row[seen].exp() / row[seen].exp().sum())
+    torch.testing.assert_close(masked_softmax(scores, None), scores.softmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("habit", "each"), [("zeros", 0.0), ("uniform", 0.25)])
+def test_fully_masked_rows(dtype: torch.dtype, habit: Any, each: float) -> None:
+    scores = torch.randn(2, 3, 4, dtype=dtype).requires_grad_()
+    allowed = torch.ones(2, 3, 4, dtype=torch.bool)
+    allowed[0, 1] = False
+    weights = masked_softmax(scores, allowed, habit)
+    assert weights.dtype == dtype
+    assert (weights[0, 1] == each).all()
+    torch.testing.assert_close(weights[1], scores[1].softmax(-1))
+    (weights * torch.randn_like(weights)).sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    assert (scores.grad[0, 1] == 0).all()
+    assert (scores.grad[1] != 0).any()
+
+
+def test_it_leaves_its_input_alone() -> None:
+    scores = torch.randn(2, 4)
+    before = scores.clone()
+    masked_softmax(scores, torch.tensor([True, False, True, False]))
+    assert torch.equal(scores, before)
+
+
+def test_bfloat16_scores_are_summed_in_float32() -> None:
+    """4,096 equal scores: a running sum in bfloat16 would stop at 256."""
+    weights = masked_softmax(torch.zeros(1, 4096, dtype=torch.bfloat16), torch.ones(1, 4096, dtype=torch.bool))
+    assert weights.double().sum() == pytest.approx(1.0, rel=1e-2)
+
+
+def test_an_unknown_habit() -> None:
+    with pytest.raises(ConfigError, match="'nan'"):
+        inspect.unwrap(masked_softmax)(torch.zeros(1, 1), None, "nan")  # past the tests' own type checks
