@@ -57,7 +57,7 @@ class Keeper:
                 self._warn(f"{path.name} is newer than step {counters.step}, where the run goes on; it is out of use.")
             if not self._metrics.cut(counters.metrics_bytes):
                 self._warn(f"{self._folder.metrics} is shorter than it was; lines of metrics are lost.")
-            self._point_at_best()
+            self._tidy(checkpoint.path)  # in case the run was killed right after that checkpoint's commit
         else:
             self._metrics.cut(0)
         self.saved_step, self.last = (counters.step, checkpoint.path) if own else (0, None)
@@ -105,19 +105,20 @@ class Keeper:
         scalars = {"counters": counters.to_json(), **assembly.identity}
         path = save_checkpoint(folder.checkpoints, counters.step, tensors, scalars)
         self.saved_step, self.last = counters.step, path
-        write_pointer(folder.checkpoints, "latest", path)
-        self._point_at_best()
+        self._tidy(path)
+
+    def _tidy(self, newest: Path) -> None:
+        """Move the pointers, then delete what is too old and what dead processes left."""
+        folder, assembly = self._folder, self._assembly
+        targets = {"latest": newest}
+        if assembly.counters.best_step is not None:
+            targets["best"] = folder.checkpoints / checkpoint_name(assembly.counters.best_step)
+        for pointer, target in targets.items():
+            if target.is_dir() and read_pointer(folder.checkpoints, pointer) != target:
+                write_pointer(folder.checkpoints, pointer, target)
         apply_retention(folder.checkpoints, assembly.config.training.keep)
         remove_stale(folder.checkpoints)
         remove_stale(folder.path)
-
-    def _point_at_best(self) -> None:
-        """Also heals a crash between a checkpoint's commit and the pointer's."""
-        step = self._assembly.counters.best_step
-        if step is not None:
-            best = self._folder.checkpoints / checkpoint_name(step)
-            if best.is_dir() and read_pointer(self._folder.checkpoints, "best") != best:
-                write_pointer(self._folder.checkpoints, "best", best)
 
     def save_model(self) -> None:
         """Replace model/ by the model as it is now, with averaged weights if there are any.

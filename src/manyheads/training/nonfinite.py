@@ -69,7 +69,7 @@ def locate(
         model.zero_grad(set_to_none=True)
         module, loss = _watch(model, lambda number=index: run_micro_batch(number))  # type: ignore[misc]
         if module is None and not _finite(loss):
-            module = "the loss itself, after all watched modules"
+            module = "the head (every module before it is finite)"
         if module is None:
             loss.backward()  # type: ignore[no-untyped-call]
             module = _first_in_backward(named)
@@ -88,11 +88,11 @@ def _watch(model: nn.Module, run: Callable[[], Tensor]) -> tuple[str | None, Ten
     def hook_for(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if not found and not all(map(_finite, _tensors(output))):
-                found.append(f"{name or 'the model'} ({type(module).__name__})")
+                found.append(f"{name} ({type(module).__name__})")
 
         return hook
 
-    handles = [module.register_forward_hook(hook_for(name)) for name, module in model.named_modules()]
+    handles = [module.register_forward_hook(hook_for(name)) for name, module in model.named_modules() if name]
     try:
         loss = run()
     finally:

@@ -1,0 +1,89 @@
+"""`--dry-run`: everything up to one optimiser step, and nothing kept of it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.training.assembly import assemble
+from manyheads.training.device import choose_device, computing, peak_memory_bytes
+from manyheads.training.run_folder import RunFolder
+from manyheads.training.settings import TrainConfig
+from manyheads.training.state import named_parameters
+from manyheads.training.step import Stepper
+
+__all__ = ["DryRun", "dry_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a run would be.
+
+    shapes: every parameter's name and shape. batch: micro-batches of the first step, as (rows, source_len, target_len).
+    state_bytes: weights, gradients, moments and averages. peak_bytes: the most that the step held, activations included
+    (on a CPU: the whole process). fault: why the first step would fail, or None.
+    """
+
+    config: TrainConfig
+    device: str
+    data: str
+    shapes: dict[str, tuple[int, ...]]
+    num_parameters: int
+    batch: tuple[tuple[int, int, int], ...]
+    steps_an_epoch: int
+    state_bytes: int
+    peak_bytes: int
+    loss: float
+    step_seconds: float
+    fault: str | None
+
+    def describe(self) -> str:
+        """All of it, a line each."""
+        width = max(len(name) for name in self.shapes)
+        rows = [f"  {name:<{width}}  {' x '.join(map(str, shape))}" for name, shape in self.shapes.items()]
+        batch = ", ".join(f"{n} rows of {source} source and {target} target tokens" for n, source, target in self.batch)
+        return "\n".join(
+            [
+                self.data,
+                *rows,
+                f"{self.num_parameters:,} parameters on {self.device}, {self.config.precision}",
+                f"first step: {batch}; {self.steps_an_epoch:,} steps an epoch",
+                f"memory: {self.state_bytes / 2**20:,.0f} MiB for weights, gradients and optimiser;"
+                f" {self.peak_bytes / 2**20:,.0f} MiB at the peak of one step",
+                f"one step: {self.step_seconds:.2f} s, loss {self.loss:.4f} a token (nothing was saved)",
+                *([f"the step fails: {self.fault}"] if self.fault else []),
+            ]
+        )
+
+
+def dry_run(config: TrainConfig) -> DryRun:
+    """Open the data, build the model and take one step; no run folder is made or changed.
+
+    Raises: ManyHeadsError: what `train` would raise before and in its first step.
+    """
+    device = choose_device(config.device)
+    folder = RunFolder(Path(config.run_dir))
+    with tempfile.TemporaryDirectory() as aside, computing(config, device):
+        assembly = assemble(config, device, folder.data if folder.data.is_dir() else Path(aside))
+        batches = assembly.stream.at(0, 0)
+        started = time.monotonic()
+        result = Stepper(assembly.model, assembly.optimiser, assembly.config, device).take(batches, 1, 0.0)
+        seconds = time.monotonic() - started
+        named = named_parameters(assembly.model)
+        weights = sum(parameter.nbytes for parameter in named.values())
+        return DryRun(
+            config=assembly.config,
+            device=str(device),
+            data=f"{assembly.data.describe()}\n{assembly.stream.report.describe()}",
+            shapes={name: tuple(parameter.shape) for name, parameter in named.items()},
+            num_parameters=sum(parameter.numel() for parameter in named.values()),
+            batch=tuple((len(b.source), b.source.shape[1], b.target.shape[1]) for b in batches),
+            steps_an_epoch=assembly.stream.rows(0),
+            state_bytes=weights * (4 + (assembly.average is not None)),
+            peak_bytes=peak_memory_bytes(device),
+            loss=result.loss_sum / result.num_tokens,
+            step_seconds=seconds,
+            fault=None if result.fault is None else str(result.fault),
+        )

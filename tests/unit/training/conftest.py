@@ -1,0 +1,55 @@
+"""A small prepared corpus and the config of a run that takes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.data.prepared import open_data
+from manyheads.data.settings import DataSettings
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.text.settings import TokenizerSettings
+from manyheads.training.settings import (
+    OptimiserSettings,
+    ScheduleSettings,
+    TrainConfig,
+    TrainingSettings,
+    ValidationSettings,
+)
+
+SMALL = TrainConfig(
+    num_threads=1,
+    data=DataSettings(max_tokens=256, max_source_len=16, max_target_len=16),
+    model=TransformerConfig(d_model=16, num_heads=2, d_ff=32, num_encoder_layers=1, num_decoder_layers=1),
+    optimiser=OptimiserSettings(learning_rate=3e-3),
+    schedule=ScheduleSettings(kind="constant", warmup_steps=1),
+    training=TrainingSettings(max_steps=6, log_every=2, save_every=3, keep=2, plots=False, tensorboard=False),
+    validation=ValidationSettings(every_steps=3, bleu_sentences=0),
+    decoding=DecodingSettings(num_beams=1, max_len_offset=5),
+)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = DataSettings(path="copy-task", max_source_len=16, max_target_len=16, num_train_pairs=200)
+    tokenizer = TokenizerSettings(kind="word", vocab_size=32)
+    return open_data(settings, tokenizer, 1, tmp_path_factory.mktemp("corpus")).path
+
+
+@pytest.fixture
+def small(corpus: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
+    """Makes a config: sections are given as dicts of changes."""
+
+    def make(**sections: Any) -> TrainConfig:
+        config = replace(SMALL, run_dir=str(tmp_path / "run"), data=replace(SMALL.data, path=str(corpus)))
+        for name, changes in sections.items():
+            new = replace(getattr(config, name), **changes) if isinstance(changes, dict) else changes
+            config = replace(config, **{name: new})
+        return config
+
+    return make

@@ -1,0 +1,129 @@
+"""The parts around the loop: metrics file, plain reporter, signals, presets, run folder."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from manyheads.errors import CheckpointError, ConfigError
+from manyheads.training.device import choose_device
+from manyheads.training.log import MetricsLog, PlainReporter, format_seconds
+from manyheads.training.presets import PRESETS
+from manyheads.training.report import Sample, ValidationReport
+from manyheads.training.resume import differences
+from manyheads.training.run_folder import RunFolder
+from manyheads.training.signals import StopFlag, catch_signals
+from manyheads.training.state import Counters
+
+
+def test_metrics_are_cut_back_to_what_a_checkpoint_knows(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 1, "loss": 0.1 + 0.2, "text": "é\u2028"})
+    size = log.num_bytes()
+    whole = log.path.read_bytes()
+    assert size == len(whole)
+    log.append({"step": 2, "loss": float("nan")})
+    assert b'"loss": null' in log.path.read_bytes()
+    assert log.cut(size)
+    assert log.path.read_bytes() == whole
+    assert not log.cut(size + 1)
+    assert log.cut(0)
+    assert log.path.read_bytes() == b""
+
+
+def test_plain_lines() -> None:
+    stream = io.StringIO()
+    reporter = PlainReporter(stream)
+    sample = Sample(source="a\nb", reference="r", translation="t")
+    reporter.validation(
+        ValidationReport(step=5, loss=1.5, perplexity=4.48, bleu=12.345, chrf=30.0, bleu_signature="sig", best=True,
+                         samples=(sample,))
+    )  # fmt: skip
+    reporter.message("careful", "warning")
+    lines = stream.getvalue().split("\n")
+    assert lines[0] == "validation at step 5 | nll 1.5000 | perplexity 4.48 | BLEU 12.35 | chrF 30.00 | best so far"
+    assert lines[2] == "  source      a\\nb"
+    assert lines[-2] == "warning: careful"
+    assert [format_seconds(value) for value in (4.4, 59.6, 200, 7400)] == ["4s", "1:00", "3:20", "2:03:20"]
+
+
+def test_a_signal_sets_the_flag_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    flag = StopFlag()
+    with catch_signals(flag):
+        assert not flag
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert flag.signal_number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+    def elsewhere() -> None:
+        with catch_signals(StopFlag()):
+            pass
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_second_signal_ends_the_process_at_once(number: signal.Signals, code: int) -> None:
+    program = (
+        "import os, time\nfrom manyheads.training.signals import *\nflag = StopFlag()\nwith catch_signals(flag):\n"
+        f"  os.kill(os.getpid(), {int(number)}); print(bool(flag), flush=True)\n"
+        f"  os.kill(os.getpid(), {int(number)}); time.sleep(20)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    assert done.returncode == code
+    assert done.stdout == "True\n"
+    assert done.stderr == ""
+
+
+def test_counters_survive_json_and_refuse_strangers() -> None:
+    counters = Counters(step=3, window_loss=0.1, best_score=1 / 3)
+    assert Counters.from_json(counters.to_json()) == counters
+    record = counters.to_json()
+    for wrong in ({**record, "more": 1}, {**record, "step": "3"}, {**record, "step": None}, None, []):
+        with pytest.raises(CheckpointError):
+            Counters.from_json(wrong)
+
+
+def test_differences_name_the_leaves() -> None:
+    before, now = {"a": 1, "b": {"c": [1], "d": None}}, {"a": 1, "b": {"c": [2]}, "e": 0}
+    assert [text for _, text in differences(before, now)] == ["b.c was [1], is [2]", "e was None, is 0"]
+
+
+def test_presets_are_what_they_cite() -> None:
+    made = {name: make() for name, make in PRESETS.items()}
+    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big"}
+    assert made["copy"].training.label_smoothing == 0
+    tiny = made["tiny"]
+    assert (tiny.optimiser.learning_rate, tiny.schedule.warmup_steps, tiny.data.max_tokens) == (0.005, 2000, 8192)
+    assert (tiny.tokenizer.vocab_size, tiny.training.max_steps, tiny.decoding.num_beams) == (10_000, 8000, 5)
+    base = made["base"]
+    assert (base.schedule.kind, base.schedule.warmup_steps, base.training.max_steps) == ("noam", 4000, 100_000)
+    assert (base.optimiser.beta1, base.optimiser.beta2, base.optimiser.eps) == (0.9, 0.98, 1e-9)
+    assert (made["big"].model.dropout, made["big"].training.max_steps) == (0.3, 300_000)
+    assert len({config.run_dir for config in made.values()}) == len(made)
+
+
+def test_a_lock_outlives_nobody(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / ".lock").write_text("1\n", encoding="utf-8")  # process 1 lives, but does not hold the lock
+    with folder.locked():
+        assert (tmp_path / ".lock").read_text(encoding="utf-8") == f"{os.getpid()}\n"
+    with folder.locked():
+        pass
+
+
+def test_a_device_that_is_not_there() -> None:
+    assert choose_device("cpu").type == "cpu"
+    missing = "mps" if sys.platform == "linux" else "cuda"
+    with pytest.raises(ConfigError, match="there is cpu"):
+        choose_device(missing)

@@ -1,0 +1,385 @@
+"""Whole small runs: what is written, how they end, how they go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import manyheads.training.loop
+import manyheads.training.validation
+from manyheads.architectures.pretrained import load
+from manyheads.checkpoint.format import load_checkpoint
+from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+from manyheads.checkpoint.verify import verify_folder
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.errors import CheckpointError, ConfigError, NonFiniteError, SaveError
+from manyheads.training.dry_run import dry_run
+from manyheads.training.loop import train
+from manyheads.training.report import TrainResult, ValidationReport
+from manyheads.training.settings import TrainConfig
+from manyheads.training.signals import StopFlag
+from manyheads.training.step import Stepper
+from manyheads.training.validation import Validator
+
+Make = Callable[..., TrainConfig]
+
+
+class Recording:
+    """Keeps what a reporter is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda value, *rest: self.told.append((name, value))
+
+    def of(self, name: str) -> list[Any]:
+        return [value for kind, value in self.told if kind == name]
+
+
+def metrics(config: TrainConfig) -> list[dict[str, Any]]:
+    text = (Path(config.run_dir) / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def weights(result: TrainResult) -> bytes:
+    assert result.checkpoint is not None
+    return (result.checkpoint / "model.safetensors").read_bytes()
+
+
+def echo(texts: list[str], stop: Callable[[], bool]) -> list[str]:
+    return texts
+
+
+def test_a_run_leaves_what_the_page_of_the_product_says(small: Make) -> None:
+    config = small(
+        validation={"every_steps": 3, "bleu_sentences": 5, "num_samples": 2},
+        training={"plots": True, "tensorboard": True, "ema_decay": 0.9},
+    )
+    reporter = Recording()
+    result = train(config, reporter=reporter, translate=echo)
+    run = Path(config.run_dir)
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.yaml", "environment.json", "train.log", "metrics.jsonl", "samples", "plots", "checkpoints"}
+    assert names >= {"model", "tensorboard"}
+    assert {path.name for path in (run / "plots").iterdir()} == {"learning-curve.png", "learning-curve.svg"}
+    sample = (run / "samples" / "step-6.txt").read_text(encoding="utf-8")
+    assert sample.count("reference:") == 2
+    assert [record["step"] for record in metrics(config)] == [2, 3, 4, 6, 6]
+    validations = [record for record in metrics(config) if "valid_nll" in record]
+    assert all(record["bleu"] == pytest.approx(100) and "version" in record["bleu_signature"] for record in validations)
+    assert all(record["train_nll"] > 0 and record["grad_norm"] > 0 for record in metrics(config) if "tokens" in record)
+    assert result.stopped_by == "steps"
+    assert result.step == 6
+    assert read_pointer(run / "checkpoints", "latest") == result.checkpoint
+    assert read_pointer(run / "checkpoints", "best") == run / "checkpoints" / f"step-{result.best_step:08d}"
+    assert [report.step for report in reporter.of("step")] == [1, 2, 3, 4, 5, 6]
+    assert [report.logged for report in reporter.of("step")] == [False, True] * 3
+    assert len(reporter.of("validation")) == 2
+    assert reporter.of("done") == [result]
+    saved = load_checkpoint(run / "checkpoints" / f"step-{result.best_step:08d}")
+    for name, tensor in load(run / "model").body.state_dict().items():
+        if name in saved.tensors["ema"]:
+            assert torch.equal(tensor, saved.tensors["ema"][name])
+    verify_folder(run / "model")
+
+
+def test_the_loss_falls_and_the_seed_decides(small: Make, tmp_path: Path) -> None:
+    runs = []
+    for number, seed in enumerate((1, 1, 2)):
+        config = small(training={"max_steps": 40, "save_every": 0}, run_dir=str(tmp_path / f"run{number}"), seed=seed)
+        runs.append((train(config), config))
+    losses = [record["train_nll"] for record in metrics(runs[0][1]) if "train_nll" in record]
+    assert losses[-1] < losses[0] - 0.2
+    assert weights(runs[0][0]) == weights(runs[1][0])
+    assert metrics(runs[0][1]) == metrics(runs[1][1])
+    assert weights(runs[0][0]) != weights(runs[2][0])
+
+
+def test_going_on_step_by_step_gives_the_bytes_of_one_run(small: Make, tmp_path: Path) -> None:
+    """Also checks state that falls between saves: half a window of metrics, patience, the best score."""
+    changes: dict[str, Any] = {"training": {"max_steps": 7, "save_every": 1, "log_every": 3, "ema_decay": 0.9}}
+    whole = small(**changes, validation={"every_steps": 2, "best_by": "bleu", "bleu_sentences": 2})
+    good: list[bool] = []
+
+    def judged(texts: list[str], stop: Callable[[], bool]) -> list[str]:
+        return texts if good.pop(0) else ["w1"] * len(texts)
+
+    good[:] = [True, False, False, False]
+    expected = train(whole, translate=judged)
+    good[:] = [True, False, False, False]
+    parts = replace(whole, run_dir=str(tmp_path / "parts"))
+    stepped = None
+    while stepped is None or stepped.stopped_by == "signal":
+        flag = StopAfter(1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(manyheads.training.loop, "StopFlag", lambda flag=flag: flag)
+            stepped = train(parts, reporter=flag, translate=judged)
+    assert weights(stepped) == weights(expected)
+    assert (Path(parts.run_dir) / "metrics.jsonl").read_bytes() == (Path(whole.run_dir) / "metrics.jsonl").read_bytes()
+    assert stepped.best_step == expected.best_step == 2
+    assert stepped.best_score == expected.best_score
+
+
+class StopAfter(StopFlag):
+    """A stop flag that is raised after some steps; reporter and flag in one."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    def step(self, report: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.stop()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: None
+
+
+def test_a_signal_within_a_validation_leaves_it_to_the_next_start(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(validation={"every_steps": 3, "bleu_sentences": 2})
+    flag = StopFlag()
+    monkeypatch.setattr(manyheads.training.loop, "StopFlag", lambda: flag)
+
+    def interrupted(texts: list[str], stop: Callable[[], bool]) -> list[str]:
+        flag.stop(15)
+        assert stop()
+        raise SearchStopped
+
+    result = train(config, translate=interrupted)
+    assert (result.stopped_by, result.signal_number, result.step) == ("signal", 15, 3)
+    assert not [record for record in metrics(config) if "valid_nll" in record]
+    flag.signal_number = None
+    result = train(config, translate=echo)
+    assert result.stopped_by == "steps"
+    assert [record["step"] for record in metrics(config) if "valid_nll" in record] == [3, 6]
+
+
+def test_a_raised_flag_stops_the_loss_of_a_validation(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = StopAfter(3)
+    monkeypatch.setattr(manyheads.training.loop, "StopFlag", lambda: flag)
+    config = small()
+    result = train(config, reporter=flag)
+    assert (result.stopped_by, result.step) == ("signal", 3)
+    assert not [record for record in metrics(config) if "valid_nll" in record]
+    assert result.checkpoint is not None
+    verify_folder(result.checkpoint)
+
+
+def scripted(losses: list[float]) -> Callable[[Validator, int], ValidationReport]:
+    return lambda self, step: ValidationReport(step=step, loss=losses.pop(0), perplexity=1.0)
+
+
+def test_patience_ends_a_run_and_survives_a_resume(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(training={"max_steps": 100}, validation={"every_steps": 2, "patience": 2})
+    monkeypatch.setattr(Validator, "run", scripted([3.0, 2.0, 2.5, 2.0]))
+    result = train(config)
+    assert (result.stopped_by, result.step, result.best_step, result.best_score) == ("patience", 8, 4, 2.0)
+    assert {path.name for path in list_checkpoints(Path(config.run_dir) / "checkpoints")} >= {"step-00000004"}
+    again = train(config)  # an ended run ends at once
+    assert (again.stopped_by, again.step) == ("patience", 8)
+    monkeypatch.setattr(Validator, "run", scripted([2.5, 1.0, 1.5, 1.5]))
+    more = train(replace(config, validation=replace(config.validation, patience=3)))
+    assert (more.step, more.best_step) == (10, 4)  # 2 of 3 were used up before
+    assert metrics(config)[-1]["best"] is False
+
+
+def test_minutes_end_a_run(small: Make) -> None:
+    config = small(
+        training={"max_steps": 0, "max_minutes": 0.01, "save_every": 0},
+        validation={"every_steps": 0},
+        schedule={"kind": "linear"},
+    )
+    result = train(config)
+    assert result.stopped_by == "minutes"
+    assert result.elapsed_seconds < 5
+    rates = [record["learning_rate"] for record in metrics(config) if "learning_rate" in record]
+    assert rates[-1] < rates[0] / 2
+    assert train(config).step == result.step
+
+
+def test_an_ended_run_can_be_made_longer_and_begun_again(small: Make) -> None:
+    config = small()
+    first = train(config)
+    longer = replace(config, training=replace(config.training, max_steps=8))
+    assert train(longer).step == 8
+    fresh = train(config, resume="none")
+    assert weights(fresh) == weights(first)
+    run = Path(config.run_dir)
+    assert (run / "previous-1" / "checkpoints" / "step-00000008").is_dir()
+    assert not (run / "checkpoints" / "step-00000008").exists()
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_replaced(small: Make) -> None:
+    config = small()
+    expected = weights(train(config))
+    newest = Path(config.run_dir) / "checkpoints" / "step-00000006"
+    (newest / "model.safetensors").write_bytes(b"x")
+    reporter = Recording()
+    again = train(config, reporter=reporter)
+    assert any("Skipped checkpoint step-00000006" in text for text in reporter.of("message"))
+    assert weights(again) == expected
+    for path in list_checkpoints(newest.parent):
+        (path / "scalars.json").unlink()
+    with pytest.raises(CheckpointError, match="--resume none"):
+        train(config)
+
+
+def test_what_a_kill_after_the_commit_left_undone_is_done_at_the_next_start(small: Make) -> None:
+    config = small()
+    result = train(config)
+    checkpoints = Path(config.run_dir) / "checkpoints"
+    (checkpoints / "latest").write_text("step-00000003\n", encoding="utf-8")
+    (checkpoints / "best").unlink()
+    (checkpoints / "step-00000009.tmp-999999999").mkdir()
+    (checkpoints.parent / "model.tmp-999999999").mkdir()
+    train(config)
+    assert read_pointer(checkpoints, "latest") == result.checkpoint
+    assert read_pointer(checkpoints, "best") is not None
+    assert not list(checkpoints.parent.rglob("*.tmp-*"))
+
+
+def test_an_older_checkpoint_can_be_named(small: Make, tmp_path: Path) -> None:
+    config = small(training={"save_every": 2})
+    expected = weights(train(config))
+    older = Path(config.run_dir) / "checkpoints" / "step-00000004"
+    assert weights(train(config, resume=str(older))) == expected
+    assert [record["step"] for record in metrics(config) if "tokens" in record] == [2, 4, 6]
+    assert (older.parent / "step-00000006.aside").is_dir()
+    elsewhere = replace(config, run_dir=str(tmp_path / "elsewhere"))
+    assert weights(train(elsewhere, resume=str(older))) == expected
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        train(config, resume=str(older.parent / "step-00000099"))
+
+
+def test_a_resume_with_other_settings_or_data_is_refused(small: Make, corpus: Path, tmp_path: Path) -> None:
+    config = small()
+    train(config)
+    wider = replace(config, model=replace(config.model, d_ff=64), seed=5)
+    with pytest.raises(ConfigError, match=r"model\.d_ff was 32, is 64; seed was 1, is 5"):
+        train(wider)
+    other = small(data={"path": "copy-task", "num_train_pairs": 100}, tokenizer={"kind": "word", "vocab_size": 20})
+    with pytest.raises(ConfigError, match="the data changed"):
+        train(other)
+    reporter = Recording()
+    train(replace(config, training=replace(config.training, log_every=5)), reporter=reporter)
+    assert any("training.log_every was 2, is 5" in text for text in reporter.of("message"))
+
+
+def test_two_runs_cannot_share_a_folder(small: Make) -> None:
+    config = small()
+
+    class Second(Recording):
+        def start(self, start: Any) -> None:
+            with pytest.raises(ConfigError, match=rf"in use by process {os.getpid()}"):
+                train(config)
+            self.told.append(("second", None))
+
+    reporter = Second()
+    train(config, reporter=reporter)
+    assert reporter.of("second")
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
+    real = Stepper._forward
+
+    def forward(self: Stepper, batch: Any, step: int, micro: int) -> Any:
+        output = real(self, batch, step, micro)
+        return output._replace(loss_sum=output.loss_sum * float("nan")) if step in steps else output
+
+    monkeypatch.setattr(Stepper, "_forward", forward)
+
+
+def test_nan_stops_the_run_and_spares_the_checkpoint(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small()
+    poison(monkeypatch, {5})
+    with pytest.raises(NonFiniteError, match=r"Step 5: the loss is nan.*sample ids.*First bad module"):
+        train(config)
+    run = Path(config.run_dir)
+    dump = json.loads((run / "nonfinite-step-5.json").read_text(encoding="utf-8"))
+    assert dump["sample_ids"]
+    assert [path.name for path in list_checkpoints(run / "checkpoints")] == ["step-00000003"]
+    verify_folder(run / "checkpoints" / "step-00000003")
+    assert "error: Step 5" in (run / "train.log").read_text(encoding="utf-8")
+
+
+def test_nan_can_be_skipped_up_to_a_cap(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(training={"on_nonfinite": "skip", "max_skips": 2})
+    poison(monkeypatch, {2, 4, 5})
+    result = train(config)
+    assert result.step == 6
+    assert [record["step"] for record in metrics(config) if "skipped" in record] == [2, 4, 5]
+    poison(monkeypatch, {1, 2, 3})
+    with pytest.raises(NonFiniteError, match="2 updates before it were skipped"):
+        train(config, resume="none")
+
+
+def test_a_save_that_fails_stops_or_is_survived(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+    config = small(training={"save_every": 2}, validation={"every_steps": 0})
+    failing = [False]
+
+    def fsync(handle: int) -> None:
+        if failing[0] and "step-00000004" in os.readlink(f"/proc/self/fd/{handle}"):  # noqa: PTH115
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    failing[0] = True
+    with pytest.raises(SaveError, match="No space left"):
+        train(config)
+    checkpoints = Path(config.run_dir) / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-00000002"]
+    reporter = Recording()
+    patient = replace(config, training=replace(config.training, on_save_error="continue"))
+    assert train(patient, reporter=reporter).step == 6
+    assert any("Training goes on" in text for text in reporter.of("message"))
+
+
+def test_too_little_space_is_said_before_the_first_step(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.checkpoint.faults.free_bytes", lambda path: 10_000)
+    reporter = Recording()
+    with pytest.raises(SaveError, match="10000 bytes are free"):
+        train(small(), reporter=reporter)
+    assert not reporter.of("step")
+
+
+def test_out_of_memory_names_the_remedy(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(self: Stepper, *args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    monkeypatch.setattr(Stepper, "take", take)
+    with pytest.raises(ConfigError, match=r"max_tokens 256 .* raise accumulate"):
+        train(small())
+
+
+def test_the_callers_generator_and_threads_are_left_alone(small: Make) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    threads = torch.get_num_threads()
+    train(small(training={"deterministic": True}))
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_dry_run_tells_all_and_leaves_nothing(small: Make) -> None:
+    config = small(data={"accumulate": 2})
+    told = dry_run(config)
+    assert not Path(config.run_dir).exists()
+    assert told.num_parameters == sum(torch.Size(shape).numel() for shape in told.shapes.values())
+    assert told.state_bytes == told.num_parameters * 16
+    assert len(told.batch) == 2
+    assert told.fault is None
+    text = told.describe()
+    for part in ("encoder.layers.0.self_attn", "parameters on", "MiB at the peak", "loss", "training pairs kept"):
+        assert part in text

@@ -1,0 +1,219 @@
+"""One step: accumulation, clipping, precision, and NaN found before the update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.data.batch import PairBatch
+from manyheads.training.ema import MovingAverage
+from manyheads.training.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors, split_by_decay
+from manyheads.training.settings import OptimiserSettings, TrainConfig, TrainingSettings
+from manyheads.training.state import named_parameters
+from manyheads.training.step import Stepper, StepResult
+
+CPU = torch.device("cpu")
+MODEL = TransformerConfig(
+    d_model=16, num_heads=2, d_ff=32, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0,
+    source_vocab_size=20, target_vocab_size=20,
+)  # fmt: skip
+
+
+def batch(rows: int, seed: int = 0, first_id: int = 0) -> PairBatch:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 8, (2, rows), generator=generator)
+    lengths[:, 0] = 8
+    source, target = torch.randint(4, 20, (2, rows, 8), generator=generator)
+    for row in range(rows):
+        source[row, lengths[0, row] :] = 0
+        target[row, lengths[1, row] :] = 0
+    return PairBatch(source, lengths[0], target, lengths[1], torch.arange(first_id, first_id + rows))
+
+
+def part(whole: PairBatch, rows: slice) -> PairBatch:
+    return PairBatch(*(getattr(whole, name)[rows] for name in whole.__dataclass_fields__))
+
+
+def config(**changes: object) -> TrainConfig:
+    training = TrainingSettings(label_smoothing=0.1)
+    made = TrainConfig(model=MODEL, optimiser=OptimiserSettings(learning_rate=1e-2), training=training)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def build(settings: TrainConfig) -> tuple[Seq2Seq, Stepper]:
+    torch.manual_seed(0)
+    model = build_model(settings.model)
+    return model, Stepper(model, build_optimiser(model, settings.optimiser), settings, CPU)
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def test_splitting_a_step_changes_nothing() -> None:
+    """Micro-batches of unlike token counts: dividing each by its own tokens would show."""
+    whole = batch(8)
+    split = [part(whole, slice(0, 1)), part(whole, slice(1, 8))]
+    results, found = [], []
+    for batches in ([whole], split, [split[0], part(whole, slice(0, 0)), split[1]]):
+        model, stepper = build(config())
+        results.append(stepper.take(batches, 1, 1e-2))
+        found.append(gradients(model))
+    for result, other in zip(results[1:], found[1:], strict=True):
+        assert result.num_tokens == results[0].num_tokens == int(whole.target_lengths.sum()) - 8
+        assert result.loss_sum == pytest.approx(results[0].loss_sum, rel=1e-5)
+        for name, gradient in found[0].items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_is_by_the_global_norm() -> None:
+    plain, stepper = build(config())
+    norm = stepper.take([batch(4)], 1, 0.0).grad_norm
+    clipped, stepper = build(config(optimiser=OptimiserSettings(clip_norm=norm / 4)))
+    assert stepper.take([batch(4)], 1, 0.0).grad_norm == pytest.approx(norm)  # the norm before clipping is reported
+    for name, gradient in gradients(clipped).items():
+        torch.testing.assert_close(gradient * 4, gradients(plain)[name], rtol=1e-3, atol=1e-7)
+
+
+def test_dropout_depends_on_seed_step_and_micro_batch_alone() -> None:
+    settings = config(model=replace(MODEL, dropout=0.5))
+
+    def loss(step: int, micro: int, seed: int = 1) -> float:
+        _, stepper = build(replace(settings, seed=seed))
+        torch.manual_seed(torch.seed() % 1000)
+        empty = part(batch(4), slice(0, 0))
+        return stepper.take([empty] * micro + [batch(4)], step, 0.0).loss_sum
+
+    assert loss(3, 0) == loss(3, 0)
+    assert len({loss(3, 0), loss(4, 0), loss(3, 1), loss(3, 0, seed=2)}) == 4
+
+
+def test_bf16_keeps_float32_weights_and_moments() -> None:
+    model, stepper = build(config(precision="bf16"))
+    result = stepper.take([batch(4)], 1, 1e-2)
+    assert result.fault is None
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {value.dtype for value in optimiser_tensors(stepper._optimiser, named_parameters(model)).values()} == {
+        torch.float32
+    }
+
+
+def take_bad(model: Seq2Seq, stepper: Stepper, batches: list[PairBatch]) -> StepResult:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = stepper.take(batches, 7, 1e-2)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor.nan_to_num(), before[name].nan_to_num()), name
+    assert not optimiser_tensors(stepper._optimiser, named_parameters(model))
+    return result
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_weight_is_named_before_the_update(value: float) -> None:
+    model, stepper = build(config())
+    with torch.no_grad():
+        model.body.decoder.layers[0].feed_forward.out_proj.weight[0, 0] = value
+    result = take_bad(model, stepper, [batch(3, first_id=40), batch(3, first_id=50)])
+    assert result.fault is not None
+    assert result.fault.module == "body.decoder.layers.0.feed_forward.out_proj (Linear)"
+    assert result.fault.sample_ids == [40, 41, 42]
+    assert result.fault.bad_parameters == ["body.decoder.layers.0.feed_forward.out_proj.weight"]
+    assert "Step 7" in str(result.fault)
+
+
+def test_a_bad_gradient_is_named_with_its_micro_batch() -> None:
+    model, stepper = build(config())
+    weight = model.body.encoder.layers[0].self_attn.out_proj.weight
+    calls = []
+
+    def poison(gradient: torch.Tensor) -> torch.Tensor | None:
+        calls.append(1)
+        return gradient * float("nan") if len(calls) in (2, 4) else None  # the second micro-batch, both times
+
+    weight.register_hook(poison)
+    result = take_bad(model, stepper, [batch(3, first_id=40), batch(3, first_id=50)])
+    assert result.fault is not None
+    assert result.fault.micro_batch == 1
+    assert result.fault.sample_ids == [50, 51, 52]
+    assert result.fault.module == "body.encoder.layers.0.self_attn.out_proj (in the backward pass)"
+    assert result.fault.bad_gradients == ["body.encoder.layers.0.self_attn.out_proj.weight"]
+    assert result.fault.what == "the gradient's norm is nan"
+
+
+def test_a_fault_in_the_head_and_one_that_does_not_come_again() -> None:
+    model, stepper = build(config(model=replace(MODEL, tie_embeddings="none")))
+    with torch.no_grad():
+        model.head.weight[5, 5] = float("nan")
+    result = take_bad(model, stepper, [batch(3)])
+    assert result.fault is not None
+    assert "the head" in (result.fault.module or "")
+    assert result.fault.bad_parameters == ["head.weight"]
+    model, stepper = build(config())
+    once = [True]
+    handle = model.body.encoder.register_forward_hook(
+        lambda module, inputs, output: output * float("nan") if once and once.pop() else None
+    )
+    result = take_bad(model, stepper, [batch(20)])
+    handle.remove()
+    assert result.fault is not None
+    assert result.fault.module is None
+    assert "hardware" in str(result.fault)
+    assert "(20 in all)" in str(result.fault)
+
+
+def test_only_matrices_of_maps_decay() -> None:
+    model = build_model(replace(MODEL, positions="learned"))
+    decayed, spared = split_by_decay(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert {names[id(p)] for p in spared if p.ndim > 1} == {
+        "body.source_embedding.weight",
+        "body.source_positions.weight",
+        "body.target_positions.weight",
+    }
+    assert all(name.endswith("weight") and "norm" not in name for name in (names[id(p)] for p in decayed))
+    assert len(decayed) + len(spared) == len(names)
+    untied = build_model(replace(MODEL, tie_embeddings="none"))
+    assert any(parameter is untied.head.weight for parameter in split_by_decay(untied)[0])
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_moments_come_back_and_the_next_step_is_the_same(name: str) -> None:
+    settings = config(optimiser=OptimiserSettings(name=name, weight_decay=0.1))  # type: ignore[arg-type]
+    model, stepper = build(settings)
+    for step in (1, 2):
+        stepper.take([batch(4, step)], step, 1e-2)
+    other, fresh = build(settings)
+    other.load_state_dict(model.state_dict())
+    saved = {
+        key: value.clone() for key, value in optimiser_tensors(stepper._optimiser, named_parameters(model)).items()
+    }
+    load_optimiser_tensors(fresh._optimiser, named_parameters(other), saved)
+    for one in (stepper, fresh):
+        one.take([batch(4, 3)], 3, 1e-2)
+    for key, value in model.state_dict().items():
+        assert torch.equal(other.state_dict()[key], value)
+
+
+def test_the_moving_average_follows_and_steps_aside() -> None:
+    model, stepper = build(config())
+    named = named_parameters(model)
+    average = MovingAverage(named, 0.9)
+    first = {name: parameter.detach().clone() for name, parameter in named.items()}
+    stepper.take([batch(4)], 1, 1e-2)
+    average.update(1)
+    decay = 2 / 11  # the start's short memory
+    trained = {name: parameter.detach().clone() for name, parameter in named.items()}
+    for name, value in average.tensors.items():
+        torch.testing.assert_close(value, decay * first[name] + (1 - decay) * trained[name])
+    with average.applied():
+        assert all(torch.equal(named[name], value) for name, value in average.tensors.items())
+    assert all(torch.equal(named[name], value) for name, value in trained.items())
+    average.update(1000)
+    with pytest.raises(RuntimeError), average.applied():
+        raise RuntimeError
+    assert all(torch.equal(named[name], value) for name, value in trained.items())
