@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.task import Task
+from manyheads.decoding.top import top_k
 from manyheads.decoding.trail import ROOT, Trail
 
 __all__ = ["beam_search"]
@@ -123,7 +124,7 @@ def _candidates(log_probs: Tensor, adjusted: Tensor, sums: Tensor, num_beams: in
     """The 2 x num_beams best continuations, first of each row, then of each sentence: the vocabulary is read once."""
     sentences, beams = sums.shape
     width = min(2 * num_beams, adjusted.size(-1))
-    row_values, row_tokens = adjusted.topk(width)  # (rows, width)
+    row_values, row_tokens = top_k(adjusted, width)  # (rows, width)
     all_sums = (sums[:, :, None] + row_values.view(sentences, beams, width)).flatten(1)
     top, place = all_sums.topk(min(2 * num_beams, beams * width))
     chosen = row_values if adjusted is log_probs else log_probs.gather(1, row_tokens)

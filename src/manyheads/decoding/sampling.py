@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.top import top_k as largest_first
 from manyheads.seeding import derive_seed
 
 __all__ = ["Sampler", "draw"]
+
+_FIRST_WIDTH = 128
 
 
 class Sampler:
@@ -57,16 +60,29 @@ def draw(log_probs: Tensor, numbers: Tensor, temperature: float = 1.0, top_k: in
     """
     scores, ids = log_probs / temperature, None
     if 0 < top_k < scores.size(1):
-        scores, ids = scores.topk(top_k)
-    elif top_p < 1:
-        scores, ids = scores.sort(dim=-1, descending=True)
-    probs = scores.softmax(-1)
+        scores, ids = largest_first(scores, top_k)
     if top_p < 1:
-        before = probs.cumsum(-1) - probs
-        probs = probs * (before < top_p)
+        probs, ids = _nucleus(scores, ids, top_p)
+    else:
+        probs = scores.softmax(-1)
     cumulative = probs.cumsum(-1)
     total = cumulative[:, -1:]
     # Strictly below the total, or rounding could point past the last token that has any probability.
     target = torch.minimum(numbers[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    place = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.size(1) - 1)
+    place = torch.searchsorted(cumulative, target, right=True).clamp(max=probs.size(1) - 1)
     return (place if ids is None else ids.gather(1, place))[:, 0]
+
+
+def _nucleus(scores: Tensor, ids: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
+    """Probabilities, largest first and 0 outside the likeliest that hold top_p, with their ids; (rows, some) both.
+
+    The 128 likeliest tokens mostly suffice; only if they do not, all are sorted.
+    """
+    normaliser = scores.logsumexp(-1, keepdim=True)
+    for width in (min(_FIRST_WIDTH, scores.size(1)), scores.size(1)):
+        largest, places = largest_first(scores, width) if width < scores.size(1) else scores.sort(-1, descending=True)
+        probs = (largest - normaliser).exp()
+        before = probs.cumsum(-1) - probs
+        if width == scores.size(1) or bool((before[:, -1] >= top_p).all()):
+            break
+    return probs * (before < top_p), places if ids is None else ids.gather(1, places)

@@ -16,6 +16,7 @@ from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.sampling import draw
 from manyheads.decoding.search import cut_batches, search_all
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.top import top_k
 from manyheads.errors import NonFiniteError, RequestError
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
@@ -98,6 +99,37 @@ def test_draw_never_takes_what_is_forbidden(seed: int, top_k: int, top_p: float,
     log_probs[:, 5] = -1.0
     drawn = draw(log_probs, torch.full((8,), number), 1.0, top_k, top_p)
     assert log_probs.gather(1, drawn[:, None]).isfinite().all()
+
+
+@pytest.mark.parametrize("sharpness", [0.01, 1.0, 10.0])
+def test_wide_nucleus_is_the_sorted_one(sharpness: float) -> None:
+    """However many tokens must be looked at, the draw is from the same set."""
+    generator = torch.Generator().manual_seed(0)
+    log_probs = (torch.randn(40, 3000, generator=generator) * sharpness).log_softmax(-1)
+    numbers = torch.rand(40, generator=generator)
+    for top_p in (0.3, 0.9, 0.999):
+        ordered, ids = log_probs.exp().double().sort(-1, descending=True)
+        kept = ordered * ((ordered.cumsum(-1) - ordered) < top_p)
+        cumulative = kept.cumsum(-1)
+        place = (cumulative <= numbers[:, None] * cumulative[:, -1:]).sum(-1, keepdim=True)
+        drawn = draw(log_probs, numbers, 1.0, 0, top_p)
+        assert (drawn == ids.gather(1, place)[:, 0]).float().mean() > 0.9  # rounding may move a draw to its neighbour
+        assert (log_probs.exp().gather(1, drawn[:, None]) >= kept.where(kept > 0, 2.0).amin(-1, True) * 0.99).all()
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(1, 3000), st.integers(1, 12), st.booleans())
+def test_top_k_is_topk(seed: int, size: int, count: int, forbidden: bool) -> None:
+    values = torch.randn(3, size, generator=torch.Generator().manual_seed(seed))
+    if forbidden:
+        values[:, ::2] = -math.inf
+    count = min(count, size)
+    found, places = top_k(values, count)
+    assert torch.equal(found, values.topk(count).values)
+    assert torch.equal(values.gather(1, places), found)
+    assert all(len(set(row)) == count for row in places.tolist())
+    values[1, size // 2] = math.nan
+    assert top_k(values, count)[0][1, 0].isnan()
 
 
 def test_search_stops_when_asked(hash_model: Any) -> None:
