@@ -1,0 +1,105 @@
+"""`manyheads COMMAND ...`: finds the command, and turns whatever goes wrong into one paragraph and an exit code.
+
+Nothing heavy is imported before the command is known, so that help is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from manyheads import __version__
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ManyHeadsError
+
+__all__ = ["COMMANDS", "EXIT_CODES", "main"]
+
+# name -> what it does; the code is in `manyheads.cli.NAME`, with `run(arguments) -> exit code`.
+COMMANDS = {
+    "prepare": "text files -> a folder of tokens that train reads",
+    "train": "train a model: a preset, a config file, or both",
+    "evaluate": "BLEU, chrF and likelihood on held-out text, with signatures",
+    "translate": "lines in, translations out; a prompt in a terminal",
+    "score": "log-probabilities of given translations",
+    "average": "average the weights of a run's checkpoints into a model",
+    "info": "what is in a model, a run or prepared data",
+    "doctor": "is this machine ready: versions, devices, speed",
+    "completion": "tab completion for bash, zsh or fish",
+}
+
+EXIT_CODES = "exit codes: 0 success, 2 a mistake in the input, 1 a bug of ours, 130 and 143 stopped by Ctrl-C and SIGTERM"
+
+_HELP = """usage: manyheads COMMAND [OPTIONS]     manyheads COMMAND --help
+
+Transformer, Transformer-XL and Reformer: train, evaluate, translate, look inside.
+
+commands:
+{commands}
+
+options:
+  --version   print the version
+  --debug     print a traceback when something goes wrong
+
+examples:
+  manyheads train --preset demo
+  echo "I am hungry." | manyheads translate runs/demo
+
+{exit_codes}"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns: the exit code (see `EXIT_CODES`)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_HELP.format(commands=_table(), exit_codes=EXIT_CODES))
+        return 0
+    if arguments[0] == "--version":
+        print(f"manyheads {__version__}")
+        return 0
+    try:
+        return _run(arguments[0], arguments[1:])
+    except ManyHeadsError as error:
+        return _fail(f"manyheads: {error}", error.exit_code, debug)
+    except BrokenPipeError:
+        # Whoever read our output has closed it, as `head` does; keep Python from complaining once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _fail("manyheads: interrupted", 130, debug)
+    except Exception as error:
+        message = (
+            f"manyheads: a bug of ours: {type(error).__name__}: {error}\n"
+            "Run the same command with --debug and send us what it prints."
+        )
+        return _fail(message, 1, debug)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    if name not in COMMANDS:
+        print(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        print(f"Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    code: int = importlib.import_module(f"manyheads.cli.{name}").run(arguments)
+    sys.stdout.flush()
+    return code
+
+
+def _table() -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+
+
+def _fail(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

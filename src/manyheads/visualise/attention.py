@@ -1,0 +1,125 @@
+"""Attention heat maps: who looks at whom, for one head or all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.errors import ShapeError
+from manyheads.visualise.figure import INK, MUTED, Array, as_array, new_figure, plain_text, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["attention_figure"]
+
+MAX_LABELS = 40
+"""More tokens than this on an axis: only every second, third ... is named."""
+
+
+def attention_figure(
+    weights: Any,
+    *,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    title: str = "",
+    query_name: str = "query",
+    key_name: str = "key",
+    mean: bool = True,
+) -> Figure:
+    """A heat map a head, on one colour scale; rows are queries, columns the keys they attend to.
+
+    Args:
+        weights: (q_len, k_len), or (heads, q_len, k_len).
+        query_tokens: a label a row; key_tokens: a label a column.
+        mean: show the mean of all heads first, and larger.
+
+    Raises: ShapeError: weights of another rank, or labels of another number. MissingExtraError: no matplotlib.
+    """
+    array = as_array(weights)
+    if array.ndim == 2:
+        array = array[None]
+    if array.ndim != 3 or 0 in array.shape:
+        raise ShapeError(f"attention weights of shape {array.shape}; expected (q_len, k_len) or (heads, q_len, k_len).")
+    num_heads, q_len, k_len = array.shape
+    for tokens, length, name in ((query_tokens, q_len, "query"), (key_tokens, k_len, "key")):
+        if tokens is not None and len(tokens) != length:
+            raise ShapeError(f"{len(tokens)} {name} tokens for weights with {length} {name} positions.")
+    mean = mean and num_heads > 1
+    columns = 1 if num_heads == 1 else min(4, math.ceil(math.sqrt(num_heads)))
+    rows = math.ceil(num_heads / columns)
+    cell_height = float(np.clip(0.22 * q_len, 1.7, 6.0)) if rows < 3 else 2.2
+    cell_width = cell_height * float(np.clip(k_len / q_len, 0.6, 1.8))
+    main = max(4.2, cell_height * rows) if mean or num_heads == 1 else 0.0
+    main_width = main * float(np.clip(k_len / q_len, 0.6, 1.6))
+    width = main_width + (cell_width * columns if num_heads > 1 else 0.0) + 1.9
+    figure = new_figure(min(width, 24.0), min(max(main, cell_height * rows) + 1.7, 22.0))
+    if title:
+        plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
+    top = float(np.nanmax(array)) or 1.0
+    panels = _panels(figure, num_heads, rows, columns, mean, main_width / max(cell_width * columns, 0.1))
+    image = None
+    for panel, axes in panels:
+        image = _heat_map(axes, array.mean(axis=0) if panel == "mean" else array[int(panel)], top)
+        large = panel == "mean" or num_heads == 1
+        name = "mean of all heads" if panel == "mean" else ("" if num_heads == 1 else f"head {int(panel) + 1}")
+        style_axes(axes, title=name, grid=False)
+        for side in axes.spines.values():
+            side.set_visible(False)
+        if large:
+            axes.set_xlabel(key_name, fontsize=10, color=MUTED)
+            axes.set_ylabel(query_name, fontsize=10, color=MUTED)
+            _label(axes, "x", key_tokens, k_len)
+            _label(axes, "y", query_tokens, q_len)
+        else:
+            axes.set_title(name, loc="left", fontsize=9, color=INK)
+            axes.set_xticks([])
+            axes.set_yticks([])
+    if image is not None:
+        bar = figure.colorbar(image, ax=[axes for _, axes in panels], shrink=0.6, aspect=30, pad=0.015)
+        bar.ax.tick_params(labelsize=8, colors=INK, length=2)
+        bar.outline.set_visible(False)
+        bar.set_label("attention weight", fontsize=9, color=MUTED)
+    return figure
+
+
+def _panels(
+    figure: Figure, num_heads: int, rows: int, columns: int, mean: bool, ratio: float
+) -> list[tuple[str, Axes]]:
+    """Axes for each head, and before them for the mean, all in one grid (a colour bar can only stand beside one)."""
+    if not mean:
+        grid = figure.add_gridspec(rows, columns)
+        return [(str(h), figure.add_subplot(grid[h // columns, h % columns])) for h in range(num_heads)]
+    grid = figure.add_gridspec(rows, 1 + columns, width_ratios=[max(ratio, 0.3) * columns] + [1.0] * columns)
+    panels = [("mean", figure.add_subplot(grid[:, 0]))]
+    return panels + [(str(h), figure.add_subplot(grid[h // columns, 1 + h % columns])) for h in range(num_heads)]
+
+
+def _heat_map(axes: Axes, weights: Array, top: float) -> Any:
+    return axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=top, aspect="auto", interpolation="nearest")
+
+
+def _label(axes: Axes, which: str, tokens: Sequence[str] | None, length: int) -> None:
+    """Name the positions, evenly thinned where there are too many to read."""
+    stride = math.ceil(length / MAX_LABELS)
+    places = list(range(0, length, stride))
+    names = [_short(tokens[place]) if tokens is not None else str(place) for place in places]
+    size = 9.5 if length <= 24 else 8 if length <= MAX_LABELS else 7
+    if which == "x":
+        flat = tokens is None and length <= 24
+        axes.set_xticks(places, names, rotation=0 if flat else 55, ha="center" if flat else "right", fontsize=size)
+        for text in axes.get_xticklabels():
+            text.set_rotation_mode("anchor")
+        plain_text(axes.get_xticklabels())
+    else:
+        axes.set_yticks(places, names, fontsize=size)
+        plain_text(axes.get_yticklabels())
+
+
+def _short(token: str) -> str:
+    shown = "".join(char if char.isprintable() else "�" for char in token)
+    return shown if len(shown) <= 16 else shown[:15] + "…"

@@ -1,0 +1,161 @@
+"""Learning curves, drawn from the records of `metrics.jsonl` and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.errors import DataError
+from manyheads.visualise.figure import COLOURS, INK, MUTED, Array, new_figure, plain_text, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["learning_curve_figure", "read_metrics", "series"]
+
+
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
+    """The records of a run's metrics.jsonl; a last line that a crash cut is left out.
+
+    Raises: DataError: the file cannot be read, or a line before the last is no JSON object.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise DataError(f"{path}, line {number} is not JSON: {error}.") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{path}, line {number} holds no record but {type(record).__name__}.")
+        records.append(record)
+    return records
+
+
+def series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Array, Array]:
+    """Steps and values of one metric in the order of steps.
+
+    Where a step occurs twice (a resumed run) the later record wins. Records without the key, and values that are not finite, are left out.
+    """
+    points: dict[float, float] = {}
+    for record in records:
+        step, value = record.get("step"), record.get(key)
+        if isinstance(step, int | float) and isinstance(value, int | float) and math.isfinite(value):
+            points[float(step)] = float(value)
+    steps = sorted(points)
+    return np.asarray(steps, dtype=np.float64), np.asarray([points[step] for step in steps], dtype=np.float64)
+
+
+def learning_curve_figure(records: Iterable[Mapping[str, Any]], *, title: str = "") -> Figure:
+    """Loss of training and validation, BLEU and chrF where there are any, and the learning rate, over optimiser steps.
+
+    Args: records: dicts with `step` and any of train_nll, train_loss, valid_nll, valid_loss, bleu, chrf, learning_rate
+        and grad_norm.
+
+    Raises: MissingExtraError: no matplotlib.
+    """
+    records = list(records)
+    scored = any(len(series(records, key)[0]) for key in ("bleu", "chrf"))
+    figure = new_figure(11.0, 5.2)
+    if title:
+        plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
+    grid = figure.add_gridspec(2 if scored else 1, 2, width_ratios=[1.7, 1.0])
+    _loss(figure.add_subplot(grid[:, 0]), records)
+    if scored:
+        _scores(figure.add_subplot(grid[0, 1]), records)
+    _rate(figure.add_subplot(grid[-1, 1]), records)
+    return figure
+
+
+def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
+    key, unit = ("nll", "nats a token") if len(series(records, "train_nll")[0]) else ("loss", "loss")
+    steps, values = series(records, f"train_{key}")
+    smooth = _smooth(values)
+    if len(steps) > 20:
+        axes.plot(steps, values, color=COLOURS[0], alpha=0.25, linewidth=0.9)
+    if len(steps):
+        axes.plot(steps, smooth, color=COLOURS[0], linewidth=2.0, label=f"training  {smooth[-1]:.3f}")
+    steps, valid = series(records, f"valid_{key}")
+    if len(steps):
+        best = int(valid.argmin())
+        axes.plot(
+            steps,
+            valid,
+            color=COLOURS[1],
+            linewidth=2.0,
+            marker="o",
+            markersize=4.5,
+            label=f"validation  {valid[-1]:.3f}",
+        )
+        axes.plot(steps[best], valid[best], "o", color=COLOURS[1], markersize=10, markerfacecolor="none")
+        axes.annotate(
+            f"best {valid[best]:.3f}", (steps[best], valid[best]), (0, -16), textcoords="offset points",
+            ha="right", fontsize=9, color=COLOURS[1],
+        )  # fmt: skip
+    both = np.concatenate([smooth, valid])
+    if len(both) > 5:
+        # The first steps of a run are far above the rest; let them leave the picture rather than flatten it.
+        low, high = float(both.min()), float(np.quantile(both, 0.98))
+        axes.set_ylim(low - 0.07 * (high - low) - 1e-3, high + 0.1 * (high - low) + 1e-3)
+    style_axes(axes, title="Loss", x_label="step", y_label=unit)
+    if len(both):
+        axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, loc="upper right")
+    axes.set_xlim(left=0)
+
+
+def _scores(axes: Axes, records: list[Mapping[str, Any]]) -> None:
+    for key, name, colour in (("bleu", "BLEU", COLOURS[2]), ("chrf", "chrF", COLOURS[3])):
+        steps, values = series(records, key)
+        if len(steps):
+            axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3.5)
+            axes.annotate(
+                f"{name} {values[-1]:.1f}", (steps[-1], values[-1]), (-4, 7), textcoords="offset points",
+                ha="right", fontsize=9, color=colour, fontweight="bold",
+            )  # fmt: skip
+    style_axes(axes, title="Validation scores")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.15)
+
+
+def _rate(axes: Axes, records: list[Mapping[str, Any]]) -> None:
+    steps, values = series(records, "learning_rate")
+    axes.fill_between(steps, values, color=COLOURS[0], alpha=0.12, linewidth=0)
+    axes.plot(steps, values, color=COLOURS[0], linewidth=1.6)
+    style_axes(axes, title="Learning rate", x_label="step")
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+    axes.yaxis.get_offset_text().set_fontsize(8)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    steps, norms = series(records, "grad_norm")
+    if len(steps) > 1:
+        other = axes.twinx()
+        other.plot(steps, _smooth(norms), color=MUTED, linewidth=1.0)
+        style_axes(other, y_label="gradient norm", grid=False)
+        other.spines["left"].set_visible(False)
+        other.set_ylabel("gradient norm", color=MUTED, fontsize=8.5)
+        other.tick_params(colors=MUTED)
+        other.set_ylim(bottom=0, top=float(np.quantile(norms, 0.98)) * 1.5 or 1.0)
+
+
+def _smooth(values: Array) -> Array:
+    """A centred running mean over about a thirtieth of the points, so that the trend can be seen through the noise."""
+    width = len(values) // 30
+    if width < 2:
+        return values
+    kernel = np.ones(2 * (width // 2) + 1)
+    weight = np.convolve(np.ones_like(values), kernel, mode="same")
+    smoothed: Array = np.convolve(values, kernel, mode="same") / weight
+    return smoothed

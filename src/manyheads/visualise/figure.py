@@ -1,0 +1,104 @@
+"""What all pictures share: blank figures, a quiet style, and saving as PNG and SVG.
+
+matplotlib's object interface only, so nothing global is touched, no window is opened, and threads may draw at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manyheads.errors import MissingExtraError, SaveError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["COLOURS", "INK", "MUTED", "Array", "as_array", "new_figure", "plain_text", "save_figure", "style_axes"]
+
+Array = npt.NDArray[np.float64]
+
+COLOURS = ("#2563a8", "#d9622b", "#2f8a57", "#8a4fa3", "#b8921e", "#5b6770")
+"""Told apart by eyes of every kind, and in print."""
+INK = "#1f2933"
+MUTED = "#7b8794"
+
+
+def as_array(values: Any) -> Array:
+    """A tensor on any device and of any float type, an array or nested lists, as float64."""
+    if hasattr(values, "detach"):
+        values = values.detach().to("cpu").double().numpy()
+    return np.asarray(values, dtype=np.float64)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A blank figure, its size in inches.
+
+    Raises: MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(
+            "pictures need matplotlib, which is not installed: pip install 'manyheads[plot]'"
+        ) from error
+    # A token in a script that the default font lacks is drawn as a box; no need for a warning about each.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.05, hspace=0.05)  # type: ignore[union-attr,call-arg]
+    return figure
+
+
+def style_axes(axes: Axes, *, title: str = "", x_label: str = "", y_label: str = "", grid: bool = True) -> None:
+    """Title at the left, light grid, no box."""
+    axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
+    axes.set_xlabel(x_label, fontsize=9.5, color=INK)
+    axes.set_ylabel(y_label, fontsize=9.5, color=INK)
+    axes.tick_params(labelsize=8.5, colors=INK, length=3, color=MUTED)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(MUTED)
+    if grid:
+        axes.grid(True, color="#e4e7eb", linewidth=0.8)
+        axes.set_axisbelow(True)
+
+
+def plain_text(texts: Any) -> None:
+    """Keep `$` in tokens from being read as a formula."""
+    for text in texts:
+        text.set_parse_math(False)
+
+
+def save_figure(figure: Figure, path: Path | str) -> tuple[Path, Path]:
+    """Write `path`.png and `path`.svg (a suffix given is replaced), each aside first and then renamed.
+
+    The same picture gives the same bytes.
+
+    Returns: the two paths. Raises: SaveError: they cannot be written.
+    """
+    from matplotlib import rc_context
+
+    stem = Path(path).with_suffix("")
+    written = []
+    for kind in ("png", "svg"):
+        final = stem.with_name(f"{stem.name}.{kind}")
+        aside = stem.with_name(f"{stem.name}.tmp-{os.getpid()}.{kind}")
+        metadata: dict[str, str | None] = {"Date": None} if kind == "svg" else {"Software": None}
+        try:
+            stem.parent.mkdir(parents=True, exist_ok=True)
+            with warnings.catch_warnings(), rc_context({"svg.hashsalt": "manyheads", "svg.fonttype": "none"}):
+                warnings.filterwarnings("ignore", message="Glyph .* missing")
+                figure.savefig(aside, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
+            aside.replace(final)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise SaveError(f"the picture {final} cannot be written: {error.strerror or error}.") from error
+        written.append(final)
+    return written[0], written[1]

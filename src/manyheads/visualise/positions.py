@@ -1,0 +1,57 @@
+"""Pictures of position encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.errors import ShapeError
+from manyheads.visualise.figure import COLOURS, INK, as_array, new_figure, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["positions_figure"]
+
+
+def positions_figure(table: Any, *, features: Sequence[int] | None = None, title: str = "Position encodings") -> Figure:
+    """The table as a heat map, and some of its features as curves (as in the Annotated Transformer).
+
+    Args:
+        table: (length, d_model).
+        features: columns drawn as curves; by default four neighbours a sixth of the way up.
+
+    Raises: ShapeError: another rank, or a feature that the table lacks. MissingExtraError: no matplotlib.
+    """
+    array = as_array(table)
+    if array.ndim != 2 or 0 in array.shape:
+        raise ShapeError(f"a position table of shape {array.shape}; expected (length, d_model).")
+    length, d_model = array.shape
+    if features is None:
+        first = d_model // 6 // 2 * 2
+        features = range(first, min(first + 4, d_model))
+    if any(not 0 <= feature < d_model for feature in features):
+        raise ShapeError(f"features {list(features)} of a table with d_model {d_model}.")
+    figure = new_figure(11.0, 6.0)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
+    above, below = figure.subplots(2, 1, height_ratios=[1.25, 1.0], sharex=True)
+    limit = float(np.abs(array).max()) or 1.0
+    extent = (-0.5, length - 0.5, -0.5, d_model - 0.5)
+    image = above.imshow(
+        array.T, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", origin="lower", extent=extent,
+        interpolation="nearest",
+    )  # fmt: skip
+    style_axes(above, y_label="feature", grid=False)
+    bar = figure.colorbar(image, ax=above, pad=0.01, aspect=20)
+    bar.ax.tick_params(labelsize=8, colors=INK, length=2)
+    bar.outline.set_visible(False)
+    for number, feature in enumerate(features):
+        above.axhline(feature, color=COLOURS[number % len(COLOURS)], linewidth=0.8)
+        below.plot(array[:, feature], color=COLOURS[number % len(COLOURS)], linewidth=1.8, label=f"feature {feature}")
+    style_axes(below, x_label="position", y_label="value")
+    below.legend(
+        frameon=False, fontsize=9, labelcolor=INK, ncols=len(list(features)), loc="lower right", bbox_to_anchor=(1, 1)
+    )
+    return figure

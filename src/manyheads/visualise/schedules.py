@@ -1,0 +1,75 @@
+"""Pictures of learning rates over a run, and of what label smoothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.errors import ShapeError
+from manyheads.visualise.figure import COLOURS, INK, as_array, new_figure, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["label_smoothing_figure", "schedule_figure"]
+
+
+def schedule_figure(rates: Mapping[str, Any], *, title: str = "Learning rate") -> Figure:
+    """One curve a schedule, each value the rate of steps 1, 2, 3, ...
+
+    Raises: MissingExtraError: no matplotlib.
+    """
+    figure = new_figure(8.5, 4.2)
+    axes = figure.subplots()
+    for number, (name, values) in enumerate(rates.items()):
+        array = as_array(values)
+        steps = np.arange(1, len(array) + 1)
+        axes.plot(steps, array, color=COLOURS[number % len(COLOURS)], linewidth=2.0, label=name)
+    style_axes(axes, title=title, x_label="step")
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    if rates:
+        axes.legend(frameon=False, fontsize=9.5, labelcolor=INK)
+    return figure
+
+
+def label_smoothing_figure(targets: Any, probabilities: Any, losses: Mapping[str, Any]) -> Figure:
+    """What the model is asked to say, and what it costs to be sure (as in the Annotated Transformer).
+
+    Args:
+        targets: (tokens, vocab_size), the smoothed distribution asked for at each place.
+        probabilities: (n,), probability that a model gives to the right token.
+        losses: name -> (n,), the loss at those probabilities.
+
+    Raises: ShapeError: another rank or length. MissingExtraError: no matplotlib.
+    """
+    asked, sure = as_array(targets), as_array(probabilities)
+    if asked.ndim != 2 or 0 in asked.shape:
+        raise ShapeError(f"target distributions of shape {asked.shape}; expected (tokens, vocab_size).")
+    figure = new_figure(10.5, 4.0)
+    left, right = figure.subplots(1, 2)
+    image = left.imshow(asked, cmap="Blues", vmin=0.0, aspect="auto", interpolation="nearest")
+    style_axes(left, title="What is asked for", x_label="token id", y_label="place", grid=False)
+    for axis, count in ((left.xaxis, asked.shape[1]), (left.yaxis, asked.shape[0])):
+        if count <= 12:
+            axis.set_ticks(range(count))
+    if asked.size <= 60:
+        for (row, column), value in np.ndenumerate(asked):
+            shade = "white" if value > 0.6 * asked.max() else INK
+            left.text(column, row, f"{value:.2g}", ha="center", va="center", fontsize=8.5, color=shade)
+    bar = figure.colorbar(image, ax=left, pad=0.02)
+    bar.ax.tick_params(labelsize=8, colors=INK, length=2)
+    bar.outline.set_visible(False)
+    for number, (name, values) in enumerate(losses.items()):
+        array = as_array(values)
+        if array.shape != sure.shape:
+            raise ShapeError(f"{name}: {array.shape} losses for {sure.shape} probabilities.")
+        right.plot(sure, array, color=COLOURS[number % len(COLOURS)], linewidth=2.0, label=name)
+    style_axes(right, title="What being sure costs", x_label="probability of the right token", y_label="loss in nats")
+    right.set_ylim(bottom=0)
+    if losses:
+        right.legend(frameon=False, fontsize=9.5, labelcolor=INK)
+    return figure
