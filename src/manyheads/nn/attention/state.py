@@ -64,13 +64,7 @@ class KeyValueState:
 
     def reorder(self, rows: Tensor) -> KeyValueState:
         """The rows with these ids, (new_rows,), in this order."""
-        length = int(self.length)
-        # Room for one doubling is kept, so that the next append need not copy again.
-        key = self.key.new_empty(rows.shape[0], *self.key.shape[1:])
-        value = self.value.new_empty(rows.shape[0], *self.value.shape[1:])
-        key[:, :, :length] = self.key[:, :, :length].index_select(0, rows)
-        value[:, :, :length] = self.value[:, :, :length].index_select(0, rows)
-        return replace(self, key=key, value=value)
+        return replace(self, key=self.key.index_select(0, rows), value=self.value.index_select(0, rows))
 
     def clone(self) -> KeyValueState:
         """A copy that shares nothing, to branch a search."""
