@@ -43,6 +43,7 @@ def copy() -> TrainConfig:
     """The copy task (Annotated Transformer): unseen sequences are copied exactly in under a minute on two cores."""
     return TrainConfig(
         run_dir="runs/copy",
+        num_threads=1,
         data=DataSettings(path="copy-task", max_tokens=2048, max_source_len=32, max_target_len=32),
         tokenizer=TokenizerSettings(kind="word", vocab_size=64),
         model=TransformerConfig(
@@ -55,9 +56,9 @@ def copy() -> TrainConfig:
             norm_position="pre",
         ),
         optimiser=OptimiserSettings(learning_rate=4e-3, clip_norm=1.0),
-        schedule=ScheduleSettings(kind="cosine", warmup_steps=100),
-        training=TrainingSettings(max_steps=1000, label_smoothing=0.0, log_every=50, save_every=500, keep=2),
-        validation=ValidationSettings(every_steps=500, bleu_sentences=100, num_samples=3),
+        schedule=ScheduleSettings(kind="cosine", warmup_steps=60),
+        training=TrainingSettings(max_steps=500, label_smoothing=0.0, log_every=20, save_every=250, keep=2),
+        validation=ValidationSettings(every_steps=250, bleu_sentences=100, num_samples=3),
         decoding=DecodingSettings(num_beams=1, max_len_offset=10),
     )
 
