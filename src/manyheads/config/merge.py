@@ -66,33 +66,49 @@ def _merge(classes: tuple[type, ...], base: Mapping[str, Any], new: Mapping[str,
     return merged
 
 
-def overrides(cls: type, arguments: Sequence[str], name: str = "the command line") -> Source:
+def overrides(
+    cls: type,
+    arguments: Sequence[str],
+    name: str = "the command line",
+    *,
+    also: Sequence[str] = (),
+    mistakes: list[str] | None = None,
+) -> Source:
     """Read `--section.key value`, `--section.key=value` and bare `--section.flag` (true) into a nested dict.
 
     Dashes and underscores are alike. Values stay text (types are checked later), but `null` is None and `[...]` a list.
+
+    Args:
+        cls: the settings.
+        arguments: of the command line.
+        name: what to call them in messages.
+        also: other options that a mistyped one may have meant.
+        mistakes: takes the messages, for a caller that has more to check; None raises them.
 
     Raises: ConfigError: an option is no setting of `cls`, or lacks its value; the nearest name is offered.
     """
     known = dotted_names(cls)
     values: dict[str, Any] = {}
-    mistakes: list[str] = []
+    found: list[str] = []
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--") or argument == "--":
-            mistakes.append(f"unexpected argument {argument!r}: a setting is given as --section.key value.")
+            found.append(f"unexpected argument {argument!r}: a setting is given as --section.key value.")
             continue
         option, has_value, text = argument[2:].partition("=")
         path = option.replace("-", "_")
         if not has_value and rest and not rest[0].startswith("--"):
             text, has_value = rest.pop(0), "="
         if path not in known:
-            near = did_you_mean(path, known, prefix="--")
-            mistakes.append(f"--{option} is no option or setting.{near}")
+            near = did_you_mean(path, [*also, *known], prefix="--")
+            found.append(f"--{option} is no option or setting.{near}")
             continue
         _set(values, path.split("."), _value(text) if has_value else True)
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
+    if mistakes is not None:
+        mistakes += found
+    elif found:
+        raise ConfigError("\n".join(found))
     return Source(values, name)
 
 

@@ -33,6 +33,7 @@ class TransformerConfig:
     """Vaswani et al. 2017, arXiv:1706.03762, sec. 3; the defaults are its base model (table 3).
 
     Args:
+        architecture: what tells this config from those of other architectures.
         source_vocab_size: ids on the source side; 0 takes the tokenizer's.
         target_vocab_size: ids on the target side; 0 takes the tokenizer's.
         d_model: width of every layer.

@@ -1,0 +1,53 @@
+"""Help pages of commands with many options, in plain text, written from docstrings."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from manyheads.cli.main import EXIT_CODES
+from manyheads.config.describe import Setting
+
+__all__ = ["help_page", "option_lines"]
+
+_INDENT = 30
+
+
+def help_page(usage: str, description: str, examples: Sequence[str], sections: Iterable[tuple[str, list[str]]]) -> str:
+    """A whole page.
+
+    Args:
+        usage: the command line in short.
+        description: a sentence or two.
+        examples: command lines that run as they stand.
+        sections: heading and lines of each.
+    """
+    lines = [f"usage: {usage}", "", *_wrapped(description, ""), "", "examples:"]
+    lines += [f"  {example}" for example in examples]
+    for heading, body in sections:
+        lines += ["", f"{heading}:", *body]
+    return "\n".join([*lines, "", EXIT_CODES])
+
+
+def option_lines(settings: Iterable[Setting], prefix: str = "--") -> list[str]:
+    """`  --name KIND   what it does [default]`, wrapped to the terminal's width; the same beginning under each other."""
+    lines: list[str] = []
+    for setting in settings:
+        kind = "" if setting.kind == "true|false" and setting.default == "false" else f" {setting.kind}"
+        left = f"  {prefix}{setting.path}{kind}"
+        default = f" [{setting.default}]" if setting.default not in ("", "null", "false", "[]") else ""
+        body = _wrapped(f"{setting.help}{default}", " " * _INDENT)
+        if len(left) + 2 <= _INDENT and body:
+            body[0] = f"{left:<{_INDENT}}{body[0].strip()}"
+            lines += body
+        else:
+            lines += [left, *body]
+    return lines
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    width = min(max(shutil.get_terminal_size((100, 24)).columns, 70), 120)
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,223 @@
+"""`manyheads train`: a preset, files and single settings make a config; then the loop runs and is watched."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from manyheads.cli.memory import keep_big_blocks
+from manyheads.cli.pages import help_page, option_lines
+from manyheads.config.build import build, resolve
+from manyheads.config.describe import describe
+from manyheads.config.files import Source, load_yaml, to_plain, to_yaml
+from manyheads.config.merge import field_types, overrides
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError
+from manyheads.training.presets import PRESETS
+from manyheads.training.settings import TrainConfig
+
+if TYPE_CHECKING:
+    from manyheads.training.report import TrainResult
+
+__all__ = ["TrainOptions", "read_arguments", "run", "summary"]
+
+DESCRIPTION = (
+    "Train a model. Settings come from a preset, then from files, then from single options; later ones win."
+    " The same command again goes on where a stopped run was."
+)
+EXAMPLES = (
+    "manyheads train --preset debug",
+    "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",
+)
+T = TypeVar("T")
+KINDS = {"preset": "NAME", "config": "FILE", "resume": "auto|latest|best|PATH|none", "minutes": "M"}
+SHORT = {"-q": "--quiet", "-v": "--verbose"}
+
+NOTHING = """nothing to train yet. Start from one of the presets,
+  manyheads train --preset demo             a translator from embedded sentences, in minutes
+or from your own data with the default settings (the Transformer paper's base model),
+  manyheads prepare --help                  text files -> data/mine
+  manyheads train --data.path data/mine
+or from a file of settings,
+  manyheads train --config my.yaml
+Presets: {presets}. All settings: manyheads train --help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of the command besides the settings of the run.
+
+    Args:
+        preset: a whole run by name, see below.
+        config: a YAML file of settings; may be given several times, later ones win.
+        resume: `auto`: from the newest intact checkpoint of the run's folder if there is one; `latest`, `best`, or the
+            path of a checkpoint; `none`: begin again (the earlier run's files move to previous-N/).
+        minutes: the same as --training.max_minutes.
+        print_config: print the settings that all this amounts to as YAML, and end.
+        dry_run: show data, shapes, parameters and memory, take one step, save nothing, and end.
+        quiet: no progress, only warnings and the result (-q).
+        verbose: also print the settings, and keep every logged step in sight (-v).
+    """
+
+    preset: str | None = None
+    config: tuple[str, ...] = ()
+    resume: str = "auto"
+    minutes: float | None = None
+    print_config: bool = False
+    dry_run: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train. Returns: 0, or 128 + the number of the signal that stopped the run."""
+    if "--help" in arguments or "-h" in arguments:
+        print(_help(arguments))
+        return 0
+    options, config = read_arguments(arguments)
+    if options.print_config:
+        print(to_yaml(config), end="")
+        return 0
+    keep_big_blocks()
+    if options.dry_run:
+        from manyheads.training.dry_run import dry_run
+
+        trial = dry_run(config)
+        print(trial.describe())
+        return 2 if trial.fault else 0
+    if options.verbose:
+        print(to_yaml(config), file=sys.stderr)
+    # The live display knows nothing of torch, so something is to be seen while torch is imported.
+    from manyheads.cli.progress import watching
+
+    with watching(quiet=options.quiet, verbose=options.verbose) as reporter:
+        from manyheads.training.loop import train
+
+        result = train(config, resume=options.resume, reporter=reporter)
+    print(summary(result, by_bleu=config.validation.best_by == "bleu"))
+    return 128 + result.signal_number if result.signal_number is not None else 0
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, TrainConfig]:
+    """What the command line asks for.
+
+    Raises: ConfigError: unknown options and presets, files that cannot be read, values of the wrong type or out of
+        range; all of them in one message.
+    """
+    mistakes: list[str] = []
+    own, rest = _split(arguments, mistakes)
+    names = [name.replace("_", "-") for name in field_types(TrainOptions)]
+    typed = overrides(TrainConfig, rest, also=names, mistakes=mistakes)
+    options = _noting(mistakes, lambda: build(TrainOptions, own, "the command line")) or TrainOptions()
+    if options.minutes is not None:
+        typed.values.setdefault("training", {})["max_minutes"] = options.minutes
+    sources = [*_base(options, typed, mistakes), typed]
+    if len(sources) == 1 and not mistakes and not typed.values.get("data", {}).get("path"):
+        raise ConfigError(NOTHING.format(presets=", ".join(PRESETS)))
+    # Without its preset or a file, what is left of a run may be wrong in ways that nobody wrote.
+    whole = len(sources) == 1 + bool(options.preset) + len(options.config) or not mistakes
+    config = _noting(mistakes, lambda: resolve(TrainConfig, sources)) if whole else None
+    if options.quiet and options.verbose:
+        mistakes.append("--quiet and --verbose contradict each other.")
+    if mistakes or config is None:
+        raise ConfigError("\n".join(mistakes))
+    return options, config
+
+
+def _split(arguments: Sequence[str], mistakes: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The command's own options, as plain data, and the rest, which are settings."""
+    kinds = field_types(TrainOptions)
+    own: dict[str, Any] = {}
+    rest: list[str] = []
+    left = [SHORT.get(argument, argument) for argument in arguments]
+    while left:
+        argument = left.pop(0)
+        option, has_value, text = argument.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--") or name not in kinds:
+            rest.append(argument)
+            if not has_value and option.startswith("--") and left and not left[0].startswith("--"):
+                rest.append(left.pop(0))  # its value, which may look like anything
+            continue
+        if kinds[name] is bool:
+            own[name] = text if has_value else True
+            continue
+        if not has_value:
+            if not left or left[0].startswith("--"):
+                mistakes.append(f"{option} needs a value.")
+                continue
+            text = left.pop(0)
+        own[name] = (*own.get(name, ()), text) if name == "config" else text
+    return own, rest
+
+
+def _base(options: TrainOptions, typed: Source, mistakes: list[str]) -> list[Source]:
+    """The layers below the command line: preset and files, or else the settings of the run that is to go on."""
+    sources = []
+    if options.preset in PRESETS:
+        sources.append(Source(to_plain(PRESETS[options.preset]()), f"preset {options.preset}"))
+    elif options.preset is not None:
+        near = did_you_mean(options.preset, PRESETS)
+        mistakes.append(f"there is no preset {options.preset!r}; there are: {', '.join(PRESETS)}.{near}")
+    files = [Path(name) for name in options.config]
+    if options.preset is None and not files and isinstance(typed.values.get("run_dir"), str):
+        earlier = Path(typed.values["run_dir"]) / "config.yaml"
+        files = [earlier] if earlier.is_file() else []
+    for file in files:
+        source = _noting(mistakes, lambda file=file: load_yaml(file))  # type: ignore[misc]
+        sources += [source] if source is not None else []
+    return sources
+
+
+def _noting(mistakes: list[str], make: Callable[[], T]) -> T | None:
+    try:
+        return make()
+    except ConfigError as error:
+        mistakes.append(str(error))
+        return None
+
+
+def summary(result: TrainResult, *, by_bleu: bool = False) -> str:
+    """What is worth knowing at the end, and the next command to type."""
+    lines = [("run", str(result.run_dir))]
+    if result.best_step is not None and result.best_score is not None:
+        score = f"BLEU {-result.best_score:.2f}" if by_bleu else f"validation loss {result.best_score:.4f}"
+        lines.append(("best", f"step {result.best_step:,}, {score}"))
+    if result.plots:
+        lines.append(("curve", "  ".join(map(str, result.plots))))
+    if result.signal_number is not None:
+        name = signal.Signals(result.signal_number).name
+        lines.append(("stopped", f"by {name} at step {result.step:,}; the same command goes on from there"))
+    if result.model_dir is not None:
+        lines.append(("next", f"manyheads translate {result.run_dir}"))
+    return "\n".join(f"{name:<8} {text}" for name, text in lines)
+
+
+def _help(arguments: Sequence[str]) -> str:
+    """The page; with --preset NAME the defaults in it are that preset's."""
+    own, _ = _split([argument for argument in arguments if argument not in ("--help", "-h")], [])
+    preset = PRESETS.get(own.get("preset", ""))
+    width = max(map(len, PRESETS))
+    presets = [f"  {name:<{width}}  {(make.__doc__ or '').partition(chr(10))[0]}" for name, make in PRESETS.items()]
+    options = [
+        dataclasses.replace(setting, path=setting.path.replace("_", "-"), kind=KINDS.get(setting.path, setting.kind))
+        for setting in describe(TrainOptions)
+    ]
+    sections = [("options", option_lines(options)), ("presets", presets)]
+    chosen = f"preset {own['preset']}" if preset else "without a preset"
+    settings = groupby(
+        describe(TrainConfig, preset() if preset else None), key=lambda setting: setting.path.rpartition(".")[0]
+    )
+    by_section: dict[str, list[str]] = {}
+    for path, group in settings:
+        if not path:  # --run-dir, --seed ... are written as other commands write theirs
+            group = (dataclasses.replace(setting, path=setting.path.replace("_", "-")) for setting in group)
+        by_section.setdefault(path.partition(".")[0], []).extend(option_lines(group))
+    sections += [(f"{name or 'run'} [defaults {chosen}]", lines) for name, lines in by_section.items()]
+    return help_page("manyheads train [OPTIONS] [--SECTION.KEY VALUE ...]", DESCRIPTION, EXAMPLES, sections)

@@ -1,0 +1,118 @@
+"""What there is to set: every field of a settings class with its type, default and the docstring's words."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Union, get_args, get_origin
+
+from manyheads.config.merge import field_types, variants
+
+__all__ = ["Setting", "argument_docs", "describe", "show_value"]
+
+_ENTRY = re.compile(r"(\w+): (.*)", re.DOTALL)
+_HEADING = re.compile(r"[A-Z]\w+:(\s|$)")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing that can be set.
+
+    Args:
+        path: dotted name.
+        kind: what a value looks like: `INT`, `noam|cosine`.
+        default: as it would be typed; empty if there is none.
+        help: a sentence or two.
+    """
+
+    path: str
+    kind: str
+    default: str
+    help: str
+
+
+def describe(cls: type, values: Any = None, prefix: str = "") -> Iterator[Setting]:
+    """Every setting of a dataclass, sections and choices opened.
+
+    Args:
+        cls: the dataclass.
+        values: an instance, whose values stand in for the defaults.
+        prefix: of the dotted names.
+    """
+    docs = argument_docs(cls)
+    for item in dataclasses.fields(cls):
+        annotation = field_types(cls)[item.name]
+        value = _default(item) if values is None else getattr(values, item.name)
+        classes = variants(annotation)
+        path = f"{prefix}{item.name}"
+        if len(classes) == 1:
+            yield from describe(classes[0], value, f"{path}.")
+            continue
+        if not classes:
+            default = "" if value is dataclasses.MISSING else show_value(value)
+            yield Setting(path, _kind(annotation), default, docs.get(item.name, ""))
+            continue
+        kinds = {choice.__name__: str(get_args(field_types(choice)["kind"])[0]) for choice in classes}
+        chosen = getattr(value, "kind", "")
+        yield Setting(path, "|".join(kinds.values()), chosen, docs.get(item.name, ""))
+        for choice in classes:
+            kind = kinds[choice.__name__]
+            for inner in describe(choice, value if isinstance(value, choice) else None, f"{path}."):
+                if inner.path != f"{path}.kind":
+                    yield dataclasses.replace(inner, help=f"({kind}) {inner.help}")
+
+
+@lru_cache(maxsize=64)
+def argument_docs(cls: type) -> dict[str, str]:
+    """Name -> text of each entry below `Args:` in a class's docstring."""
+    docs: dict[str, str] = {}
+    name, indent, inside = "", 0, False
+    for line in inspect.cleandoc(cls.__doc__ or "").split("\n"):
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        if depth == 0 and _HEADING.match(text):
+            inside, name, indent = text.startswith("Args:"), "", 0
+            text = text.removeprefix("Args:").strip() if inside else ""
+        if not inside or not text:
+            continue
+        entry = _ENTRY.fullmatch(text)
+        indent = indent or depth
+        if entry and (not name or depth <= indent):
+            name = entry[1]
+            docs[name] = entry[2].strip()
+        elif name:
+            docs[name] += f" {text}"
+    return docs
+
+
+def show_value(value: Any) -> str:
+    """A value as the command line takes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(show_value, value))}]"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    if item.default is not dataclasses.MISSING:
+        return item.default
+    return dataclasses.MISSING if item.default_factory is dataclasses.MISSING else item.default_factory()
+
+
+def _kind(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin in (Union, types.UnionType):
+        return "|".join("null" if part is type(None) else _kind(part) for part in arguments)
+    if origin in (tuple, list):
+        return f"[{_kind(arguments[0])}, ...]"
+    return {bool: "true|false", str: "TEXT"}.get(annotation, getattr(annotation, "__name__", "VALUE").upper())
