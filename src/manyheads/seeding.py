@@ -1,6 +1,6 @@
 """Random seeds as arithmetic: every consumer derives its own seed from the run's, so no generator state need be stored.
 
-A resumed run draws the same numbers as one that never stopped, because what is drawn depends on names and counters alone.
+A resumed run draws the same numbers as one that never stopped: what is drawn depends on names and counters alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a run computes, and how much memory that takes."""
+"""How a run computes, and how much memory that takes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
-from manyheads.errors import ConfigError
 from manyheads.training.settings import TrainConfig
 
-__all__ = ["choose_device", "computing", "peak_memory_bytes"]
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then cpu.
-
-    Raises: ConfigError: the named device is not there.
-    """
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
-    if not there.get(name, False):
-        found = ", ".join(kind for kind, present in there.items() if present)
-        raise ConfigError(f"device is {name!r}, which this machine or this build of torch lacks; there is {found}.")
-    return torch.device(name)
+__all__ = ["computing", "peak_memory_bytes"]
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from manyheads.decoding.device import choose_device
 from manyheads.training.assembly import assemble
-from manyheads.training.device import choose_device, computing, peak_memory_bytes
+from manyheads.training.device import computing, peak_memory_bytes
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.settings import TrainConfig
 from manyheads.training.state import named_parameters

@@ -13,9 +13,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from manyheads.decoding.device import choose_device
 from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError
 from manyheads.training.assembly import Assembly, assemble
-from manyheads.training.device import choose_device, computing
+from manyheads.training.device import computing
 from manyheads.training.keeper import Keeper
 from manyheads.training.log import MetricsLog, PlainReporter, Reporters
 from manyheads.training.nonfinite import Fault

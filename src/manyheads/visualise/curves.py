@@ -48,7 +48,8 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
 def series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Array, Array]:
     """Steps and values of one metric in the order of steps.
 
-    Where a step occurs twice (a resumed run) the later record wins. Records without the key, and values that are not finite, are left out.
+    Where a step occurs twice (a resumed run) the later record wins. Records without the key, and values
+    that are not finite, are left out.
     """
     points: dict[float, float] = {}
     for record in records:

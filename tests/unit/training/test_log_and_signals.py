@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.errors import CheckpointError, ConfigError
-from manyheads.training.device import choose_device
+from manyheads.errors import CheckpointError
 from manyheads.training.log import MetricsLog, PlainReporter, format_seconds
 from manyheads.training.presets import PRESETS
 from manyheads.training.report import Sample, ValidationReport
@@ -120,10 +119,3 @@ def test_a_lock_outlives_nobody(tmp_path: Path) -> None:
         assert (tmp_path / ".lock").read_text(encoding="utf-8") == f"{os.getpid()}\n"
     with folder.locked():
         pass
-
-
-def test_a_device_that_is_not_there() -> None:
-    assert choose_device("cpu").type == "cpu"
-    missing = "mps" if sys.platform == "linux" else "cuda"
-    with pytest.raises(ConfigError, match="there is cpu"):
-        choose_device(missing)

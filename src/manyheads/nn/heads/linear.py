@@ -148,7 +148,9 @@ class _SmoothedLoss(torch.autograd.Function):
                 logits = F.linear(low_hidden, low_weight, low_bias)
                 mean_logit = logits.sum(dtype=statistics) / vocab_size if smoothing else loss_sum.new_zeros(())
                 sums = loss_sum.new_zeros(2)
-                for tile, tile_wanted in zip(logits.split(tile_rows), wanted.split(tile_rows), strict=True):
+                for tile, tile_wanted in zip(
+                    torch.split(logits, tile_rows), torch.split(wanted, tile_rows), strict=True
+                ):
                     sums += _loss_and_error(tile, tile_wanted, smoothing, any(needs))
                 nll_sum += sums[0]
                 loss_sum += (1 - smoothing) * sums[0] + smoothing * (sums[1] - mean_logit)
