@@ -9,13 +9,13 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from manyheads import __version__
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ManyHeadsError
 
-__all__ = ["COMMANDS", "EXIT_CODES", "main"]
+__all__ = ["COMMANDS", "EXIT_CODES", "guarded", "main"]
 
 # name -> what it does; the code is in `manyheads.cli.NAME`, with `run(arguments) -> exit code`.
 COMMANDS = {
@@ -30,7 +30,9 @@ COMMANDS = {
     "completion": "tab completion for bash, zsh or fish",
 }
 
-EXIT_CODES = "exit codes: 0 success, 2 a mistake in the input, 1 a bug of ours, 130 and 143 stopped by Ctrl-C and SIGTERM"
+EXIT_CODES = (
+    "exit codes: 0 success, 2 a mistake in the input, 1 a bug of ours, 130 and 143 stopped by Ctrl-C and SIGTERM"
+)
 
 _HELP = """usage: manyheads COMMAND [OPTIONS]     manyheads COMMAND --help
 
@@ -61,8 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         print(f"manyheads {__version__}")
         return 0
+    return guarded(lambda: _run(arguments[0], arguments[1:]), debug=debug)
+
+
+def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
+    """Call `command`; what it raises becomes a paragraph on stderr and an exit code."""
     try:
-        return _run(arguments[0], arguments[1:])
+        return command()
     except ManyHeadsError as error:
         return _fail(f"manyheads: {error}", error.exit_code, debug)
     except BrokenPipeError:

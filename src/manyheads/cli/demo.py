@@ -1,0 +1,176 @@
+"""`python -m manyheads.cli.demo RUN_DIR`: what a trained run has learned. The second half of `make demo`.
+
+Translates the held-out test sentences, shows ten of them, draws where the model looks, and scores them all.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.cli.main import guarded
+from manyheads.cli.memory import keep_big_blocks
+from manyheads.errors import DataError, MissingExtraError, ModelFileError
+
+if TYPE_CHECKING:
+    from manyheads.data.prepared import PreparedData
+    from manyheads.decoding.translator import Translator
+
+__all__ = ["choose_sentence", "draw_attention", "main", "run"]
+
+NUM_SHOWN = 10
+NUM_BEAMS = 4
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns: an exit code, as `manyheads`."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: python -m manyheads.cli.demo RUN_DIR", file=sys.stderr)
+        return 2
+    return guarded(lambda: run(Path(arguments[0])))
+
+
+def run(run_dir: Path) -> int:
+    """Translate, show, draw, score.
+
+    Raises: ModelFileError, DataError: no trained run in that folder, or no test pairs in its data.
+    """
+    keep_big_blocks()
+    from manyheads.decoding.translator import Translator
+    from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
+
+    data = open_run_data(run_dir)
+    translator = Translator.from_pretrained(run_dir)
+    sources = [source for source, _ in data.test_text]
+    references = [reference for _, reference in data.test_text]
+    print(f"translating {len(sources):,} held-out sentences, beam {NUM_BEAMS} ...", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    translations = translator.translate(sources, num_beams=NUM_BEAMS)
+    seconds = time.monotonic() - started
+    print(f"  done in {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s", file=sys.stderr)
+
+    _show(sources, references, translations)
+    _pictures(run_dir, translator, sources, references, translations)
+    print(f"\ntype next   manyheads translate {run_dir}\n")
+    chrf, bleu = corpus_chrf(translations, references), corpus_bleu(translations, references)
+    print(f"{len(sources):,} sentences that the model has never seen, beam {NUM_BEAMS}:")
+    print(f"held-out chrF = {chrf.value:.2f}")
+    print(chrf.signature)
+    print(f"held-out BLEU = {bleu.value:.2f}")
+    print(bleu.signature)
+    return 0
+
+
+def open_run_data(run_dir: Path) -> PreparedData:
+    """The data that a run was trained on, with its test pairs.
+
+    Raises: ModelFileError: no run. DataError: no such data any more, or no test pairs in it.
+    """
+    from manyheads.config.build import resolve
+    from manyheads.config.files import load_yaml
+    from manyheads.data.prepared import open_data
+    from manyheads.training.settings import TrainConfig
+
+    if not (run_dir / "config.yaml").is_file():
+        raise ModelFileError(
+            f"{run_dir} is no run's folder: it has no config.yaml; first: manyheads train --preset demo."
+        )
+    config = resolve(TrainConfig, [load_yaml(run_dir / "config.yaml")])
+    data = open_data(config.data, config.tokenizer, config.seed, run_dir / "data")
+    if not data.test_text:
+        raise DataError(f"the data of {run_dir} ({data.path}) has no test pairs; prepare it with some.")
+    return data
+
+
+def _show(sources: list[str], references: list[str], translations: list[str]) -> None:
+    """Ten sentences, evenly spaced: neither the best nor the worst."""
+    width = min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
+    places = sorted({index * len(sources) // NUM_SHOWN for index in range(NUM_SHOWN)})
+    print(f"\n{len(places)} of them, evenly spaced in the file, not chosen:")
+    for place in places:
+        print()
+        for name, text in (
+            ("source", sources[place]),
+            ("reference", references[place]),
+            ("translation", translations[place]),
+        ):
+            lead = f"  {name:<11}  "
+            lines = textwrap.wrap(text, width, initial_indent=lead, subsequent_indent=" " * len(lead))
+            print("\n".join(lines or [lead.rstrip()]))
+
+
+def _pictures(
+    run_dir: Path, translator: Translator, sources: list[str], references: list[str], translations: list[str]
+) -> None:
+    """Draw the heat map, and say where it and the learning curve are; without matplotlib say how to get them."""
+    print("\npictures")
+    curve = run_dir / "plots" / "learning-curve.png"
+    if curve.is_file():
+        print(f"  how it learned     {curve}")
+    place = choose_sentence(sources, references, translations)
+    try:
+        picture = draw_attention(translator, sources[place], translations[place], run_dir / "plots" / "attention")
+    except MissingExtraError as error:
+        print(f"  none: {error}")
+    else:
+        print(f"  where it looks     {picture}   ({sources[place]})")
+
+
+def choose_sentence(sources: list[str], references: list[str], translations: list[str]) -> int:
+    """A sentence worth looking at: of middling length, with much of its translation right. Returns: its place."""
+    from manyheads.evaluation.bleu import corpus_chrf
+
+    def merit(place: int) -> tuple[bool, float]:
+        fits = 6 <= len(sources[place].split()) <= 10 and bool(translations[place].strip())
+        return fits, corpus_chrf([translations[place]], [references[place]]).value if fits else 0.0
+
+    return max(range(len(sources)), key=merit)
+
+
+def draw_attention(translator: Translator, source: str, translation: str, path: Path) -> Path:
+    """Draw the last decoder layer's attention to the source: the mean of its heads, and each of them.
+
+    Args: path: of the picture; .png and .svg are written.
+
+    Returns: the PNG's path.
+    Raises: MissingExtraError: no matplotlib. SaveError: it cannot be written.
+    """
+    import torch
+
+    from manyheads.architectures.seq2seq import Seq2Seq
+    from manyheads.nn.attention.recording import record_attention
+    from manyheads.visualise.attention import attention_figure
+    from manyheads.visualise.figure import save_figure
+
+    model, token = translator.model, translator.tokenizer
+    if not isinstance(model, Seq2Seq):
+        raise TypeError(f"{type(model).__name__} has no cross-attention to draw")
+    source_ids = [*token.encode(source), token.eos_id]
+    target_ids = token.encode(translation)
+    with torch.inference_mode(), record_attention(model) as weights:
+        model.log_probs(
+            torch.tensor([source_ids], device=translator.device),
+            torch.tensor([len(source_ids)], device=translator.device),
+            torch.tensor([[token.bos_id, *target_ids]], device=translator.device),
+        )
+    last = [name for name in weights if name.endswith("cross_attn")][-1]
+    figure = attention_figure(
+        weights[last][0][0],  # (heads, target, source)
+        query_tokens=token.tokens([*target_ids, token.eos_id]),
+        key_tokens=token.tokens(source_ids),
+        title="Where the model looks in the source as it writes each word",
+        query_name="the word that is written next",
+        key_name="source",
+    )
+    png, _ = save_figure(figure, path)
+    return png
+
+
+if __name__ == "__main__":
+    sys.exit(main())
