@@ -114,21 +114,22 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
     style_axes(axes, title="Loss", x_label="step", y_label=unit)
     if len(both):
         axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, loc="upper right")
-    axes.set_xlim(left=0)
+    else:
+        axes.text(0.5, 0.5, "no figures yet", transform=axes.transAxes, ha="center", color=MUTED)
+    _from_zero(axes)
 
 
 def _scores(axes: Axes, records: list[Mapping[str, Any]]) -> None:
     for key, name, colour in (("bleu", "BLEU", COLOURS[2]), ("chrf", "chrF", COLOURS[3])):
         steps, values = series(records, key)
         if len(steps):
-            axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3.5)
-            axes.annotate(
-                f"{name} {values[-1]:.1f}", (steps[-1], values[-1]), (-4, 7), textcoords="offset points",
-                ha="right", fontsize=9, color=colour, fontweight="bold",
-            )  # fmt: skip
+            label = f"{name}  {values[-1]:.1f}"
+            axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3.5, label=label)
     style_axes(axes, title="Validation scores")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.15)
+    _from_zero(axes)
+    # Room above the curves for their names, which would lie on each other at the curves' ends.
+    axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 1.0) * 1.3)
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper left", ncols=2)
 
 
 def _rate(axes: Axes, records: list[Mapping[str, Any]]) -> None:
@@ -138,7 +139,7 @@ def _rate(axes: Axes, records: list[Mapping[str, Any]]) -> None:
     style_axes(axes, title="Learning rate", x_label="step")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
     axes.yaxis.get_offset_text().set_fontsize(8)
-    axes.set_xlim(left=0)
+    _from_zero(axes)
     axes.set_ylim(bottom=0)
     steps, norms = series(records, "grad_norm")
     if len(steps) > 1:
@@ -149,6 +150,12 @@ def _rate(axes: Axes, records: list[Mapping[str, Any]]) -> None:
         other.set_ylabel("gradient norm", color=MUTED, fontsize=8.5)
         other.tick_params(colors=MUTED)
         other.set_ylim(bottom=0, top=float(np.quantile(norms, 0.98)) * 1.5 or 1.0)
+
+
+def _from_zero(axes: Axes) -> None:
+    """Steps from 0 on, and no half steps."""
+    axes.set_xlim(left=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
 
 
 def _smooth(values: Array) -> Array:

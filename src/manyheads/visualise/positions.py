@@ -48,7 +48,6 @@ def positions_figure(table: Any, *, features: Sequence[int] | None = None, title
     bar.ax.tick_params(labelsize=8, colors=INK, length=2)
     bar.outline.set_visible(False)
     for number, feature in enumerate(features):
-        above.axhline(feature, color=COLOURS[number % len(COLOURS)], linewidth=0.8)
         below.plot(array[:, feature], color=COLOURS[number % len(COLOURS)], linewidth=1.8, label=f"feature {feature}")
     style_axes(below, x_label="position", y_label="value")
     below.legend(
