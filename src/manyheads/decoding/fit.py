@@ -59,12 +59,12 @@ def check_target_limit(settings: DecodingSettings, max_len: int | None) -> None:
         )
 
 
-def check_lengths(lengths: Sequence[int], max_len: int | None, what: str) -> None:
-    """Refuse sequences, named by `what`, that are longer than the model's limit.
+def check_lengths(lengths: Sequence[int], max_len: int | None, what: str, first_number: int = 1) -> None:
+    """Refuse sequences, named by `what` and a number, that are longer than the model's limit.
 
     Raises: RequestError: one is too long.
     """
-    for number, length in enumerate(lengths, 1):
+    for number, length in enumerate(lengths, first_number):
         if max_len is not None and length > max_len:
             raise RequestError(
                 f"{what} {number} has {length} tokens, EOS included, but the model has positions for {max_len};"

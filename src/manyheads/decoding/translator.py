@@ -122,10 +122,7 @@ class Translator:
         An empty text gives one empty translation with score 0 and no tokens.
         """
         found = self._search(texts, self.options(**overrides), stop)
-        return [
-            [self._translation(hypothesis) for hypothesis in hypotheses] or [Translation("", 0.0, [], [])]
-            for hypotheses in found
-        ]
+        return [self._translations(hypotheses) for hypotheses in found]
 
     def translate_lines(
         self,
@@ -142,13 +139,36 @@ class Translator:
 
         Raises: as `translate`; texts are numbered over the whole stream.
         """
-        settings = self.options(**overrides)
-        return self._stream(iter(lines), lines_at_once, settings, stop)
+        found = self._stream(iter(lines), lines_at_once, self.options(**overrides), stop)
+        return (
+            text.replace("\n", " ")
+            for batch in found
+            for text in self._texts([row[0] if row else None for row in batch])
+        )
+
+    def nbest_lines(
+        self,
+        lines: Iterable[str],
+        *,
+        lines_at_once: int = 256,
+        stop: Callable[[], bool] | None = None,
+        **overrides: Any,
+    ) -> Iterator[list[list[Translation]]]:
+        """As `translate_lines`, but whole batches of `translate_nbest`: for each line read a list of translations."""
+        found = self._stream(iter(lines), lines_at_once, self.options(**overrides), stop)
+        return ([self._translations(row) for row in batch] for batch in found)
 
     def score(
-        self, sources: Sequence[str], references: Sequence[str], *, stop: Callable[[], bool] | None = None
+        self,
+        sources: Sequence[str],
+        references: Sequence[str],
+        *,
+        stop: Callable[[], bool] | None = None,
+        first_number: int = 1,
     ) -> list[Scored]:
         """Token log-probabilities of each reference given its source. An empty reference is EOS alone.
+
+        Args: first_number: what messages call the first pair, for one block of many.
 
         Raises: RequestError: unequal counts, a text too long for the model, or a model that cannot score.
         """
@@ -162,7 +182,7 @@ class Translator:
         source_ids = [[*ids, token.eos_id] for ids in self._encode(sources)]
         labels = [[*ids, token.eos_id] for ids in self._encode(references)]
         for what, rows in (("source", source_ids), ("reference", labels)):
-            check_lengths([len(row) for row in rows], self.model.max_len, what)
+            check_lengths([len(row) for row in rows], self.model.max_len, what, first_number)
         with inference(self.device, self.precision):
             found = token_log_probs(
                 self.model,
@@ -178,12 +198,10 @@ class Translator:
 
     def _stream(
         self, lines: Iterator[str], count: int, settings: DecodingSettings, stop: Callable[[], bool] | None
-    ) -> Iterator[str]:
+    ) -> Iterator[list[list[Hypothesis]]]:
         first = 0
         while texts := list(islice(lines, count)):
-            found = self._search(texts, settings, stop, first)
-            for text in self._texts([hypotheses[0] if hypotheses else None for hypotheses in found]):
-                yield text.replace("\n", " ")
+            yield self._search(texts, settings, stop, first)
             first += len(texts)
 
     def _search(
@@ -225,6 +243,9 @@ class Translator:
 
     def _texts(self, best: list[Hypothesis | None]) -> list[str]:
         return self.tokenizer.decode_batch([[] if hypothesis is None else hypothesis.ids for hypothesis in best])
+
+    def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
+        return [self._translation(hypothesis) for hypothesis in hypotheses] or [Translation("", 0.0, [], [])]
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
         ids = [*hypothesis.ids, self.tokenizer.eos_id] if hypothesis.ended else hypothesis.ids

@@ -1,0 +1,118 @@
+"""`manyheads average RUN`: the mean of a run's checkpoints as a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from manyheads.cli.parsing import parse
+from manyheads.errors import CheckpointError, ConfigError, ModelFileError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["AverageOptions", "run"]
+
+_DESCRIPTION = """Average the weights of several checkpoints of a run into a model folder (Vaswani et al. 2017, 6.1).
+Its config, tokenizer and decoding options are those of the run's own model."""
+
+_EXAMPLES = (
+    "manyheads average runs/demo --last 5 --output runs/demo/averaged",
+    "manyheads average runs/demo --steps 1000 2000 3000 --output averaged",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageOptions:
+    """Options of `manyheads average`."""
+
+    run_folder: Annotated[Positional[str], arg(metavar="RUN")]
+    """A folder that train wrote."""
+    output: Annotated[str, arg(aliases=["-o"], metavar="DIR")]
+    """The model folder to be made."""
+    last: Annotated[int, arg(metavar="K", help_behavior_hint="")] = 0
+    """Average the newest K checkpoints."""
+    steps: Annotated[tuple[int, ...], arg(metavar="STEP ...", help_behavior_hint="")] = ()
+    """Average the checkpoints of these steps."""
+    weights: Literal["model", "ema"] = "model"
+    """The weights as trained, or their running averages if the run kept any."""
+    replace: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Replace a model folder of that name."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Average checkpoints. Returns: the exit code."""
+    options = parse(AverageOptions, arguments, command="average", description=_DESCRIPTION, examples=_EXAMPLES)
+    folder, output = Path(options.run_folder), Path(options.output)
+    if not (folder / "checkpoints").is_dir():
+        raise CheckpointError(f"{folder} is not a run folder: there is no folder {folder / 'checkpoints'}.")
+    _check_output(output, options.replace)
+    if not (folder / "model" / "config.json").is_file():
+        raise ModelFileError(
+            f"{folder / 'model'} holds no model yet, and an average needs its config and tokenizer;"
+            " it is written at the run's first validation."
+        )
+    from manyheads.checkpoint.average import average_tensors, select_checkpoints
+    from manyheads.checkpoint.format import step_of
+
+    chosen = select_checkpoints(folder / "checkpoints", last=options.last, steps=options.steps)
+    weights = average_tensors(chosen)
+    if options.weights == "ema":
+        if not (chosen[0] / "ema.safetensors").is_file():
+            raise ConfigError(f"{chosen[0]} has no running averages; train with training.ema_decay, or leave out ema.")
+        weights |= average_tensors(chosen, stem="ema", verify=False)
+    steps = [step_of(path) for path in chosen]
+    _save(folder, output, weights, f"the mean of {options.weights} weights at steps {', '.join(map(str, steps))}")
+    print(f"averaged {len(steps)} checkpoints (steps {', '.join(map(str, steps))}) of {folder} into {output}")
+    print(f"next: manyheads evaluate {output} --data embedded:tatoeba-en-de")
+    return 0
+
+
+def _check_output(output: Path, replace: bool) -> None:
+    """Refuse to destroy what is there.
+
+    Raises: ConfigError: the folder exists, and is no model folder or was not to be replaced.
+    """
+    if not output.exists():
+        return
+    is_model = (output / "config.json").is_file() and (output / "model.safetensors").is_file()
+    if not replace or not is_model:
+        hint = "or give --replace" if is_model else "it is no model folder, so it is not replaced"
+        raise ConfigError(f"{output} exists already; choose another folder, {hint}.")
+
+
+def _save(folder: Path, output: Path, weights: dict[str, Tensor], what: str) -> None:
+    """Write the model folder; config, tokenizer and decoding options come from the run's own model."""
+    from manyheads.architectures.pretrained import load_portable_state, read_config, save_pretrained
+    from manyheads.architectures.table import build_model
+    from manyheads.decoding.generation_config import load_settings
+    from manyheads.text.tokenizer import Tokenizer
+
+    source = folder / "model"
+    config = read_config(source)
+    model = build_model(config)
+    load_portable_state(model, weights, where=f"the checkpoints of {folder}")
+    tokenizer = Tokenizer.load(source / "tokenizer.json") if (source / "tokenizer.json").is_file() else None
+    card = _card(config, what)
+    save_pretrained(model, output, tokenizer=tokenizer, generation=load_settings(source), card=card)
+
+
+def _card(config: Any, what: str) -> str:
+    return f"""---
+library_name: manyheads
+tags: [translation, {config.architecture}]
+---
+# A {config.architecture} trained with manyheads
+
+Its weights are {what}.
+
+```python
+import manyheads
+translator = manyheads.Translator.from_pretrained(".")
+print(translator.translate(["..."]))
+```
+"""

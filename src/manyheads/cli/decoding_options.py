@@ -1,0 +1,121 @@
+"""The decoding options of `translate` and `evaluate`: named as in transformers, with the names NMT people type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from manyheads.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyheads.text.tokenizer import Tokenizer
+
+__all__ = ["DecodingOptions", "DeviceOptions"]
+
+_MODELS = "(default: the model's)"
+_NUMBER = arg(metavar="N", help_behavior_hint=_MODELS)
+_FLAG = arg(help_behavior_hint="")
+_REAL = arg(metavar="X", help_behavior_hint=_MODELS)
+_SAME_NAME = (
+    "num_beams",
+    "length_penalty",
+    "length_penalty_kind",
+    "max_new_tokens",
+    "min_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "max_tokens",
+    "too_long",
+    "seed",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Where the model runs."""
+
+    device: Annotated[str, arg(metavar="NAME")] = "auto"
+    """auto, cpu, cuda, cuda:0 ... or mps."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 computes in mixed precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions:
+    """What is not given comes from the model's generation_config.json."""
+
+    num_beams: Annotated[int | None, arg(aliases=["--beam"], metavar="N", help_behavior_hint=_MODELS)] = None
+    """Beam width; 1 is greedy search."""
+    length_penalty: Annotated[float | None, _REAL] = None
+    """Exponent of the length penalty; 0 turns it off."""
+    length_penalty_kind: Annotated[
+        Literal["gnmt", "power", "none"] | None, arg(metavar="{gnmt,power,none}", help_behavior_hint=_MODELS)
+    ] = None
+    """gnmt: ((5 + length) / 6) ** penalty; power: length ** penalty."""
+    lenpen: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    """fairseq's: --length-penalty X with --length-penalty-kind power."""
+    early_stopping: Annotated[bool, _FLAG] = False
+    """Stop a sentence as soon as num_beams hypotheses have ended."""
+    no_early_stopping: Annotated[bool, _FLAG] = False
+    """Go on until no hypothesis can become better, whatever the model's settings say."""
+    max_new_tokens: Annotated[int | None, _NUMBER] = None
+    """Most tokens of a translation; 0: in proportion to the source."""
+    min_new_tokens: Annotated[int | None, _NUMBER] = None
+    """Fewest tokens of a translation."""
+    do_sample: Annotated[bool, _FLAG] = False
+    """Draw tokens at random instead of searching."""
+    no_do_sample: Annotated[bool, _FLAG] = False
+    """Search, whatever the model's settings say."""
+    temperature: Annotated[float | None, _REAL] = None
+    """Of sampling; below 1 keeps to likely tokens, above 1 gives unlikely ones a chance."""
+    top_k: Annotated[int | None, _NUMBER] = None
+    """Draw among the N likeliest tokens; 0: all."""
+    top_p: Annotated[float | None, _REAL] = None
+    """Draw among the likeliest tokens that hold this much probability."""
+    repetition_penalty: Annotated[float | None, _REAL] = None
+    """Above 1: tokens produced before become less likely."""
+    no_repeat_ngram_size: Annotated[int | None, _NUMBER] = None
+    """No n-gram of this size occurs twice; 0 is off."""
+    forced_prefix: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")] = None
+    """Every translation begins with this text."""
+    banned_ids: Annotated[tuple[int, ...], arg(metavar="ID ...", help_behavior_hint="")] = ()
+    """Token ids that are never produced."""
+    seed: Annotated[int | None, _NUMBER] = None
+    """Of sampling; the same seed gives the same translations."""
+    max_tokens: Annotated[int | None, _NUMBER] = None
+    """A batch's budget: rows x beams x longest source."""
+    too_long: Annotated[
+        Literal["fail", "truncate"] | None, arg(metavar="{fail,truncate}", help_behavior_hint=_MODELS)
+    ] = None
+    """A source that does not fit: stop and name its line, or cut it and say how many were cut."""
+
+    def overrides(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The fields of `DecodingSettings` that were given, for `Translator`.
+
+        Raises: ConfigError: two options contradict each other.
+        """
+        values = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
+        if self.lenpen is not None:
+            if "length_penalty" in values or "length_penalty_kind" in values:
+                raise ConfigError(
+                    f"--lenpen {self.lenpen} means --length-penalty {self.lenpen} --length-penalty-kind power;"
+                    " give one or the other."
+                )
+            values |= {"length_penalty": self.lenpen, "length_penalty_kind": "power"}
+        for name in ("early_stopping", "do_sample"):
+            yes, no = getattr(self, name), getattr(self, f"no_{name}")
+            if yes and no:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} and --no-{option} contradict each other; give one of them.")
+            if yes or no:
+                values[name] = yes
+        if self.banned_ids:
+            values["banned_ids"] = self.banned_ids
+        if self.forced_prefix is not None:
+            values["forced_prefix_ids"] = tuple(tokenizer.encode(self.forced_prefix))
+        return values

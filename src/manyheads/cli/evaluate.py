@@ -1,0 +1,240 @@
+"""`manyheads evaluate MODEL`: BLEU, chrF and likelihood on held-out text, and everything they depend on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from manyheads import __version__
+from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
+from manyheads.cli.evaluation_pairs import held_out_pairs, own_data
+from manyheads.cli.output import LineWriter, refuse_same_file
+from manyheads.cli.parsing import parse
+from manyheads.cli.translate import one_line, with_line
+from manyheads.cli.truncation import counted_truncations
+from manyheads.data.readers import read_pairs
+from manyheads.errors import ConfigError, DataError, RequestError
+
+if TYPE_CHECKING:
+    from manyheads.architectures.seq2seq import Seq2Seq
+    from manyheads.decoding.translator import Translator
+    from manyheads.evaluation.bleu import Score
+    from manyheads.evaluation.likelihood import Likelihood
+
+__all__ = ["EvaluateOptions", "run"]
+
+_DESCRIPTION = """Judge a model on held-out text: BLEU and chrF by sacreBLEU with their signatures, likelihood, and the
+protocol: all that must be equal before two such figures may be compared. Text comes from --source and --reference,
+or --data; without either, from what the run was trained with. --hypotheses judges translations made elsewhere."""
+
+_EXAMPLES = (
+    "manyheads evaluate runs/demo",
+    "manyheads evaluate runs/demo --source test.en --reference test.de --beam 8 --output test.out",
+    "manyheads evaluate --hypotheses test.out --reference test.de",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Options of `manyheads evaluate`."""
+
+    model: Annotated[Positional[str], arg(metavar="[MODEL]", help_behavior_hint="")] = ""
+    """A model folder, a run folder, or owner/name on the Hugging Face hub."""
+    source: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Source sentences, one a line, plain or gzip."""
+    reference: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Their translations by people, line by line."""
+    hypotheses: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Translations to judge instead of a model's."""
+    data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: the run's)")] = None
+    """A folder written by prepare, embedded:tatoeba-en-de, or copy-task."""
+    split: Annotated[
+        Literal["test", "valid"] | None,
+        arg(metavar="{test,valid}", help_behavior_hint="(default: test if there is one)"),
+    ] = None
+    """Which part of the data."""
+    tokenize: Annotated[str, arg(metavar="{13a,none,intl,char,zh}")] = "13a"
+    """BLEU's tokenizer; none for text that is tokenized already."""
+    lowercase: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Ignore case in BLEU and chrF."""
+    output: Annotated[str | None, arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")] = None
+    """Save the translations, one a line."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print one JSON object."""
+    on_bad_utf8: Literal["fail", "replace"] = "fail"
+    """A line that is not UTF-8: fail, or replace its bad bytes."""
+    run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
+    decoding: Annotated[DecodingOptions, arg(name="")] = field(default_factory=DecodingOptions)
+
+    def __post_init__(self) -> None:
+        if self.hypotheses is not None and (self.model or self.source is not None):
+            raise ConfigError("--hypotheses are judged as they are; leave out MODEL and --source.")
+        if self.hypotheses is None and not self.model:
+            raise ConfigError("Say what to evaluate: a MODEL, or --hypotheses FILE with --reference FILE.")
+        if self.hypotheses is not None and self.reference is None and self.data is None:
+            raise ConfigError("--hypotheses need --reference FILE, or --data, to be compared with.")
+        if self.data is not None and (self.source is not None or self.reference is not None):
+            raise ConfigError("--data brings its own sources and references; leave out --source and --reference.")
+        if self.split is not None and self.reference is not None:
+            raise ConfigError("--split chooses a part of --data; files are taken whole.")
+        if self.hypotheses is None and (self.source is None) != (self.reference is None):
+            raise ConfigError("--source and --reference come together, line by line.")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Evaluate. Returns: the exit code."""
+    options = parse(EvaluateOptions, arguments, command="evaluate", description=_DESCRIPTION, examples=_EXAMPLES)
+    if options.output is not None:
+        refuse_same_file(options.output, options.source, options.reference, options.hypotheses)
+    pairs, name = _pairs(options)
+    if not pairs:
+        raise DataError(f"{name} has no sentences; there is nothing to evaluate.")
+    references = [reference for _, reference in pairs]
+    likelihood, protocol = None, {"data": name, "sentences": len(pairs)}
+    if options.hypotheses is not None:
+        translations = [hypothesis for hypothesis, _ in pairs]
+        protocol["hypotheses"] = options.hypotheses
+    else:
+        translations, likelihood, more = _run_model(pairs, options)
+        protocol |= more
+    from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
+
+    scores = {
+        "BLEU": corpus_bleu(translations, references, tokenize=options.tokenize, lowercase=options.lowercase),
+        "chrF": corpus_chrf(translations, references, lowercase=options.lowercase),
+    }
+    if options.output is not None:
+        with LineWriter(options.output) as writer:
+            writer.write(translations)
+    with LineWriter("-") as writer:
+        writer.write((_as_json if options.json else _as_text)(scores, likelihood, protocol))
+    return 0
+
+
+def _pairs(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str]:
+    """What is compared, (source or hypothesis, reference), and what it is called."""
+    first = options.source if options.hypotheses is None else options.hypotheses
+    if first is not None and options.reference is not None:
+        pairs = list(read_pairs(first, options.reference, on_bad_utf8=options.on_bad_utf8))
+        return pairs, f"{first} + {options.reference}"
+    data, seed = (options.data, 1) if options.data is not None else own_data(options.model)
+    pairs, split = held_out_pairs(data, options.split, seed)
+    if options.hypotheses is not None:
+        from manyheads.data.lines import read_lines
+
+        found = list(read_lines(options.hypotheses, on_bad_utf8=options.on_bad_utf8))
+        if len(found) != len(pairs):
+            raise DataError(f"{options.hypotheses} has {len(found)} lines, but {data} {split} has {len(pairs)} pairs.")
+        pairs = [(hypothesis, reference) for hypothesis, (_, reference) in zip(found, pairs, strict=True)]
+    return pairs, f"{data} {split}"
+
+
+def _run_model(pairs: list[tuple[str, str]], options: EvaluateOptions) -> tuple[list[str], Likelihood, dict[str, Any]]:
+    """Translations, likelihood of the references, and what they depend on."""
+    import torch
+
+    from manyheads.architectures.seq2seq import Seq2Seq
+    from manyheads.decoding.translator import Translator
+
+    translator = Translator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
+    settings = translator.options(**overrides)
+    try:
+        with counted_truncations() as counter:
+            sources = [source for source, _ in pairs]
+            translations = [one_line(text) for text in translator.translate(sources, **overrides)]
+    except RequestError as error:
+        raise RequestError(with_line(str(error), options.source or "the source")) from error
+    assert isinstance(translator.model, Seq2Seq)  # all that from_pretrained gives
+    likelihood = _likelihood(translator.model, translator, pairs, settings.max_tokens)
+    protocol = {
+        "model": options.model,
+        "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
+        "tokenizer": translator.tokenizer.digest,
+        "truncated_sources": counter.count,
+        "decoding": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
+        "device": str(translator.device),
+        "precision": translator.precision,
+        "versions": {"manyheads": __version__, "torch": str(torch.__version__)},
+    }
+    return translations, likelihood, protocol
+
+
+def _likelihood(model: Seq2Seq, translator: Translator, pairs: list[tuple[str, str]], max_tokens: int) -> Likelihood:
+    """Of the references, given the sources, whole; too long ones are refused whatever the search does with them."""
+    from manyheads.data.store import PairStore
+    from manyheads.data.stream import eval_batches
+    from manyheads.decoding.device import inference
+    from manyheads.decoding.fit import check_lengths
+    from manyheads.evaluation.likelihood import evaluate_likelihood
+
+    token = translator.tokenizer
+    sides = [token.encode_batch(list(side)) for side in zip(*pairs, strict=True)]
+    for what, side in zip(("source", "reference"), sides, strict=True):
+        check_lengths([len(ids) + 1 for ids in side], model.max_len, what)
+    store = PairStore.from_lists(zip(*sides, strict=True), token.vocab_size)
+    ids = {"pad_id": token.pad_id, "bos_id": token.bos_id, "eos_id": token.eos_id}
+    with inference(translator.device, translator.precision):
+        batches = eval_batches(store, max_tokens, **ids)
+        return evaluate_likelihood(model, batches, device=translator.device)
+
+
+def _as_json(scores: dict[str, Score], likelihood: Likelihood | None, protocol: dict[str, Any]) -> list[str]:
+    record: dict[str, Any] = {
+        name.lower(): {"score": score.value, "signature": score.signature} for name, score in scores.items()
+    }
+    if likelihood is not None:
+        record["likelihood"] = {
+            "nats_per_token": likelihood.nats_per_token,
+            "perplexity": likelihood.perplexity,
+            "target_tokens": likelihood.num_tokens,
+        }
+    return [json.dumps({**record, "protocol": protocol}, ensure_ascii=False, indent=2)]
+
+
+def _as_text(scores: dict[str, Score], likelihood: Likelihood | None, protocol: dict[str, Any]) -> list[str]:
+    lines = [line for name, score in scores.items() for line in (f"{name} = {score}", f"  {score.signature}")]
+    if likelihood is not None:
+        nats, tokens = likelihood.nats_per_token, f"{likelihood.num_tokens:,}"
+        lines += [
+            f"likelihood = {nats:.4f} nats/token",
+            f"  perplexity {likelihood.perplexity:.2f}, {tokens} target tokens, end of sentence included",
+        ]
+    lines += ["protocol", f"  data       {protocol['data']}", f"  sentences  {protocol['sentences']:,}"]
+    if likelihood is None:
+        return [*lines, f"  judged     {protocol['hypotheses']}"]
+    versions = ", ".join(f"{name} {version}" for name, version in protocol["versions"].items())
+    return [
+        *lines,
+        f"  model      {protocol['model']}, {protocol['parameters']:,} parameters",
+        f"  search     {_search(protocol['decoding'])}",
+        f"  truncated  {protocol['truncated_sources']} sources",
+        f"  precision  {protocol['precision']} on {protocol['device']}",
+        f"  versions   {versions}",
+    ]
+
+
+def _search(decoding: dict[str, Any]) -> str:
+    """One line about the decoding settings."""
+    if decoding["do_sample"]:
+        names = ("temperature", "top_k", "top_p", "seed")
+        parts = ["sampling", *(f"{name} {decoding[name]}" for name in names)]
+    elif decoding["num_beams"] == 1:
+        parts = ["greedy"]
+    else:
+        parts = [
+            f"beam {decoding['num_beams']}",
+            f"length penalty {decoding['length_penalty']} ({decoding['length_penalty_kind']})",
+        ]
+        parts += ["early stopping"] * decoding["early_stopping"]
+    ratio, offset = decoding["max_len_ratio"], decoding["max_len_offset"]
+    limit = decoding["max_new_tokens"] or f"{ratio:g} x source + {offset}"
+    parts.append(f"at most {limit} tokens")
+    unusual = {"min_new_tokens": 0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+    parts += [f"{name} {decoding[name]}" for name, usual in unusual.items() if decoding[name] != usual]
+    parts += [f"{name} {list(decoding[name])}" for name in ("banned_ids", "forced_prefix_ids") if decoding[name]]
+    return ", ".join([*parts, f"batches of {decoding['max_tokens']} tokens"])

@@ -1,0 +1,75 @@
+"""Which held-out text a model is judged on: two files, prepared data, an embedded corpus, or the run's own data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from manyheads.errors import ConfigError, DataError
+
+__all__ = ["held_out_pairs", "own_data"]
+
+EMBEDDED = "embedded:tatoeba-en-de"
+COPY_TASK = "copy-task"
+
+
+def own_data(model: str) -> tuple[str, int]:
+    """What a run was trained on, from its config.yaml.
+
+    Args: model: a run folder, or its model/.
+
+    Returns: data.path, and the seed.
+    Raises: ConfigError: there is no such file, or it names no data.
+    """
+    from manyheads.config.files import load_yaml
+
+    config = next((folder / "config.yaml" for folder in _run_folders(Path(model)) if _has_config(folder)), None)
+    if config is None:
+        raise ConfigError(
+            f"{model} is no run folder, so its data is unknown; give --source and --reference, or --data FOLDER,"
+            f" or --data {EMBEDDED}."
+        )
+    values = load_yaml(config).values
+    section, seed = values.get("data"), values.get("seed")
+    path = section.get("path") if isinstance(section, dict) else None
+    if not isinstance(path, str) or type(seed) is not int:
+        raise ConfigError(f"{config} names no data; give --source and --reference, or --data.")
+    return path, seed
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    return [folder, folder.absolute().parent]
+
+
+def _has_config(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+def held_out_pairs(data: str, split: str | None, seed: int) -> tuple[list[tuple[str, str]], str]:
+    """The raw text of a held-out split.
+
+    Args:
+        data: a folder with prepared data, `embedded:tatoeba-en-de`, or `copy-task`.
+        split: `test` or `valid`; None takes test if there is one, else valid.
+        seed: of the copy task's sequences.
+
+    Returns: the pairs in order, and the split's name.
+    Raises: DataError: no such folder, damaged, or without that split. ConfigError: no such embedded corpus.
+    """
+    if data == EMBEDDED:
+        from manyheads.data.corpora.tatoeba import load_tatoeba
+
+        return load_tatoeba(split or "test"), split or "test"
+    if data == COPY_TASK:
+        from manyheads.data.copy_task import copy_pairs
+
+        return copy_pairs(seed)[split or "test"], split or "test"
+    if data.startswith("embedded:"):
+        raise ConfigError(f"There is no corpus {data!r}; the embedded one is {EMBEDDED}.")
+    from manyheads.data.prepared import PreparedData
+
+    prepared = PreparedData.open(data)
+    texts = {"test": prepared.test_text, "valid": prepared.valid_text}
+    for name in [split] if split else ["test", "valid"]:
+        if texts[name]:
+            return texts[name], name
+    raise DataError(f"{data} has no {split or 'test or valid'} pairs; give --source and --reference files instead.")

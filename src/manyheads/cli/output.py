@@ -1,0 +1,66 @@
+"""Where results go: lines of UTF-8 that end in "\\n" on every system, to standard output or to a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from manyheads.data.lines import describe
+from manyheads.errors import ConfigError, SaveError
+
+__all__ = ["LineWriter", "refuse_same_file"]
+
+
+class LineWriter:
+    """Writes lines and flushes after every call. A file is opened only when the first result is there.
+
+    So a mistake in the input leaves an older output file as it was.
+
+    Args: path: a file, or `-` for standard output.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.write([])  # no input, no lines, but a file
+        if self._file is not None and self._path != "-":
+            self._file.close()
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Write each line and a line feed.
+
+        Raises: SaveError: the disk is full or refuses. BrokenPipeError: whoever read standard output is gone.
+        """
+        try:
+            if self._file is None:
+                self._file = sys.stdout.buffer if self._path == "-" else Path(self._path).open("wb")  # noqa: SIM115
+            self._file.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if self._path == "-":  # Python would try to write the rest once more at exit, and fail again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            name = "standard output" if self._path == "-" else self._path
+            raise SaveError(f"Cannot write {name}: {error.strerror or error}.") from None
+
+
+def refuse_same_file(output: str, *inputs: str | None) -> None:
+    """Raises: ConfigError: the output file is one of the inputs, which writing would destroy."""
+    for path in inputs:
+        if path is None or "-" in (path, output) or not Path(path).is_file() or not Path(output).is_file():
+            continue
+        if Path(path).samefile(output):
+            raise ConfigError(f"--output {output} is the file {describe(path)} that is read; choose another file.")

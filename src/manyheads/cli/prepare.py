@@ -1,0 +1,253 @@
+"""`manyheads prepare`: text files -> a folder of tokens that train reads."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from manyheads.cli.parsing import parse
+from manyheads.cli.phases import Progress, StoppedBySignalError, interruptible, showing_phases
+from manyheads.data.lines import OnBadUtf8
+from manyheads.data.readers import PairFiles
+from manyheads.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from manyheads.data.preparing import Pairs
+    from manyheads.text.settings import TokenizerSettings
+    from manyheads.text.tokenizer import Tokenizer
+
+__all__ = ["PrepareOptions", "run"]
+
+SPLITS = ("train", "valid", "test")
+
+_DESCRIPTION = """Turn sentence pairs into a folder of tokens that train reads: two aligned files, a TSV or a JSONL
+file for each of training, validation and test; plain or gzip, UTF-8, one sentence a line. One tokenizer is trained on
+both sides of the training pairs, unless --tokenizer names one. Training pairs with an empty side are left out and
+counted."""
+
+_EXAMPLES = (
+    "manyheads prepare --source train.en --target train.de --valid-source v.en --valid-target v.de --output data/my",
+    "manyheads prepare --tsv pairs.tsv --valid-count 500 --vocab-size 8000 --output data/my",
+)
+
+_QUIET = arg(metavar="FILE", help_behavior_hint="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """Options of `manyheads prepare`."""
+
+    output: Annotated[str, arg(aliases=["-o"], metavar="DIR")]
+    """The folder to be made; it appears when it is whole."""
+    source: Annotated[str | None, _QUIET] = None
+    """Training sentences, one a line; - is standard input."""
+    target: Annotated[str | None, _QUIET] = None
+    """Their translations, line by line."""
+    tsv: Annotated[str | None, _QUIET] = None
+    """Training pairs, source<TAB>target."""
+    jsonl: Annotated[str | None, _QUIET] = None
+    """Training pairs, a JSON object a line."""
+    valid_source: Annotated[str | None, _QUIET] = None
+    """Validation sentences."""
+    valid_target: Annotated[str | None, _QUIET] = None
+    """Their translations."""
+    valid_tsv: Annotated[str | None, _QUIET] = None
+    """Validation pairs."""
+    valid_jsonl: Annotated[str | None, _QUIET] = None
+    """Validation pairs."""
+    valid_count: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Without validation files: hold back the last N training pairs; 0 goes without validation."""
+    test_source: Annotated[str | None, _QUIET] = None
+    """Test sentences."""
+    test_target: Annotated[str | None, _QUIET] = None
+    """Their translations."""
+    test_tsv: Annotated[str | None, _QUIET] = None
+    """Test pairs."""
+    test_jsonl: Annotated[str | None, _QUIET] = None
+    """Test pairs."""
+    source_key: Annotated[str, arg(metavar="KEY")] = "source"
+    """Key of the source sentence in JSONL files."""
+    target_key: Annotated[str, arg(metavar="KEY")] = "target"
+    """Key of its translation in JSONL files."""
+    tokenizer: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Use this tokenizer.json, or the one of this model, run or data folder, and train none."""
+    kind: Annotated[
+        Literal["bpe", "unigram", "word"] | None,
+        arg(name="tokenizer.kind", metavar="{bpe,unigram,word}", help_behavior_hint="(default: bpe)"),
+    ] = None
+    """Kind of tokenizer to train."""
+    vocab_size: Annotated[
+        int | None,
+        arg(name="tokenizer.vocab-size", aliases=["--vocab-size"], metavar="N", help_behavior_hint="(default: 8000)"),
+    ] = None
+    """Number of pieces, for both languages together."""
+    lowercase: Annotated[bool, arg(name="tokenizer.lowercase", aliases=["--lowercase"], help_behavior_hint="")] = False
+    """Fold case before tokenizing; translations come out in lower case."""
+    on_bad_utf8: OnBadUtf8 = "fail"
+    """A line that is not UTF-8: fail, replace its bad bytes, or skip the pair; counted."""
+    replace: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Replace prepared data of that name, once the new data is whole."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Prepare data. Returns: the exit code."""
+    options = parse(PrepareOptions, arguments, command="prepare", description=_DESCRIPTION, examples=_EXAMPLES)
+    output = Path(options.output)
+    if not output.name:
+        output = output.resolve()
+    _check_output(output, options.replace)
+    splits = _splits(options)
+    from manyheads.data.preparing import prepare_corpus
+
+    tokenizer = _tokenizer(options)
+
+    def work(progress: Progress) -> dict[str, Any]:
+        return prepare_corpus(
+            output,
+            train=splits["train"],
+            valid=splits.get("valid"),
+            test=splits.get("test"),
+            tokenizer=tokenizer,
+            replace=options.replace,
+            progress=progress,
+        )
+
+    def abandon() -> None:
+        from rich.console import Console
+
+        Console(stderr=True).show_cursor()  # the bars have hidden it
+        print(f"manyheads: stopped; nothing is left in {output}.", file=sys.stderr, flush=True)
+        for aside in output.absolute().parent.glob(f"{output.name}.tmp-*"):
+            shutil.rmtree(aside, ignore_errors=True)
+
+    try:
+        with showing_phases() as show:
+            manifest = interruptible(work, show, abandon)
+    except StoppedBySignalError as stopped:
+        print(f"manyheads: stopped; nothing is left in {output}.", file=sys.stderr)
+        return 128 + stopped.number
+    print(_summary(output, manifest))
+    return 0
+
+
+def _check_output(output: Path, replace: bool) -> None:
+    """Refuse early what could only fail late, and never replace what is no prepared data.
+
+    Raises: DataError: the folder exists. ConfigError: it is to be replaced, but is something else.
+    """
+    if not output.exists():
+        return
+    if not replace:
+        raise DataError(f"{output} exists already; choose another folder, or give --replace.")
+    from manyheads.data.folder import read_manifest
+    from manyheads.data.preparing import FORMAT, FORMAT_VERSION
+
+    try:
+        read_manifest(output, kind=FORMAT, version=FORMAT_VERSION)
+    except DataError as error:
+        raise ConfigError(f"{output} holds no prepared data, so --replace leaves it alone: {error}") from None
+
+
+def _splits(options: PrepareOptions) -> dict[str, Pairs]:
+    """Where each split comes from.
+
+    Raises: ConfigError: training or validation pairs are missing, or two forms are given.
+    """
+    found: dict[str, Pairs] = {}
+    forms = ("source", "target", "tsv", "jsonl")
+    for split in SPLITS:
+        prefix = "" if split == "train" else f"{split}_"
+        given = {form: getattr(options, prefix + form) for form in forms}
+        if not any(path is not None for path in given.values()):
+            continue
+        keys = {"source_key": options.source_key, "target_key": options.target_key}
+        try:
+            found[split] = PairFiles(**given, **keys, on_bad_utf8=options.on_bad_utf8)
+        except ConfigError as error:
+            raise ConfigError(f"The {split} pairs: {error}") from None
+    if "train" not in found:
+        raise ConfigError("There are no training pairs: give --source and --target, or --tsv, or --jsonl.")
+    _refuse_shared_stdin(options)
+    if ("valid" in found) == (options.valid_count is not None):
+        if options.valid_count is not None:
+            raise ConfigError(
+                "--valid-count takes pairs from the training files; leave it out where --valid-* files are."
+            )
+        raise ConfigError(
+            "There are no validation pairs, which tell when a model is good: give --valid-source and --valid-target (or"
+            " --valid-tsv, --valid-jsonl), or --valid-count 500 to hold back the last 500 training pairs, or"
+            " --valid-count 0 to go without."
+        )
+    if options.valid_count:
+        from manyheads.data.held_back import Rest
+
+        rest = Rest(found["train"], options.valid_count)
+        found |= {"train": rest, "valid": rest.held_back}
+    return found
+
+
+def _refuse_shared_stdin(options: PrepareOptions) -> None:
+    named = [
+        f"--{prefix}{form}".replace("_", "-")
+        for prefix in ("", "valid_", "test_")
+        for form in ("source", "target", "tsv", "jsonl")
+        if getattr(options, prefix + form) == "-"
+    ]
+    if len(named) > 1:
+        raise ConfigError(f"Standard input can be read once, but {' and '.join(named)} are all -.")
+
+
+def _tokenizer(options: PrepareOptions) -> TokenizerSettings | Tokenizer:
+    from manyheads.config.build import build
+    from manyheads.text.settings import TokenizerSettings
+    from manyheads.text.tokenizer import Tokenizer
+
+    asked = {"kind": options.kind, "vocab_size": options.vocab_size, "lowercase": options.lowercase or None}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if options.tokenizer is None:
+        return build(TokenizerSettings, given, "the tokenizer's options")
+    if given:
+        raise ConfigError(f"--tokenizer {options.tokenizer} is used as it is; leave out {', '.join(given)}.")
+    path = Path(options.tokenizer)
+    inside = (path / "tokenizer.json", path / "model" / "tokenizer.json")
+    return Tokenizer.load(next((file for file in inside if file.is_file()), path))
+
+
+def _summary(output: Path, manifest: dict[str, Any]) -> str:
+    """All counts, and the next command to type."""
+    from manyheads.data.prepared import PreparedData
+
+    data = PreparedData.open(output, verify=False)
+    case = ", lower case" if data.tokenizer.lowercase else ""
+    lines = [
+        f"prepared   {output}",
+        f"digest     {data.digest}",
+        f"tokenizer  {data.tokenizer.kind}, {data.tokenizer.vocab_size:,} pieces{case}, {data.tokenizer.digest[:12]}",
+    ]
+    for split, counts in manifest["counts"].items():
+        lines += ["", f"{split}: {counts['pairs']:,} pairs kept of {counts['lines']:,} read"]
+        lines += [f"  {counts[name]:>12,} {what}" for name, what in _NOTED.items() if counts.get(name)]
+        left_out = sum(counts.get(name, 0) for name in ("empty_dropped", "bad_utf8_skipped"))
+        if held_back := counts["lines"] - counts["pairs"] - left_out:
+            lines.append(f"  {held_back:>12,} held back for validation")
+        for side in ("source", "target"):
+            tokens, pairs = counts[f"{side}_tokens"], max(counts["pairs"], 1)
+            mean, longest = tokens / pairs, counts[f"{side}_longest"]
+            unknown = f", {counts[f'{side}_unknown']:,} unknown" if counts[f"{side}_unknown"] else ""
+            lines.append(f"  {tokens:>12,} {side} tokens: {mean:.1f} a sentence, {longest:,} the longest{unknown}")
+    return "\n".join([*lines, "", f"next: manyheads train --preset tiny --data.path {output}"])
+
+
+_NOTED = {
+    "empty_dropped": "left out, because one side is empty",
+    "empty_kept": "with an empty side, kept",
+    "bad_utf8_replaced": "lines that were not UTF-8, bad bytes replaced",
+    "bad_utf8_skipped": "left out, because they are not UTF-8",
+    "line_breaks_replaced": "with line breaks inside, made spaces",
+}

@@ -1,0 +1,86 @@
+"""`manyheads score MODEL --source F --target F`: how likely the model finds given translations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from manyheads.cli.decoding_options import DeviceOptions
+from manyheads.cli.output import LineWriter, refuse_same_file
+from manyheads.cli.parsing import parse
+from manyheads.data.readers import read_pairs
+
+if TYPE_CHECKING:
+    from manyheads.decoding.translation import Scored
+
+__all__ = ["ScoreOptions", "run"]
+
+BLOCK_PAIRS = 2048
+
+_DESCRIPTION = """Log-probabilities (in nats) that a model gives to known translations, end of sentence included.
+Each pair of lines gives a line of three tab-separated columns: sum of the log-probabilities, number of tokens, mean.
+With --tokens it gives a JSON object with each token and its log-probability instead."""
+
+_EXAMPLES = (
+    "manyheads score runs/demo --source test.en --target test.de",
+    "manyheads score runs/demo --source test.en --target test.de --tokens --output scores.jsonl",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """Options of `manyheads score`."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """A model folder, a run folder, or owner/name on the Hugging Face hub."""
+    source: Annotated[str, arg(metavar="FILE")]
+    """Source sentences, one a line, plain or gzip; - is standard input."""
+    target: Annotated[str, arg(metavar="FILE")]
+    """Their translations, line by line."""
+    output: Annotated[str, arg(aliases=["-o"], metavar="FILE")] = "-"
+    """Where scores go; - is standard output."""
+    tokens: Annotated[bool, arg(help_behavior_hint="")] = False
+    """JSON lines with the log-probability of every token."""
+    on_bad_utf8: Literal["fail", "replace"] = "fail"
+    """A line that is not UTF-8: fail, or replace its bad bytes."""
+    max_tokens: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the model's)")] = None
+    """A batch's budget: rows x longest side."""
+    run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Score pairs of lines. Returns: the exit code."""
+    options = parse(ScoreOptions, arguments, command="score", description=_DESCRIPTION, examples=_EXAMPLES)
+    refuse_same_file(options.output, options.source, options.target)
+    # All pairs first: unequal counts show at the end of the files, and scores of misaligned lines would mislead.
+    pairs = list(read_pairs(options.source, options.target, on_bad_utf8=options.on_bad_utf8))
+    from manyheads.decoding.translator import Translator
+
+    translator = Translator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    if options.max_tokens is not None:
+        translator.settings = translator.options(max_tokens=options.max_tokens)
+    with LineWriter(options.output) as writer:
+        for start in range(0, len(pairs), BLOCK_PAIRS):
+            sources, targets = zip(*pairs[start : start + BLOCK_PAIRS], strict=True)
+            scored = translator.score(sources, targets, first_number=start + 1)
+            writer.write(_shown(start + place, one, options.tokens) for place, one in enumerate(scored, 1))
+    return 0
+
+
+def _shown(number: int, scored: Scored, tokens: bool) -> str:
+    total, count = scored.sum_log_prob, len(scored.tokens)
+    if not tokens:
+        return f"{total:.6f}\t{count}\t{total / count:.6f}"
+    record = {
+        "line": number,
+        "log_prob": total,
+        "num_tokens": count,
+        "mean_log_prob": total / count,
+        "tokens": scored.tokens,
+        "token_log_probs": scored.token_log_probs,
+    }
+    return json.dumps(record, ensure_ascii=False)

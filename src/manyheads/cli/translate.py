@@ -1,0 +1,180 @@
+"""`manyheads translate MODEL [INPUT]`: a line in, a line out; a prompt in a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
+from manyheads.cli.output import LineWriter, refuse_same_file
+from manyheads.cli.parsing import parse
+from manyheads.cli.truncation import counted_truncations
+from manyheads.data.lines import OnBadUtf8, ReadReport, describe, read_lines
+from manyheads.errors import ConfigError, ManyHeadsError, RequestError
+
+if TYPE_CHECKING:
+    from manyheads.decoding.translation import Translation
+    from manyheads.decoding.translator import Translator
+
+__all__ = ["TranslateOptions", "one_line", "run", "with_line"]
+
+_DESCRIPTION = """Translate text: one line in, one line out, in order; an empty line gives an empty line.
+Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
+With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation."""
+
+_EXAMPLES = (
+    'echo "I am hungry." | manyheads translate runs/demo',
+    "manyheads translate runs/demo input.en --output output.de --beam 8 --verbose",
+    "manyheads translate runs/demo input.en --nbest 4",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions:
+    """Options of `manyheads translate`."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """A model folder, a run folder, or owner/name on the Hugging Face hub."""
+    input: Annotated[Positional[str], arg(metavar="[INPUT]")] = "-"
+    """A text file, plain or gzip; - is standard input."""
+    output: Annotated[str, arg(aliases=["-o"], metavar="FILE")] = "-"
+    """Where translations go; - is standard output."""
+    num_return_sequences: Annotated[
+        int | None, arg(aliases=["--nbest"], metavar="N", help_behavior_hint="(default: the best one, as plain text)")
+    ] = None
+    """The N best translations of each line, as tab-separated values."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """One JSON object a line, with the source, and score, tokens and log-probabilities of each translation."""
+    on_bad_utf8: OnBadUtf8 = "fail"
+    """A line that is not UTF-8: fail, replace its bad bytes, or skip (an empty line comes out)."""
+    lines_at_once: Annotated[int, arg(metavar="N")] = 256
+    """Lines read before they are translated together; 1 answers every line at once."""
+    verbose: Annotated[bool, arg(aliases=["-v"], help_behavior_hint="")] = False
+    """Print the settings and the speed on standard error."""
+    run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
+    decoding: Annotated[DecodingOptions, arg(name="")] = field(default_factory=DecodingOptions)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Translate lines. Returns: the exit code."""
+    options = parse(TranslateOptions, arguments, command="translate", description=_DESCRIPTION, examples=_EXAMPLES)
+    if options.lines_at_once < 1:
+        raise ConfigError(f"--lines-at-once is {options.lines_at_once}; it must be at least 1.")
+    refuse_same_file(options.output, options.input)
+    from manyheads.decoding.translator import Translator
+
+    translator = Translator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    # What is asked for decides the form of the output, never what the model's settings suggest.
+    overrides = {
+        **options.decoding.overrides(translator.tokenizer),
+        "num_return_sequences": options.num_return_sequences or 1,
+    }
+    if options.num_return_sequences is not None and options.num_return_sequences < 1:
+        raise ConfigError(f"--nbest is {options.num_return_sequences}; it must be at least 1.")
+    settings = translator.options(**overrides)
+    if options.verbose:
+        print(f"{options.model} on {translator.device}, {translator.precision}: {settings}", file=sys.stderr)
+    if options.input == "-" and sys.stdin.isatty():
+        return _converse(translator, overrides, options)
+    report = ReadReport()
+    try:
+        with counted_truncations(), LineWriter(options.output) as writer:
+            _translate(translator, overrides, options, report, writer)
+    except RequestError as error:
+        raise RequestError(with_line(str(error), options.input)) from error
+    for count, what in ((report.bad_utf8_replaced, "replaced"), (report.bad_utf8_skipped, "skipped")):
+        if count:
+            print(f"manyheads: {count} lines were not UTF-8 and {what}.", file=sys.stderr)
+    return 0
+
+
+def _translate(
+    translator: Translator, overrides: dict[str, Any], options: TranslateOptions, report: ReadReport, writer: LineWriter
+) -> None:
+    waiting: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in read_lines(options.input, on_bad_utf8=options.on_bad_utf8, report=report):
+            waiting.append(line)
+            yield line
+
+    start, num_lines, num_tokens = time.perf_counter(), 0, 0
+    for batch in translator.nbest_lines(lines(), lines_at_once=options.lines_at_once, **overrides):
+        numbered = enumerate(zip(waiting, batch, strict=True), num_lines + 1)
+        writer.write(line for number, (source, found) in numbered for line in _shown(number, source, found, options))
+        num_lines += len(batch)
+        num_tokens += sum(len(found[0].tokens) for found in batch)
+        waiting.clear()
+        if options.verbose:
+            seconds = time.perf_counter() - start
+            speed = f"{num_lines / seconds:,.1f} lines/s, {num_tokens / seconds:,.0f} tokens/s"
+            print(f"{num_lines:,} lines, {num_tokens:,} tokens in {seconds:.1f} s: {speed}", file=sys.stderr)
+
+
+def _shown(number: int, source: str, translations: list[Translation], options: TranslateOptions) -> list[str]:
+    """The output lines of one input line."""
+    if options.json:
+        found = [
+            {
+                "text": one.text,
+                "score": one.score,
+                "log_prob": sum(one.token_log_probs),
+                "tokens": one.tokens,
+                "token_log_probs": one.token_log_probs,
+            }
+            for one in translations
+        ]
+        record = {"line": number, "source": source, "translations": found}
+        return [json.dumps(record, ensure_ascii=False)]
+    if options.num_return_sequences is None:
+        return [one_line(translations[0].text)]
+    return [f"{number}\t{one.score:.6f}\t" + one_line(one.text).replace("\t", " ") for one in translations]
+
+
+def one_line(text: str) -> str:
+    """A translation as a line: a line feed that the model may say becomes a space."""
+    return text.replace("\n", " ")
+
+
+def with_line(message: str, path: str) -> str:
+    """The message with the file's name; what the library calls a text is a line of it."""
+    if not message.startswith("text "):
+        return message
+    return f"{describe(path)}: line {message.removeprefix('text ')}".replace("set too_long to", "use --too-long")
+
+
+def _converse(translator: Translator, overrides: dict[str, Any], options: TranslateOptions) -> int:
+    """A prompt for each line until the end of the input. A line that cannot be translated is reported, and no end."""
+    in_terminal = sys.stdout.isatty()
+    if in_terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401  (the arrow keys of input())
+    print("Type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
+    number = 0
+    with LineWriter(options.output) as writer:
+        while True:
+            try:
+                # readline must know the prompt to redraw a line, and writes it to the terminal that is standard output
+                if not in_terminal:
+                    print("> ", end="", file=sys.stderr, flush=True)
+                line = input("> " if in_terminal else "")
+            except EOFError:
+                print(file=sys.stderr)
+                return 0
+            except UnicodeDecodeError as error:
+                print(f"manyheads: what was typed is not in the terminal's encoding: {error.reason}.", file=sys.stderr)
+                continue
+            number += 1
+            try:
+                found = translator.translate_nbest([line], **overrides)[0]
+            except ManyHeadsError as error:
+                print(f"manyheads: {error}", file=sys.stderr)
+                continue
+            writer.write(_shown(number, line, found, options))
