@@ -5,6 +5,7 @@ matplotlib's object interface only, so nothing global is touched, no window is o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
@@ -98,7 +99,8 @@ def save_figure(figure: Figure, path: Path | str) -> tuple[Path, Path]:
                 figure.savefig(aside, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
             aside.replace(final)
         except OSError as error:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
             raise SaveError(f"the picture {final} cannot be written: {error.strerror or error}.") from error
         written.append(final)
     return written[0], written[1]

@@ -1,0 +1,180 @@
+"""Pictures: what is in them, what is refused, and that they are written whole and always alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads.errors import DataError, MissingExtraError, SaveError, ShapeError
+from manyheads.visualise.attention import MAX_LABELS, attention_figure
+from manyheads.visualise.curves import learning_curve_figure, read_metrics, series
+from manyheads.visualise.figure import as_array, new_figure, save_figure
+from manyheads.visualise.positions import positions_figure
+from manyheads.visualise.schedules import label_smoothing_figure, schedule_figure
+
+pytest.importorskip("matplotlib")
+
+
+def attention(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(0)).softmax(-1)
+
+
+@pytest.mark.parametrize(("shape", "panels"), [((5, 7), 1), ((1, 5, 7), 1), ((4, 5, 7), 5), ((16, 3, 3), 17)])
+def test_a_heat_map_a_head_and_one_for_their_mean(shape: tuple[int, ...], panels: int) -> None:
+    weights = attention(*shape)
+    figure = attention_figure(weights)
+    images = [axes.images[0] for axes in figure.axes if axes.images]
+    assert len(images) == panels
+    heads = weights.reshape(-1, *shape[-2:])
+    expected = [heads.mean(0), *heads] if len(heads) > 1 else [*heads]
+    for image, values in zip(images, expected, strict=True):
+        np.testing.assert_allclose(image.get_array(), values.double().numpy(), atol=1e-7)
+        assert image.get_clim() == (0.0, pytest.approx(float(weights.max())))
+
+
+def test_tokens_name_the_rows_and_columns() -> None:
+    axes = attention_figure(attention(2, 3), query_tokens=["ich", "$x$"], key_tokens=["a", "b\n", "c" * 40]).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["ich", "$x$"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["a", "b�", "c" * 15 + "…"]
+    assert not any(text.get_parse_math() for text in [*axes.get_xticklabels(), *axes.get_yticklabels()])
+
+
+def test_long_inputs_are_named_now_and_then() -> None:
+    axes = attention_figure(attention(90, 300), query_tokens=[f"t{place}" for place in range(90)]).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()][:3] == ["t0", "t3", "t6"]
+    assert len(axes.get_xticks()) <= MAX_LABELS
+    assert list(axes.get_xticks()[:2]) == [0, 8]
+
+
+def test_attention_of_another_shape_is_refused() -> None:
+    for shape in ((3,), (2, 2, 3, 3), (0, 3), (2, 0, 3)):
+        with pytest.raises(ShapeError, match=r"expected \(q_len, k_len\)"):
+            attention_figure(np.zeros(shape))
+    with pytest.raises(ShapeError, match="2 key tokens for weights with 3 key positions"):
+        attention_figure(attention(2, 3), key_tokens=["a", "b"])
+
+
+def test_all_zero_weights_can_be_drawn(tmp_path: Path) -> None:
+    save_figure(attention_figure(torch.zeros(2, 3, 3)), tmp_path / "zeros")
+
+
+def test_tensors_of_any_float_type() -> None:
+    values = torch.tensor([0.5, 2.0], dtype=torch.bfloat16, requires_grad=True)
+    assert as_array(values).tolist() == [0.5, 2.0]
+    assert as_array([[1, 2]]).dtype == np.float64
+
+
+def test_a_series_is_in_order_and_the_later_record_wins() -> None:
+    records = [
+        {"step": 10, "train_nll": 5.0},
+        {"step": 20, "train_nll": 4.0},
+        {"step": 30, "train_nll": float("nan")},
+        {"step": 20, "valid_nll": 9.0},
+        {"step": 20, "train_nll": 3.0},
+        {"step": 40, "train_nll": None},
+        {"train_nll": 1.0},
+    ]
+    steps, values = series(records, "train_nll")
+    assert steps.tolist() == [10, 20]
+    assert values.tolist() == [5.0, 3.0]
+
+
+def run_records(steps: int, *, scored: bool) -> list[dict[str, float]]:
+    records: list[dict[str, float]] = []
+    for step in range(10, steps + 1, 10):
+        records.append({"step": step, "train_nll": 2 + 100 / step, "learning_rate": step * 1e-5, "grad_norm": 1.0})
+        if step % 100 == 0:
+            records.append(
+                {"step": step, "valid_nll": 2.1 + 100 / step} | ({"bleu": 20.0, "chrf": 45.0} if scored else {})
+            )
+    return records
+
+
+@pytest.mark.parametrize(("steps", "scored"), [(0, False), (10, False), (90, False), (1000, False), (1000, True)])
+def test_learning_curves_of_any_run(steps: int, scored: bool, tmp_path: Path) -> None:
+    figure = learning_curve_figure(run_records(steps, scored=scored), title="a $run$")
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert ("Validation scores" in titles) == scored
+    png, svg = save_figure(figure, tmp_path / "curve")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert svg.read_text(encoding="utf-8").lstrip().startswith("<?xml")
+
+
+def test_metrics_file_with_a_cut_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"ste', encoding="utf-8")
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="line 2 is not JSON"):
+        read_metrics(path)
+    path.write_text("3\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 1 holds no record"):
+        read_metrics(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_metrics(tmp_path / "none.jsonl")
+
+
+def test_positions_as_heat_map_and_curves() -> None:
+    table = np.arange(12.0).reshape(4, 3)
+    image, curves = positions_figure(table, features=[0, 2]).axes[:2]
+    np.testing.assert_array_equal(image.images[0].get_array(), table.T)
+    assert [list(line.get_ydata()) for line in curves.lines] == [table[:, 0].tolist(), table[:, 2].tolist()]
+    with pytest.raises(ShapeError, match="expected"):
+        positions_figure(np.zeros(3))
+    with pytest.raises(ShapeError, match="features"):
+        positions_figure(table, features=[3])
+
+
+def test_schedules_start_at_step_one() -> None:
+    axes = schedule_figure({"up": [1.0, 2.0], "down": [2.0, 1.0]}).axes[0]
+    assert [list(line.get_xdata()) for line in axes.lines] == [[1, 2], [1, 2]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["up", "down"]
+
+
+def test_label_smoothing() -> None:
+    sure = np.array([0.1, 0.9])
+    left, right = label_smoothing_figure([[0.9, 0.1]], sure, {"0.1": [2.0, 0.3]}).axes[:2]
+    assert [text.get_text() for text in left.texts] == ["0.9", "0.1"]
+    assert list(right.lines[0].get_ydata()) == [2.0, 0.3]
+    with pytest.raises(ShapeError):
+        label_smoothing_figure([0.9, 0.1], sure, {})
+    with pytest.raises(ShapeError, match="probabilities"):
+        label_smoothing_figure([[0.9, 0.1]], sure, {"0.1": [2.0]})
+
+
+def test_the_same_picture_gives_the_same_bytes_and_leaves_nothing_else(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        save_figure(attention_figure(attention(2, 3, 3), title="t"), tmp_path / folder / "picture.png")
+    for kind in ("png", "svg"):
+        assert (tmp_path / f"a/picture.{kind}").read_bytes() == (tmp_path / f"b/picture.{kind}").read_bytes()
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["picture.png", "picture.svg"]
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(SaveError, match="cannot be written"):
+        save_figure(new_figure(1, 1), tmp_path / "file" / "picture")
+
+
+def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'manyheads\[plot\]'"):
+        attention_figure(attention(2, 2))
+
+
+def test_neither_torch_nor_pyplot_is_imported() -> None:
+    script = (
+        "import sys, json\n"
+        "from manyheads.visualise import attention, curves, figure, positions, schedules\n"
+        "before = sorted(m for m in ('torch', 'matplotlib') if m in sys.modules)\n"
+        "attention.attention_figure([[1.0]])\n"
+        "print(json.dumps([before, 'torch' in sys.modules, 'matplotlib.pyplot' in sys.modules]))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout) == [[], False, False]
