@@ -1,6 +1,6 @@
 """A training step of the demo's model against `torch.nn.Transformer` of the same widths, in turn in one run.
 
-Both: same layers, widths, vocabulary, tied tables, batch and label smoothing, no dropout, fused AdamW, bfloat16 autocast.
+Both: same layers, widths, vocabulary, tied tables, batch and label smoothing, no dropout, fused AdamW, bfloat16.
 """
 
 from __future__ import annotations
