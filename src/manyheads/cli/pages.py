@@ -31,7 +31,7 @@ def help_page(usage: str, description: str, examples: Sequence[str], sections: I
 
 
 def option_lines(settings: Iterable[Setting], prefix: str = "--") -> list[str]:
-    """`  --name KIND   what it does [default]`, wrapped to the terminal's width; the same beginning under each other."""
+    """`  --name KIND   what it does [default]`, wrapped to the terminal's width."""
     lines: list[str] = []
     for setting in settings:
         kind = "" if setting.kind == "true|false" and setting.default == "false" else f" {setting.kind}"

@@ -1,0 +1,172 @@
+"""What is in a model, a run or prepared data, as plain records that `info` prints or gives as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from manyheads.errors import CheckpointError, DataError, ModelFileError
+
+__all__ = ["describe_folder"]
+
+_LAYER = re.compile(r"\.layers\.\d+")
+
+
+def describe_folder(path: Path, *, verify: bool = False) -> dict[str, Any]:
+    """The record of a run's folder, a model's, or prepared data.
+
+    Args: verify: compare every file with its SHA-256; `damaged` then lists what is wrong.
+
+    Raises: ModelFileError: the folder is none of these, or cannot be read.
+    """
+    if (path / "config.yaml").is_file():
+        return _run(path, verify)
+    if (path / "config.json").is_file():
+        return _model(path, verify)
+    if (path / "manifest.json").is_file() and (path / "train").is_dir():
+        return _data(path, verify)
+    if not path.exists():
+        raise ModelFileError(f"there is no folder {path}.")
+    raise ModelFileError(
+        f"{path} is no run's folder (it has no config.yaml), no model's (no config.json), and no prepared data."
+    )
+
+
+def _model(path: Path, verify: bool) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    config = _read_json(path / "config.json")
+    manifest = _read_json(path / "manifest.json") if (path / "manifest.json").is_file() else {"files": {}}
+    parts: Counter[str] = Counter()
+    try:
+        with safe_open(path / "model.safetensors", framework="np") as weights:
+            for name in weights.keys():  # noqa: SIM118  (it is no mapping)
+                parts[_part(name)] += _product(weights.get_slice(name).get_shape())
+    except (OSError, SafetensorError) as error:
+        raise ModelFileError(f"{path / 'model.safetensors'} cannot be read: {error}.") from error
+    record: dict[str, Any] = {
+        "kind": "model",
+        "path": str(path),
+        "architecture": config.pop("architecture", None),
+        "parameters": parts.total(),
+        "parameters_by_part": dict(sorted(parts.items())),
+        "weights_bytes": (path / "model.safetensors").stat().st_size,
+        "weights_sha256": manifest["files"].get("model.safetensors", {}).get("sha256"),
+        "config": config,
+    }
+    if (path / "tokenizer.json").is_file():
+        record["tokenizer"] = _tokenizer(path / "tokenizer.json")
+    if (path / "generation_config.json").is_file():
+        record["decoding"] = _read_json(path / "generation_config.json")
+    if verify:
+        record["damaged"] = _damages([path])
+    return record
+
+
+def _part(name: str) -> str:
+    """`encoder.layers.0.self_attn.q_proj.weight` -> `encoder.self_attn`: layers of a stack are taken together."""
+    names = _LAYER.sub("", name).split(".")
+    return f"{names[0]}.norms" if "norm" in names else ".".join(names[:-1][:2]) or name
+
+
+def _run(path: Path, verify: bool) -> dict[str, Any]:
+    from manyheads.checkpoint.format import SCALARS, step_of
+    from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+    from manyheads.config.files import load_yaml
+    from manyheads.visualise.curves import read_metrics
+
+    checkpoints = list_checkpoints(path / "checkpoints")
+    metrics = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
+    validations = [record for record in metrics if "valid_nll" in record]
+    pointers = {name: read_pointer(path / "checkpoints", name) for name in ("latest", "best")}
+    counters: dict[str, Any] = {}
+    if checkpoints:
+        scalars = _read_json(checkpoints[-1] / SCALARS).get("scalars", {})
+        counters = scalars.get("counters", {})
+    record: dict[str, Any] = {
+        "kind": "run",
+        "path": str(path),
+        "step": counters.get("step", max((line.get("step", 0) for line in metrics), default=0)),
+        "epoch": counters.get("epoch"),
+        "target_tokens": counters.get("tokens"),
+        "minutes": round(counters["elapsed_seconds"] / 60, 2) if "elapsed_seconds" in counters else None,
+        "best": next((line for line in reversed(validations) if line.get("best")), None),
+        "last_validation": validations[-1] if validations else None,
+        "checkpoints": [step_of(checkpoint) for checkpoint in checkpoints],
+        **{f"{name}_checkpoint": target.name if target else None for name, target in pointers.items()},
+        "pictures": sorted(str(picture) for picture in (path / "plots").glob("*.png")),
+        "config": load_yaml(path / "config.yaml").values,
+    }
+    if (path / "environment.json").is_file():
+        record["environment"] = _read_json(path / "environment.json")
+    if (path / "model" / "config.json").is_file():
+        record["model"] = _model(path / "model", verify)
+    if verify:
+        record["damaged"] = _damages(checkpoints) + record.get("model", {}).pop("damaged", [])
+    return record
+
+
+def _data(path: Path, verify: bool) -> dict[str, Any]:
+    from manyheads.data.prepared import PreparedData
+
+    damaged: list[str] = []
+    try:
+        data = PreparedData.open(path, verify=verify)
+    except DataError as error:
+        if not verify:
+            raise
+        damaged = [str(error)]
+        data = PreparedData.open(path, verify=False)
+    record: dict[str, Any] = {
+        "kind": "prepared data",
+        "path": str(path),
+        "digest": data.digest,
+        "tokenizer": _tokenizer(path / "tokenizer.json"),
+        "counts": data.manifest.get("counts", {}),
+    }
+    record |= {key: data.manifest[key] for key in ("sources", "settings") if key in data.manifest}
+    return record | ({"damaged": damaged} if verify else {})
+
+
+def _tokenizer(path: Path) -> dict[str, Any]:
+    from manyheads.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(path)
+    return {
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "lowercase": tokenizer.lowercase,
+        "sha256": tokenizer.digest,
+    }
+
+
+def _damages(folders: list[Path]) -> list[str]:
+    from manyheads.checkpoint.verify import verify_folder
+
+    found = []
+    for folder in folders:
+        try:
+            verify_folder(folder, strict=False)
+        except CheckpointError as error:
+            found.append(str(error))
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{path} must hold one JSON object, not a {type(content).__name__}.")
+    return content
+
+
+def _product(shape: list[int]) -> int:
+    number = 1
+    for size in shape:
+        number *= size
+    return number
