@@ -62,12 +62,12 @@ class LiveReporter:
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console
         self._verbose = verbose
-        self._live = Live(console=console, auto_refresh=False, transient=True, get_renderable=self._render)
         self._report: StepReport | None = None
         self._max_minutes = 0.0
         self._loss = 0.0
         self._drawn = 0.0
         self._waiting = "opening the data ..."
+        self._live = Live(console=console, auto_refresh=False, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> LiveReporter:
         self._live.__enter__()
@@ -130,7 +130,12 @@ class LiveReporter:
             return Text(self._waiting, "dim")
         bar = Table.grid(padding=(0, 2))
         bar.add_row(
-            ProgressBar(total=1.0, completed=report.progress, width=min(40, max(self._console.width - 45, 10))),
+            ProgressBar(
+                total=1.0,
+                completed=report.progress,
+                width=min(40, max(self._console.width - 45, 10)),
+                complete_style="cyan",
+            ),
             Text(f"{report.progress:4.0%}", "bold"),
             Text(self._clock(report), no_wrap=True),
         )

@@ -114,7 +114,9 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, TrainConfig]
     own, rest = _split(arguments, mistakes)
     names = [name.replace("_", "-") for name in field_types(TrainOptions)]
     typed = overrides(TrainConfig, rest, also=names, mistakes=mistakes)
-    options = _noting(mistakes, lambda: build(TrainOptions, own, "the command line")) or TrainOptions()
+    options = _noting(mistakes, lambda: build(TrainOptions, own, "the command line"))
+    if options is None:  # go on with what cannot be wrong, to find what else is
+        options = TrainOptions(preset=own.get("preset"), config=own.get("config", ()))
     if options.minutes is not None:
         typed.values.setdefault("training", {})["max_minutes"] = options.minutes
     sources = [*_base(options, typed, mistakes), typed]

@@ -1,0 +1,228 @@
+"""`manyheads train`: what it makes of its arguments, what it says, how it ends."""
+
+from __future__ import annotations
+
+import io
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from manyheads.cli.progress import LiveReporter
+from manyheads.cli.train import read_arguments, summary
+from manyheads.config.merge import dotted_names
+from manyheads.errors import ConfigError
+from manyheads.training.presets import PRESETS
+from manyheads.training.report import RunStart, Sample, StepReport, TrainResult, ValidationReport
+from manyheads.training.settings import TrainConfig
+
+Program = Callable[..., int]
+SHORT = ("--training.max_steps", "4", "--validation.bleu_sentences", "2", "--training.plots", "false")
+
+
+def mistakes(*arguments: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read_arguments(arguments)
+    return str(caught.value).split("\n")
+
+
+def test_layers_win_in_their_order(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("model: {dropout: 0.2, num_heads: 2}\nseed: 5\n", encoding="utf-8")
+    second.write_text("seed: 6\n", encoding="utf-8")
+    options, config = read_arguments(
+        ["--preset", "debug", "--config", str(first), "--config", str(second), "--model.num-heads=8", "-q"]
+        + ["--minutes", "1.5", "--run-dir", "x"]
+    )
+    assert options.quiet
+    assert not options.verbose
+    assert (config.model.dropout, config.model.num_heads, config.seed) == (0.2, 8, 6)
+    assert (config.model.d_model, config.training.max_steps) == (32, 20)
+    assert config.training.max_minutes == 1.5
+    assert config.run_dir == "x"
+
+
+def test_every_preset_can_be_printed_and_read_back(
+    manyheads: Program, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, make in PRESETS.items():
+        assert manyheads("train", "--preset", name, "--print-config") == 0
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        (tmp_path / "printed.yaml").write_text(shown.out, encoding="utf-8")
+        assert read_arguments(["--config", str(tmp_path / "printed.yaml")])[1] == make()
+
+
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("model:\n  dmodel: 3\n", encoding="utf-8")
+    text = mistakes("--preset", "debug", "--config", str(tmp_path / "bad.yaml"), "--minutes", "x", "--verbos",
+                    "--optimiser.name", "sgd", "more")  # fmt: skip
+    joined = "\n".join(text)
+    for expected in (
+        "unexpected argument 'more'",
+        "--verbos is no option or setting. Did you mean --verbose?",
+        "minutes is 'x'",
+        f"{tmp_path / 'bad.yaml'}, line 2: there is no setting model.dmodel. Did you mean model.d_model?",
+        "the command line: optimiser.name is 'sgd'; choose one of: adam, adamw.",
+    ):
+        assert expected in joined
+
+
+def test_an_unknown_preset_brings_no_other_mistakes() -> None:
+    assert mistakes("--preset", "dbug", "--model.num_heads", "3") == [
+        "there is no preset 'dbug'; there are: debug, copy, demo, tiny, base, big. Did you mean debug?"
+    ]
+    assert mistakes("--preset") == ["--preset needs a value."]
+    assert "contradict" in mistakes("--preset", "debug", "-q", "-v")[0]
+
+
+def test_with_nothing_it_says_where_to_start() -> None:
+    for arguments in ([], ["--run-dir", "x"]):
+        text = "\n".join(mistakes(*arguments))
+        assert "manyheads train --preset demo" in text
+        assert "manyheads train --data.path data/mine" in text
+    assert read_arguments(["--data.path", "data/mine"])[1].model == TrainConfig().model
+
+
+def test_a_runs_own_settings_are_taken_when_nothing_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: {d_model: 64}\ndata: {path: copy-task}\n", encoding="utf-8")
+    config = read_arguments(["--run-dir", str(tmp_path), "--seed", "3"])[1]
+    assert (config.model.d_model, config.data.path, config.seed) == (64, "copy-task", 3)
+    assert config.run_dir == str(tmp_path)
+
+
+def test_train_then_go_on(manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert manyheads("train", "--preset", "debug", "--run-dir", run, *SHORT) == 0
+    shown = capsys.readouterr()
+    assert f"run      {run}\n" in shown.out
+    assert "best     step 4, validation loss " in shown.out
+    assert shown.out.endswith(f"next     manyheads translate {run}\n")
+    assert "a new run" in shown.err
+    assert "\x1b" not in shown.err  # no terminal, no colours
+    assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["training"]["max_steps"] == 4
+    assert manyheads("train", "--run-dir", run, "--training.max_steps", "6", "--quiet") == 0
+    shown = capsys.readouterr()
+    assert "best     step 6" in shown.out
+    assert shown.err == "warning: changed since the checkpoint: training.max_steps was 4, is 6\n"
+    assert manyheads("train", "--preset", "debug", "--run-dir", run, "--resume", "nowhere") == 2
+    assert "no checkpoint 'nowhere'" in capsys.readouterr().err
+
+
+def test_dry_run_leaves_nothing(manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert manyheads("train", "--preset", "debug", "--run-dir", run, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "43,392 parameters" in shown
+    assert "MiB at the peak of one step" in shown
+    assert not run.exists()
+
+
+def test_a_signal_ends_in_a_checkpoint_and_its_code(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "manyheads.cli.main", "train", "--preset", "debug", "--run-dir", str(run)]
+    command += ["--training.max_steps", "1000000", "--validation.every_steps", "0", "--training.tensorboard", "false"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "stopped  by SIGTERM at step " in output
+    assert "Traceback" not in errors
+    assert (run / "checkpoints" / "latest").exists()
+
+
+def test_help_names_every_setting_and_preset(manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("train", "--help") == 0
+    page = capsys.readouterr().out
+    sections = {"data", "tokenizer", "model", "optimiser", "schedule", "training", "validation", "decoding"}
+    for name in set(dotted_names(TrainConfig)) - sections - {"model.attention.kind"}:
+        assert f"  --{name if '.' in name else name.replace('_', '-')} " in page or f"  --{name}\n" in page, name
+    for name in PRESETS:
+        assert f"\n  {name}" in page
+    assert "two small layers" in page
+    assert "exit codes: 0" in page
+    assert manyheads("train", "--preset", "tiny", "--help") == 0
+    assert "[8000]" in capsys.readouterr().out
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """The least of five runs, in processor time: others on the machine do not count."""
+    best = float("inf")
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return best
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+def test_help_is_instant(arguments: list[str]) -> None:
+    bare = cpu_seconds("-c", "pass")
+    assert cpu_seconds("-m", "manyheads.cli.main", *arguments) - bare < 0.3
+
+
+def test_help_and_settings_import_nothing_heavy() -> None:
+    script = (
+        "import sys; from manyheads.cli.main import main\n"
+        "main(['train', '--help']); main(['--help'])\n"
+        "print([name for name in ('torch', 'pydantic', 'numpy', 'rich', 'tyro') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[-2] == "[]"
+
+
+def step(number: int, *, logged: bool) -> StepReport:
+    return StepReport(
+        step=number, max_steps=100, epoch=0, loss=3.25, nll=3.0, learning_rate=1e-3, grad_norm=1.5, tokens=1000,
+        tokens_per_second=12345.0, elapsed_seconds=65.0, eta_seconds=30.0, memory_bytes=2**30, progress=number / 100,
+        logged=logged,
+    )  # fmt: skip
+
+
+def test_the_live_display(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None)
+    with LiveReporter(console, verbose=True) as reporter:
+        reporter.start(
+            RunStart(run_dir=tmp_path, device="cpu", precision="fp32", num_parameters=7, data="a [bold]line",
+                     step=0, max_steps=100, max_minutes=2.0)
+        )  # fmt: skip
+        reporter.step(step(40, logged=True))
+        sample = Sample(source="a [red]source", reference="r", translation="t")
+        reporter.validation(
+            ValidationReport(step=40, loss=2.5, perplexity=12.0, bleu=1.5, chrf=20.0, bleu_signature="sig", best=True,
+                             samples=(sample,))
+        )  # fmt: skip
+        reporter.message("careful [x]", "warning")
+    text = screen.getvalue()
+    for shown in ("a [bold]line", "40%", "1:05 of 2:00  ETA 30s", "step 40/100", "loss 3.250", "rate 1.00e-03",
+                  "12,345 tokens/s", "1,024 MiB", "BLEU 1.50", "best so far", "a [red]source", "sig",
+                  "warning: careful [x]"):  # fmt: skip
+        assert shown in text, shown
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_the_summary_of_a_run_judged_by_bleu(tmp_path: Path) -> None:
+    result = TrainResult(
+        run_dir=tmp_path, step=9, epoch=0, tokens=1, elapsed_seconds=1.0, stopped_by="signal",
+        signal_number=signal.SIGINT, checkpoint=None, model_dir=None, best_step=3, best_score=-21.5,
+        plots=(Path("a.png"), Path("a.svg")),
+    )  # fmt: skip
+    text = summary(result, by_bleu=True)
+    assert "best     step 3, BLEU 21.50" in text
+    assert "curve    a.png  a.svg" in text
+    assert "stopped  by SIGINT at step 9; the same command goes on from there" in text
+    assert "next" not in text

@@ -1,0 +1,78 @@
+"""What there is to set, read from the settings' own docstrings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from manyheads.config.build import resolve
+from manyheads.config.describe import argument_docs, describe, show_value
+from manyheads.config.merge import dotted_names, overrides
+from manyheads.training.presets import PRESETS
+from manyheads.training.settings import TrainConfig
+
+
+@dataclass(frozen=True)
+class Small:
+    """A class.
+
+    Paper: none, 2026: really.
+
+    Args:
+        first: one line.
+        second: a line that
+            goes on: with a colon.
+
+    Raises: ConfigError: never.
+    """
+
+    first: int
+    second: float | None = None
+
+
+def test_entries_of_a_docstring() -> None:
+    assert argument_docs(Small) == {"first": "one line.", "second": "a line that goes on: with a colon."}
+
+
+def test_a_setting_without_a_default() -> None:
+    first, second = describe(Small)
+    assert (first.path, first.kind, first.default) == ("first", "INT", "")
+    assert (second.path, second.kind, second.default) == ("second", "FLOAT|null", "null")
+
+
+def test_every_setting_of_a_run_is_told_in_words() -> None:
+    settings = list(describe(TrainConfig))
+    sections = {"data", "tokenizer", "model", "optimiser", "schedule", "training", "validation", "decoding"}
+    paths = [setting.path for setting in settings]
+    assert len(paths) == len(set(paths))
+    assert set(paths) == set(dotted_names(TrainConfig)) - sections - {"model.attention.kind"}
+    assert not [setting.path for setting in settings if not setting.help]
+    assert not [setting.path for setting in settings if "Args:" in setting.help or "Raises" in setting.help]
+
+
+def test_the_defaults_shown_can_be_typed() -> None:
+    for make in PRESETS.values():
+        config = make()
+        typed = [
+            part
+            for setting in describe(TrainConfig, config)
+            if setting.path != "model.attention.hidden_dim"
+            for part in (f"--{setting.path}", setting.default)
+        ]
+        assert resolve(TrainConfig, [overrides(TrainConfig, typed)]) == config
+
+
+def test_values_as_they_are_typed() -> None:
+    shown = [show_value(value) for value in (None, True, 1e-9, 3, (1, 2), (), "a")]
+    assert shown == ["null", "true", "1e-09", "3", "[1, 2]", "[]", "a"]
+
+
+def test_mistakes_can_be_gathered() -> None:
+    mistakes: list[str] = []
+    source = overrides(
+        TrainConfig, ["--seed", "2", "--prest", "demo", "--data.max_token", "9"], also=["preset"], mistakes=mistakes
+    )
+    assert source.values == {"seed": "2"}
+    assert mistakes == [
+        "--prest is no option or setting. Did you mean --preset?",
+        "--data.max_token is no option or setting. Did you mean --data.max_tokens?",
+    ]
