@@ -40,12 +40,26 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def portable_name(name: str) -> str:
-    """A composite's parameter name as it stands in files: without the wrapper's own prefix."""
-    return name.removeprefix("body.")
+    """A composite's parameter name as it stands in files: without what composite and compiler put in front."""
+    return name.replace("_orig_mod.", "").removeprefix("body.")
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The composite itself: DDP and averaging keep it as `module`, torch.compile as `_orig_mod`."""
+    while True:
+        children = dict(model.named_children())
+        inner = children.get("_orig_mod", children.get("module"))
+        if inner is None:
+            return model
+        model = inner
 
 
 def portable_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and saved buffers under their names in files; what is tied appears once, under its first name."""
+    """Parameters and saved buffers under their names in files; what is tied appears once, under its first name.
+
+    Wrappers around the composite (DDP, torch.compile, averaging) leave no trace.
+    """
+    model = _unwrapped(model)
     state: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -10,6 +10,8 @@ import torch
 from manyheads.nn.attention import dot_product
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Lengths, Mask, Window
 
+torch.set_num_threads(1)  # tensors this small only wait for one another
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:

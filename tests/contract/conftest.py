@@ -1,0 +1,163 @@
+"""What every architecture of the table must hold, on its debug preset and on variants with its other parts.
+
+A newcomer is tested as soon as it stands in the table. One that cannot hold a contract says so in exemptions.json:
+{"architecture/test_name": "reason"}; the test is then skipped under that reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyheads.architectures.table import ARCHITECTURES
+from manyheads.architectures.transformer.config import AdditiveAttentionConfig
+from manyheads.data.batch import PairBatch
+from manyheads.nn.attention import dot_product
+
+torch.set_num_threads(1)  # tensors this small only wait for one another
+
+VOCAB = 23
+PAD, BOS, EOS = 0, 1, 2
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "transformer": {
+        "debug": {},
+        "debug on SDPA": {},
+        "additive": {"attention": AdditiveAttentionConfig()},
+        "pre-norm on SDPA": {
+            "norm_position": "pre",
+            "norm": "unbiased",
+            "positions": "learned",
+            "tie_embeddings": "none",
+            "head_bias": True,
+            "activation": "gelu",
+        },
+    },
+}
+"""Changes to the debug preset. `on SDPA` sends dot products there, which short sequences never reach by themselves."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under contract. name: architecture/variant."""
+
+    name: str
+    config: Any
+
+    @property
+    def architecture(self) -> str:
+        return self.name.partition("/")[0]
+
+    def build(self, **changes: Any) -> Any:
+        """A fresh model in evaluation mode, the same each time, with no parameter at 0 or 1."""
+        torch.manual_seed(1)
+        config = replace(self.config, **changes)
+        model = ARCHITECTURES[self.architecture].build(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+        return model
+
+
+def subjects() -> list[Subject]:
+    found = []
+    for name, entry in ARCHITECTURES.items():
+        config = entry.presets["debug"]()
+        sizes = {f.name: VOCAB for f in fields(config) if f.name.endswith("vocab_size")}
+        for variant, changes in VARIANTS.get(name, {"debug": {}}).items():
+            found.append(Subject(f"{name}/{variant}", replace(config, **sizes, **changes)))
+    return found
+
+
+def exemptions() -> dict[str, str]:
+    return json.loads(Path(__file__).with_name("exemptions.json").read_text("utf-8"))  # type: ignore[no-any-return]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Compiling is slow, and "debug on SDPA" has no part that the other variants lack.
+    double = [item for item in items if "test_compiled" in item.nodeid and "/debug on SDPA" in item.nodeid]
+    config.hook.pytest_deselected(items=double)
+    items[:] = [item for item in items if item not in double]
+    exempt = exemptions()
+    for item in items:
+        subject = getattr(item, "callspec", None) and item.callspec.params.get("subject")  # type: ignore[attr-defined]
+        reason = subject and exempt.get(f"{subject.architecture}/{item.originalname}")  # type: ignore[attr-defined]
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=f"exempt: {reason}"))
+
+
+@pytest.fixture(params=subjects(), ids=lambda subject: subject.name)
+def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    torch.manual_seed(0)
+    monkeypatch.setattr(dot_product, "_SHORT", 0 if "on SDPA" in request.param.name else 1 << 40)
+    return request.param  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """fp32, or bf16: autocast with float32 masters."""
+
+    name: str
+
+    def on(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.name == "bf16")
+
+    def tolerance(self, model: Any, plain: Callable[[Any], Tensor]) -> float:
+        """1e-5 in fp32; in bf16 twice what plain(model) itself loses there against float64."""
+        if self.name == "fp32":
+            return 1e-5
+        with torch.no_grad():
+            exact = plain(copy.deepcopy(model).double())
+            with self.on():
+                low = plain(model)
+        return 2 * (low.double() - exact).abs().max().item()
+
+    def assert_same(self, model: Any, plain: Callable[[Any], Tensor], other: Callable[[Any], Tensor]) -> None:
+        """`other` says what `plain` says: in bf16, it is as near to float64 as twice plain's own distance."""
+        atol = self.tolerance(model, plain)
+        with torch.no_grad(), self.on():
+            got = other(model).double()
+        with torch.no_grad():
+            wanted = plain(model if self.name == "fp32" else copy.deepcopy(model).double()).double()
+        assert got.shape == wanted.shape
+        distance = (got - wanted).abs().max().item()
+        assert distance <= atol, f"{distance} apart, {atol} allowed"
+
+
+@pytest.fixture(params=["fp32", "bf16"])
+def precision(request: pytest.FixtureRequest) -> Precision:
+    return Precision(request.param)
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., PairBatch]:
+    """make_batch([source lengths], [target lengths], seed=0): random pairs; lengths count EOS, and the target's BOS."""
+
+    def make(source: list[int], target: list[int], seed: int = 0) -> PairBatch:
+        generator = torch.Generator().manual_seed(seed)
+
+        def side(lengths: list[int], begin: list[int]) -> Tensor:
+            rows = torch.full((len(lengths), max(lengths)), PAD)
+            for row, length in zip(rows, lengths, strict=True):
+                inner = torch.randint(4, VOCAB, (max(0, length - 1 - len(begin)),), generator=generator).tolist()
+                row[:length] = torch.tensor([*begin, *inner, EOS][:length], dtype=torch.int64)
+            return rows
+
+        return PairBatch(
+            source=side(source, []),
+            source_lengths=torch.tensor(source),
+            target=side(target, [BOS]),
+            target_lengths=torch.tensor(target),
+            sample_ids=torch.arange(len(source)),
+        )
+
+    return make
