@@ -1,0 +1,140 @@
+"""The program as a whole: help at once, typos answered, exit codes."""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manyheads import __version__
+from manyheads.cli import main as program
+from manyheads.cli.main import COMMANDS, guarded, main
+from manyheads.errors import DataError
+
+HEAVY = ("torch", "numpy", "pydantic", "tokenizers", "matplotlib", "sacrebleu", "huggingface_hub")
+
+
+def ended(*arguments: str) -> int:
+    """The exit code, whichever way the program leaves."""
+    try:
+        return main(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def test_every_command_is_there() -> None:
+    for name in COMMANDS:
+        assert importlib.util.find_spec(f"manyheads.cli.{name}") is not None, name
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_has_two_examples_and_imports_nothing_heavy(command: str) -> None:
+    script = (
+        "import sys\n"
+        "from manyheads.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        f"print('IMPORTED', [name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    arguments = [command, "--help"] if command else ["--help"]
+    result = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
+    assert result.stdout.endswith("IMPORTED []\n")
+    assert result.stderr == ""
+    examples = result.stdout.partition("examples:\n")[2].partition("\n\n")[0].split("\n")
+    assert len(examples) >= 2
+    named = [example for example in examples if f"manyheads {command}".strip() in example]
+    assert len(named) >= 2, examples
+    assert "exit codes: 0 success, 2 " in result.stdout
+
+
+def test_help_is_quick() -> None:
+    """At most 0.3 s over a bare interpreter, in processor time: others may use the machine too."""
+
+    def best(*command: str) -> float:
+        times = []
+        for _ in range(4):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *command], capture_output=True, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return min(times)
+
+    bare = best("-c", "pass")
+    for command in ([], ["train"], ["translate"]):
+        assert best("-m", "manyheads.cli.main", *command, "--help") - bare < 0.3, command
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"manyheads {__version__}\n"
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "there is no command 'trian'. Did you mean train?" in shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["translate"],
+        ["translate", "/no/such/model"],
+        ["train", "--prest", "demo"],
+        ["train", "--config", "/no/such.yaml"],
+        ["evaluate", "/no/such/model", "--reference"],
+        ["score", "/no/such/model", "--source", "/no/file", "--target", "/no/file"],
+        ["prepare", "--source", "/no/file", "--target", "/no/file", "--output", "/no/folder"],
+        ["average", "/no/such/run", "--output", "x"],
+        ["info", "/no/such/model"],
+        ["completion", "tcsh"],
+        ["doctor", "--fast"],
+    ],
+)
+def test_a_users_mistake_is_a_paragraph_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ended(*arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("manyheads: ")
+    assert len(shown.err.rstrip().split("\n")) <= 10
+    assert "Traceback" not in shown.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exit_codes_and_debug(capsys: pytest.CaptureFixture[str]) -> None:
+    def raising(error: BaseException) -> int:
+        raise error
+
+    for error, code, said in (
+        (DataError("the file is empty."), 2, "manyheads: the file is empty."),
+        (KeyError("lost"), 1, "a bug of ours: KeyError: 'lost'"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ):
+        assert guarded(lambda error=error: raising(error)) == code  # type: ignore[misc]
+        shown = capsys.readouterr().err
+        assert said in shown
+        assert "Traceback" not in shown
+        assert guarded(lambda error=error: raising(error), debug=True) == code  # type: ignore[misc]
+        assert "Traceback" in capsys.readouterr().err
+    assert program.EXIT_CODES.startswith("exit codes: 0 ")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    script = "import sys; from manyheads.cli.main import main; sys.exit(main(['train', '--help']))"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
