@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from manyheads.cli.evaluation_pairs import own_data
 from manyheads.cli.parsing import parse
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 
@@ -68,7 +70,9 @@ def run(arguments: Sequence[str]) -> int:
     steps = [step_of(path) for path in chosen]
     _save(folder, output, weights, f"the mean of {options.weights} weights at steps {', '.join(map(str, steps))}")
     print(f"averaged {len(steps)} checkpoints (steps {', '.join(map(str, steps))}) of {folder} into {output}")
-    print(f"next: manyheads evaluate {output} --data embedded:tatoeba-en-de")
+    with suppress(ConfigError):  # a run without its config.yaml
+        data, _ = own_data(str(folder))
+        print(f"next: manyheads evaluate {output} --data {data}")
     return 0
 
 

@@ -1,0 +1,99 @@
+"""`manyheads average`: a model from checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyheads.architectures.pretrained import load, portable_state
+from manyheads.checkpoint.format import save_checkpoint
+from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.translator import Translator
+
+Cli = Callable[..., int]
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, model_folder: Path) -> Path:
+    """Checkpoints whose weights are 1, 2 and 6 times the model's, and running averages of 3 times in the last two."""
+    folder = tmp_path / "run"
+    shutil.copytree(model_folder, folder / "model")
+    state = portable_state(load(model_folder))
+    for step, factor in ((10, 1.0), (20, 2.0), (30, 6.0)):
+        groups = {"model": {name: tensor * factor for name, tensor in state.items()}}
+        if step > 10:
+            groups["ema"] = {name: tensor * 3 for name, tensor in state.items()}
+        save_checkpoint(folder / "checkpoints", step, groups, {})
+    return folder
+
+
+def _factor(folder: Path, model_folder: Path) -> float:
+    """What every weight of the model in `model_folder` was multiplied by."""
+    ours, before = (
+        torch.cat([t.flatten() for t in portable_state(load(path)).values()]) for path in (folder, model_folder)
+    )
+    ratios = (ours / before)[before.abs() > 1e-3]
+    assert torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-4)
+    return float(ratios[0])
+
+
+def test_last_and_steps(
+    manyheads: Cli, run_folder: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manyheads("average", run_folder, "--last", "2", "--output", tmp_path / "a") == 0
+    assert "steps 20, 30" in capsys.readouterr().out
+    assert _factor(tmp_path / "a", model_folder) == pytest.approx(4.0, rel=1e-4)
+    assert "steps 20, 30" in (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
+    assert load_settings(tmp_path / "a") == load_settings(model_folder)
+    assert Translator.from_pretrained(tmp_path / "a", "cpu").translate("I am hungry.")
+
+    assert manyheads("average", run_folder, "--steps", "10", "30", "--output", tmp_path / "b") == 0
+    assert _factor(tmp_path / "b", model_folder) == pytest.approx(3.5, rel=1e-4)
+    assert manyheads("average", run_folder, "--last", "2", "--weights", "ema", "-o", tmp_path / "c") == 0
+    assert _factor(tmp_path / "c", model_folder) == pytest.approx(3.0, rel=1e-4)
+
+
+def test_nothing_is_destroyed(
+    manyheads: Cli, run_folder: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("x", encoding="utf-8")
+    for options in ([], ["--replace"]):
+        assert manyheads("average", run_folder, "--last", "2", "--output", precious, *options) == 2
+        assert (precious / "thesis.txt").exists()
+    output = tmp_path / "out"
+    assert manyheads("average", run_folder, "--last", "1", "--output", output) == 0
+    assert manyheads("average", run_folder, "--last", "2", "--output", output) == 2
+    assert "--replace" in capsys.readouterr().err
+    assert _factor(output, model_folder) == pytest.approx(6.0, rel=1e-4)
+    assert manyheads("average", run_folder, "--last", "2", "--output", output, "--replace") == 0
+    assert _factor(output, model_folder) == pytest.approx(4.0, rel=1e-4)
+
+
+def test_mistakes(manyheads: Cli, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases: list[tuple[list[str | Path], str]] = [
+        ([run_folder], "got last 0"),
+        ([run_folder, "--last", "1", "--steps", "10"], "Choose either"),
+        ([run_folder, "--last", "9"], "9 were asked for"),
+        ([run_folder, "--steps", "15"], "no checkpoint of step 15"),
+        ([run_folder, "--last", "3", "--weights", "ema"], "no running averages"),
+        ([tmp_path / "none", "--last", "1"], "is not a run folder"),
+    ]
+    for arguments, message in cases:
+        assert manyheads("average", *arguments, "--output", tmp_path / "out") == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+    weights = run_folder / "checkpoints" / "step-00000030" / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(bytes(raw))
+    assert manyheads("average", run_folder, "--last", "1", "--output", tmp_path / "out") == 2
+    assert "step-00000030" in capsys.readouterr().err
+    shutil.rmtree(run_folder / "model")
+    assert manyheads("average", run_folder, "--steps", "10", "--output", tmp_path / "out") == 2
+    assert "no model yet" in capsys.readouterr().err

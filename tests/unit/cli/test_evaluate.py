@@ -1,0 +1,138 @@
+"""`manyheads evaluate`: the figures, and what they depend on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyheads.decoding.translator import Translator
+from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
+
+Cli = Callable[..., int]
+
+
+@pytest.fixture
+def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> list[str | Path]:
+    for name, column in (("source", 0), ("reference", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[column]}\n" for pair in pairs), encoding="utf-8")
+    return ["--source", tmp_path / "source", "--reference", tmp_path / "reference"]
+
+
+def test_a_model_on_files(
+    manyheads: Cli,
+    model_folder: Path,
+    files: list[str | Path],
+    pairs: list[tuple[str, str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    translator = Translator.from_pretrained(model_folder, "cpu")
+    sources, references = map(list, zip(*pairs, strict=True))
+    translations = [text.replace("\n", " ") for text in translator.translate(sources)]
+    bleu, chrf = corpus_bleu(translations, references), corpus_chrf(translations, references)
+    assert manyheads("evaluate", model_folder, *files, "--output", tmp_path / "out") == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert (tmp_path / "out").read_bytes().decode() == "".join(f"{text}\n" for text in translations)
+    assert lines[:4] == [f"BLEU = {bleu}", f"  {bleu.signature}", f"chrF = {chrf}", f"  {chrf.signature}"]
+    assert "beam 2, length penalty 0.6 (gnmt)" in "\n".join(lines)
+
+    assert manyheads("evaluate", model_folder, *files, "--json", "--beam", "3") == 0
+    record = json.loads(capsys.readouterr().out)
+    scored = translator.score(sources, references)
+    num_tokens = sum(len(one.tokens) for one in scored)
+    nats = -sum(one.sum_log_prob for one in scored) / num_tokens
+    assert record["likelihood"]["nats_per_token"] == pytest.approx(nats, rel=1e-5)
+    assert record["likelihood"]["target_tokens"] == num_tokens
+    assert record["bleu"]["signature"] == bleu.signature
+    protocol = record["protocol"]
+    assert protocol["sentences"] == len(pairs)
+    assert protocol["decoding"]["num_beams"] == 3
+    assert protocol["tokenizer"] == translator.tokenizer.digest
+    assert protocol["precision"] == "fp32"
+
+
+def test_translations_made_elsewhere(
+    manyheads: Cli, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = tmp_path / "reference"
+    assert manyheads("evaluate", "--hypotheses", reference, "--reference", reference) == 0
+    out = capsys.readouterr().out
+    assert "BLEU = 100.00" in out
+    assert "chrF = 100.00" in out
+    assert "likelihood" not in out
+    shouted = tmp_path / "shouted"
+    shouted.write_text(reference.read_text(encoding="utf-8").upper(), encoding="utf-8")
+    options = ["evaluate", "--hypotheses", shouted, "--reference", reference, "--tokenize", "none"]
+    assert manyheads(*options) == 0
+    assert "tok:none" in (cased := capsys.readouterr().out)
+    assert "BLEU = 100.00" not in cased
+    assert manyheads(*options, "--lowercase") == 0
+    assert "BLEU = 100.00" in capsys.readouterr().out
+
+
+def test_data_by_name(
+    manyheads: Cli,
+    model_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from manyheads.data.corpora import tatoeba
+
+    real = tatoeba.load_tatoeba
+    monkeypatch.setattr(tatoeba, "load_tatoeba", lambda split: real(split)[:3])
+    fast = ["--max-new-tokens", "4"]
+    data = ["--data", "embedded:tatoeba-en-de"]
+    assert manyheads("evaluate", model_folder, *data, *fast) == 0
+    assert "embedded:tatoeba-en-de test\n  sentences  3" in capsys.readouterr().out
+    # without --data: what the run was trained with
+    (tmp_path / "model").symlink_to(model_folder)
+    (tmp_path / "config.yaml").write_text("seed: 1\ndata:\n  path: embedded:tatoeba-en-de\n", encoding="utf-8")
+    assert manyheads("evaluate", tmp_path, "--split", "valid", *fast) == 0
+    assert "embedded:tatoeba-en-de valid" in capsys.readouterr().out
+
+
+def test_prepared_data(
+    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = ["--source", tmp_path / "source", "--target", tmp_path / "reference", "--vocab-size", "300"]
+    assert manyheads("prepare", *pairs, "--valid-count", "2", "--output", tmp_path / "data") == 0
+    capsys.readouterr()
+    assert manyheads("evaluate", model_folder, "--data", tmp_path / "data", "--max-new-tokens", "4") == 0
+    assert f"{tmp_path / 'data'} valid\n  sentences  2" in capsys.readouterr().out
+    assert manyheads("evaluate", model_folder, "--data", tmp_path / "data", "--split", "test") == 2
+    assert "no test pairs" in capsys.readouterr().err
+
+
+def test_mistakes(
+    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "bad").write_bytes(b"\xff")
+    empty, reference = tmp_path / "empty", tmp_path / "reference"
+    cases: list[tuple[list[str | Path], str]] = [
+        ([], "Say what to evaluate"),
+        ([model_folder], "is no run folder"),
+        ([model_folder, *files[:2]], "come together"),
+        ([model_folder, *files, "--data", "x"], "--data brings"),
+        ([model_folder, *files, "--split", "test"], "--split"),
+        ([model_folder, "--data", "embedded:tatoeba"], "embedded:tatoeba-en-de"),
+        ([model_folder, "--data", tmp_path / "none"], "no folder"),
+        ([model_folder, "--hypotheses", empty, "--reference", empty], "leave out MODEL"),
+        (["--hypotheses", empty], "--reference"),
+        (["--hypotheses", empty, "--reference", reference], "0 lines"),
+        (["--hypotheses", empty, "--reference", empty], "nothing to evaluate"),
+        (["--hypotheses", tmp_path / "bad", "--reference", reference], "line 1 is not UTF-8"),
+        (["--hypotheses", reference, "--reference", reference, "--tokenize", "x"], "13a"),
+        ([model_folder, *files, "--output", reference], "is the file"),
+        ([model_folder, *files, "--max-tokens", "4"], "source: line 1 has"),
+    ]
+    for arguments, message in cases:
+        assert manyheads("evaluate", *arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.out == ""
+        assert "Traceback" not in captured.err

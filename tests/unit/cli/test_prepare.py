@@ -1,0 +1,222 @@
+"""`manyheads prepare`: text files to a folder that train reads, whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from manyheads.data.held_back import Rest
+from manyheads.data.prepared import PreparedData
+from manyheads.data.preparing import PairList
+from manyheads.errors import ConfigError, DataError
+
+Cli = Callable[..., int]
+SMALL = ["--vocab-size", "320"]
+
+
+@pytest.fixture
+def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> dict[str, Path]:
+    """The same pairs as aligned files, as a packed TSV and as JSONL."""
+    for name, column in (("en", 0), ("de", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[column]}\n" for pair in pairs), encoding="utf-8")
+    (tmp_path / "tsv").write_bytes(gzip.compress("".join(f"{en}\t{de}\n" for en, de in pairs).encode()))
+    lines = (json.dumps({"english": en, "german": de}) for en, de in pairs)
+    (tmp_path / "jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return {name: tmp_path / name for name in ("en", "de", "tsv", "jsonl")}
+
+
+def test_three_forms_give_the_same_data(
+    manyheads: Cli, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forms: list[list[str | Path]] = [
+        [
+            "--source",
+            files["en"],
+            "--target",
+            files["de"],
+            "--valid-source",
+            files["en"],
+            "--valid-target",
+            files["de"],
+        ],
+        ["--tsv", files["tsv"], "--valid-tsv", files["tsv"]],
+        [
+            "--jsonl",
+            files["jsonl"],
+            "--valid-jsonl",
+            files["jsonl"],
+            "--source-key",
+            "english",
+            "--target-key",
+            "german",
+        ],
+    ]
+    digests = set()
+    for number, form in enumerate(forms):
+        output = tmp_path / f"data{number}"
+        assert manyheads("prepare", *form, *SMALL, "--output", output) == 0
+        captured = capsys.readouterr()
+        data = PreparedData.open(output)
+        digests.add(data.digest)
+        assert data.digest in captured.out
+        assert "train: 12 pairs kept of 12 read" in captured.out
+        assert f"next: manyheads train --preset tiny --data.path {output}" in captured.out
+        assert "encode train: 12 of 12" in captured.err
+    assert len(digests) == 1
+
+
+def test_counts_are_told(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], pairs: list[tuple[str, str]]
+) -> None:
+    rows = [f"{en}\t{de}".encode() for en, de in pairs]
+    (tmp_path / "tsv").write_bytes(b"\n".join([*rows[:3], b"\tempty", b"b\xe4d\tbad", *rows[3:], b"a\xe2\x80\xa8b\tc"]))
+    options = ["--tsv", tmp_path / "tsv", "--valid-count", "2", *SMALL, "--on-bad-utf8", "skip"]
+    assert manyheads("prepare", *options, "--output", tmp_path / "data") == 0
+    out = capsys.readouterr().out
+    assert "train: 11 pairs kept of 15 read" in out
+    for line in ("2 held back for validation", "1 left out, because one side is empty", "1 left out, because they are"):
+        assert f" {line}" in out
+    assert PreparedData.open(tmp_path / "data").valid_text == [pairs[-1], ("a\u2028b", "c")]
+
+
+def test_tokenizer_options(
+    manyheads: Cli, model_folder: Path, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["prepare", "--tsv", files["tsv"], "--valid-count", "0"]
+    for number, place in enumerate((model_folder, model_folder / "tokenizer.json")):
+        assert manyheads(*common, "--tokenizer", place, "--output", tmp_path / f"reused{number}") == 0
+        made = (tmp_path / f"reused{number}" / "tokenizer.json").read_bytes()
+        assert made == (model_folder / "tokenizer.json").read_bytes()
+    own = ["--tokenizer.kind", "word", "--tokenizer.vocab-size", "20", "--lowercase"]
+    assert manyheads(*common, *own, "--output", tmp_path / "own") == 0
+    data = PreparedData.open(tmp_path / "own")
+    assert (data.tokenizer.kind, data.tokenizer.vocab_size, data.tokenizer.lowercase) == ("word", 20, True)
+    assert data.valid is None
+    capsys.readouterr()
+    for options in (
+        ["--tokenizer", model_folder, "--vocab-size", "99"],
+        ["--vocab-size", "9"],
+        ["--tokenizer", tmp_path],
+    ):
+        assert manyheads(*common, *options, "--output", tmp_path / "bad") == 2
+        assert "tokenizer" in capsys.readouterr().err
+        assert not (tmp_path / "bad").exists()
+
+
+def test_mistakes_leave_nothing(
+    manyheads: Cli, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "long").write_text("a\n" * 99, encoding="utf-8")
+    (tmp_path / "bad").write_bytes(b"good\nb\xe4d\n")
+    (tmp_path / "empty").write_bytes(b"")
+    train: list[str | Path] = ["--source", files["en"], "--target", files["de"]]
+    cases: list[tuple[list[str | Path], str]] = [
+        (train, "--valid-count 500"),
+        ([], "no training pairs"),
+        (train[:2], "aligned files come in twos"),
+        ([*train, "--tsv", files["tsv"]], "The train pairs"),
+        ([*train, "--valid-tsv", files["tsv"], "--valid-count", "1"], "--valid-count"),
+        ([*train, "--valid-count", "12"], "none is left to train on"),
+        ([*train, "--valid-count", "-1"], "hold back at least 1"),
+        (["--source", files["en"], "--target", tmp_path / "long", "--valid-count", "0"], "has 12 lines"),
+        (
+            ["--source", tmp_path / "bad", "--target", tmp_path / "bad", "--valid-count", "0"],
+            "line 2 is not UTF-8: byte",
+        ),
+        (["--source", tmp_path, "--target", files["de"], "--valid-count", "0"], "is a directory"),
+        (["--tsv", tmp_path / "none", "--valid-count", "0"], "No such file"),
+        (["--tsv", tmp_path / "empty", "--valid-count", "0"], "No training pairs are left"),
+        (["--tsv", "-", "--valid-tsv", "-"], "can be read once"),
+        ([*train, "--valid-cuont", "1"], "--valid-count"),
+    ]
+    before = sorted(tmp_path.iterdir())
+    for arguments, message in cases:
+        assert manyheads("prepare", *arguments, *SMALL, "--output", tmp_path / "data") == 2, arguments
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.out == ""
+        assert "Traceback" not in captured.err
+        assert sorted(tmp_path.iterdir()) == before
+
+
+def test_replace_spares_what_is_no_prepared_data(
+    manyheads: Cli, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["prepare", "--tsv", files["tsv"], *SMALL]
+    assert manyheads(*options, "--valid-count", "1", "--output", tmp_path / "data") == 0
+    assert manyheads(*options, "--valid-count", "2", "--output", tmp_path / "data") == 2
+    assert "--replace" in capsys.readouterr().err
+    assert manyheads(*options, "--valid-count", "2", "--output", tmp_path / "data", "--replace") == 0
+    assert len(PreparedData.open(tmp_path / "data").valid_text) == 2
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("x", encoding="utf-8")
+    capsys.readouterr()
+    for place in (tmp_path / "home", files["en"]):
+        assert manyheads(*options, "--valid-count", "2", "--output", place, "--replace") == 2
+        assert "leaves it alone" in capsys.readouterr().err
+    assert (tmp_path / "home" / "thesis.txt").exists()
+    assert files["en"].is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal while it reads from a pipe that stays open: the hardest place, as nothing moves there."""
+    command = [sys.executable, "-m", "manyheads.cli.main", "prepare", "--tsv", "-", "--valid-count", "0"]
+    (tmp_path / "work").mkdir()
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path / "work" / "data")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"a\tb\n" * 30_000)
+    process.stdin.flush()
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "work").iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = _wait(process)
+    assert process.returncode == 128 + number
+    assert list((tmp_path / "work").iterdir()) == []
+    assert out == b""
+    assert b"Traceback" not in err
+    assert b"stopped" in err
+
+
+def _wait(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Wait without closing the pipe that it reads from."""
+    process.wait(timeout=30)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    found = process.stdout.read(), process.stderr.read()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        assert stream is not None
+        with suppress(BrokenPipeError):
+            stream.close()
+    return found
+
+
+def test_pairs_held_back() -> None:
+    pairs = [("a", "b"), ("", "x"), ("c", "d"), ("e", " "), ("f", "g")]
+    rest = Rest(PairList("list", pairs), 2)
+    assert list(rest.read()) == [("", "x"), ("e", " "), ("a", "b")]
+    assert list(rest.held_back.read()) == [("c", "d"), ("f", "g")]
+    assert list(rest.read()) == [("", "x"), ("e", " "), ("a", "b")]  # a second time too
+    assert "last 2" in rest.held_back.describe()
+    with pytest.raises(DataError, match="3 pairs with text"):
+        list(Rest(PairList("list", pairs), 3).read())
+    with pytest.raises(ConfigError, match="at least 1"):
+        Rest(PairList("list", pairs), 0)

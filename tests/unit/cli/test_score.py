@@ -1,0 +1,90 @@
+"""`manyheads score`: a line of figures for a pair of lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyheads.decoding.translator import Translator
+
+Cli = Callable[..., int]
+
+
+@pytest.fixture
+def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> list[str | Path]:
+    """Sources and targets; the last pair has empty sides, the last line no line feed."""
+    for name, column in (("source", 0), ("target", 1)):
+        text = "".join(f"{pair[column]}\n" for pair in pairs) + "\n\u2028a\x85b"
+        (tmp_path / name).write_bytes(text.encode())
+    return ["--source", tmp_path / "source", "--target", tmp_path / "target"]
+
+
+def test_table(
+    manyheads: Cli,
+    model_folder: Path,
+    files: list[str | Path],
+    pairs: list[tuple[str, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert manyheads("score", model_folder, *files) == 0
+    captured = capsys.readouterr()
+    rows = [line.split("\t") for line in captured.out.removesuffix("\n").split("\n")]
+    assert captured.err == ""
+    texts = [*pairs, ("", ""), ("\u2028a\x85b", "\u2028a\x85b")]
+    expected = Translator.from_pretrained(model_folder, "cpu").score(*map(list, zip(*texts, strict=True)))
+    assert len(rows) == len(expected)
+    for (total, count, mean), scored in zip(rows, expected, strict=True):
+        assert float(total) == pytest.approx(scored.sum_log_prob, abs=1e-4)
+        assert int(count) == len(scored.tokens)
+        assert float(mean) == pytest.approx(scored.sum_log_prob / len(scored.tokens), abs=1e-4)
+    assert rows[-2][1] == "1"  # an empty target is the end of the sentence alone
+
+
+def test_tokens(
+    manyheads: Cli, model_folder: Path, files: list[str | Path], pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    assert manyheads("score", model_folder, *files, "--tokens", "--output", tmp_path / "out") == 0
+    lines = (tmp_path / "out").read_bytes().decode().removesuffix("\n").split("\n")
+    records = [json.loads(line) for line in lines]
+    assert [record["line"] for record in records] == list(range(1, len(pairs) + 3))
+    for record in records:
+        assert record["tokens"][-1] == "</s>"
+        assert len(record["tokens"]) == len(record["token_log_probs"]) == record["num_tokens"]
+        assert record["log_prob"] == pytest.approx(sum(record["token_log_probs"]))
+
+
+def test_unequal_counts_print_no_score(
+    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "target").open("ab") as file:
+        file.write(b"\nmore\n")
+    assert manyheads("score", model_folder, *files) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "has 14 lines" in captured.err
+    assert "has 15" in captured.err
+
+
+def test_bad_files(
+    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad").write_bytes(b"\xff" * 3)
+    (tmp_path / "empty").write_bytes(b"")
+    cases = [
+        (["--source", tmp_path / "empty", "--target", tmp_path / "empty"], 0, ""),
+        (["--source", tmp_path / "bad", "--target", tmp_path / "bad"], 2, "line 1 is not UTF-8"),
+        (["--source", tmp_path, "--target", tmp_path / "bad"], 2, "is a directory"),
+        (["--source", tmp_path / "none", "--target", tmp_path / "bad"], 2, "No such file"),
+        ([*files, "--output", tmp_path / "source"], 2, "is the file"),
+        (["--source", "-", "--target", "-"], 2, "cannot both be standard input"),
+        (["--source", "-"], 2, "--target"),
+    ]
+    for arguments, code, message in cases:
+        assert manyheads("score", model_folder, *arguments) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert message in captured.err
+        assert "Traceback" not in captured.err

@@ -1,0 +1,297 @@
+"""`manyheads translate`: lines in, lines out, whatever the lines are."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyheads.cli.main import main
+from manyheads.decoding.translator import Translator
+
+Cli = Callable[..., int]
+Stdin = Callable[[bytes], None]
+PROGRAM = [sys.executable, "-m", "manyheads.cli.main"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+ODD = ["", " ", "a", "é", "\r", "\t", "\0", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\ufeff", "\U0001f600"]
+SETTINGS = settings(deadline=None, max_examples=15)
+
+
+@pytest.fixture(scope="module")
+def translator(model_folder: Path) -> Translator:
+    return Translator.from_pretrained(model_folder, device="cpu")
+
+
+def test_lines_from_stdin_to_stdout(
+    manyheads: Cli, model_folder: Path, translator: Translator, stdin: Stdin, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    lines = ["I am hungry.", "", "Where is the cat?", "   ", "no line feed at the end"]
+    stdin("\n".join(lines).encode())
+    assert manyheads("translate", model_folder) == 0
+    captured = capsysbinary.readouterr()
+    expected = translator.translate(lines)
+    assert expected[0]
+    assert expected[1] == expected[3] == ""
+    assert captured.out.decode().split("\n") == [*expected, ""]
+    assert captured.err == b""
+
+
+@given(st.lists(st.text(st.sampled_from(ODD[2:]) | st.characters(exclude_characters="\n"), max_size=12), max_size=9))
+@SETTINGS
+def test_as_many_lines_out_as_in(model_folder: Path, lines: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder) / "in", Path(folder) / "out"
+        source.write_bytes("".join(f"{line}\n" for line in lines).encode())
+        arguments = [
+            "translate",
+            model_folder,
+            source,
+            "--output",
+            output,
+            "--max-new-tokens",
+            "4",
+            "--lines-at-once",
+            "4",
+        ]
+        assert main([str(argument) for argument in arguments]) == 0
+        found = output.read_bytes().decode()
+        assert found.count("\n") == len(lines)
+        for line, translation in zip(lines, found.split("\n"), strict=False):
+            assert bool(translation) == bool(line.lstrip("\ufeff").strip()) or line.startswith("\ufeff")
+
+
+def test_odd_characters_keep_lines_apart(manyheads: Cli, model_folder: Path, tmp_path: Path) -> None:
+    lines = [f"a{odd}b" for odd in ODD]
+    (tmp_path / "in").write_bytes("\n".join(lines).encode())
+    assert manyheads("translate", model_folder, tmp_path / "in", "-o", tmp_path / "out", "--max-new-tokens", "3") == 0
+    found = (tmp_path / "out").read_bytes().decode()
+    assert found.endswith("\n")
+    assert len(found.removesuffix("\n").split("\n")) == len(lines)
+    assert all(found.removesuffix("\n").split("\n"))
+
+
+def test_empty_input(manyheads: Cli, model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"")
+    assert manyheads("translate", model_folder, tmp_path / "in", "-o", tmp_path / "out") == 0
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_batches_do_not_change_translations(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, pairs: list[tuple[str, str]]
+) -> None:
+    (tmp_path / "in").write_text("".join(f"{source}\n" for source, _ in pairs), encoding="utf-8")
+    found = []
+    for options in (["--lines-at-once", "3"], ["--max-tokens", "60"], []):
+        assert manyheads("translate", model_folder, tmp_path / "in", "-o", tmp_path / "out", *options) == 0
+        found.append((tmp_path / "out").read_text(encoding="utf-8"))
+    assert found[0] == found[1] == found[2]
+
+
+def test_nbest_is_a_table(
+    manyheads: Cli, model_folder: Path, translator: Translator, stdin: Stdin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin(b"I am hungry.\n\nThe cat sees the dog.\n")
+    assert manyheads("translate", model_folder, "--nbest", "2") == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.removesuffix("\n").split("\n")]
+    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
+    assert rows[2][1:] == ["0.000000", ""]
+    expected = translator.translate_nbest(["I am hungry."], num_return_sequences=2)[0]
+    assert [row[2] for row in rows[:2]] == [one.text for one in expected]
+    assert [float(row[1]) for row in rows[:2]] == pytest.approx([one.score for one in expected], abs=1e-5)
+
+
+def test_json_lines(manyheads: Cli, model_folder: Path, stdin: Stdin, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin("I am\u2028hungry.\n\n".encode())
+    assert manyheads("translate", model_folder, "--json", "--num-return-sequences", "2") == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.removesuffix("\n").split("\n"))
+    assert first["line"] == 1
+    assert first["source"] == "I am\u2028hungry."
+    assert len(first["translations"]) == 2
+    best = first["translations"][0]
+    assert best["log_prob"] == pytest.approx(sum(best["token_log_probs"]))
+    assert len(best["tokens"]) == len(best["token_log_probs"])
+    assert second["translations"] == [{"text": "", "score": 0.0, "log_prob": 0, "tokens": [], "token_log_probs": []}]
+
+
+def test_options_reach_the_search(
+    manyheads: Cli, model_folder: Path, translator: Translator, stdin: Stdin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "The cat sees the dog."
+    cases: list[tuple[list[str], dict[str, object]]] = [
+        (["--beam", "4", "--lenpen", "1.5"], {"num_beams": 4, "length_penalty": 1.5, "length_penalty_kind": "power"}),
+        (["--num-beams", "1", "--max-new-tokens", "5"], {"num_beams": 1, "max_new_tokens": 5}),
+        (["--do-sample", "--seed", "7", "--top-k", "9"], {"do_sample": True, "seed": 7, "top_k": 9}),
+        (["--no-repeat-ngram-size", "1", "--early-stopping"], {"no_repeat_ngram_size": 1, "early_stopping": True}),
+    ]
+    for options, overrides in cases:
+        stdin(text.encode())
+        assert manyheads("translate", model_folder, *options) == 0
+        assert capsys.readouterr().out == translator.translate(text, **overrides) + "\n"
+
+
+def test_forced_prefix(manyheads: Cli, model_folder: Path, stdin: Stdin, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(b"The cat sees the dog.\nI am hungry.\n")
+    assert manyheads("translate", model_folder, "--forced-prefix", "Die Katze") == 0
+    assert all(line.startswith("Die Katze") for line in capsys.readouterr().out.removesuffix("\n").split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--lenpen", "1", "--length-penalty", "1"], "--lenpen 1.0 means"),
+        (["--do-sample", "--no-do-sample"], "contradict"),
+        (["--nbest", "0"], "--nbest is 0"),
+        (["--nbest", "5"], "num_beams is 2"),
+        (["--lines-at-once", "0"], "--lines-at-once is 0"),
+        (["--top-p", "2"], "top_p is 2"),
+        (["--device", "abacus"], "abacus"),
+        (["--banned-ids", "99999"], "banned_ids"),
+        (["--baem", "3"], "--beam"),
+        (["--beam", "many"], "many"),
+    ],
+)
+def test_bad_options(
+    manyheads: Cli,
+    model_folder: Path,
+    stdin: Stdin,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    expected: str,
+) -> None:
+    stdin(b"a\n")
+    assert manyheads("translate", model_folder, *options) == 2
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.out == ""
+
+
+def test_bad_files(manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"good\nb\xe4d\n")
+    output = tmp_path / "out.txt"
+    output.write_text("older\n", encoding="utf-8")
+    cases: list[tuple[list[str | Path], str]] = [
+        ([model_folder, bad], f"{bad}: line 2 is not UTF-8: byte 0xe4 at byte offset 6"),
+        ([model_folder, tmp_path], f"{tmp_path} is a directory"),
+        ([model_folder, tmp_path / "none"], "No such file"),
+        ([tmp_path / "none", bad], "there is no folder"),
+        ([model_folder, output], "is the file"),
+    ]
+    for arguments, expected in cases:
+        assert manyheads("translate", *arguments, "--output", output) == 2
+        captured = capsys.readouterr()
+        assert expected in captured.err
+        assert "Traceback" not in captured.err
+        assert output.read_text(encoding="utf-8") == "older\n"
+    good = tmp_path / "good.txt"
+    good.write_text("a\n", encoding="utf-8")
+    assert manyheads("translate", model_folder, good, "--output", tmp_path / "no" / "out") == 2
+    assert "Cannot write" in capsys.readouterr().err
+
+
+def test_bad_utf8_replaced_or_skipped(
+    manyheads: Cli, model_folder: Path, stdin: Stdin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policy in ("replace", "skip"):
+        stdin(b"good\nb\xe4d\ngood\n")
+        assert manyheads("translate", model_folder, "--on-bad-utf8", policy) == 0
+        captured = capsys.readouterr()
+        lines = captured.out.split("\n")
+        assert len(lines) == 4
+        assert bool(lines[1]) == (policy == "replace")
+        assert "lines were not UTF-8" in captured.err
+
+
+def test_too_long_lines(manyheads: Cli, model_folder: Path, stdin: Stdin, capsys: pytest.CaptureFixture[str]) -> None:
+    text = b"a\n" * 40 + b"The cat sees the dog and the dog sees the cat.\n"
+    stdin(text)
+    assert manyheads("translate", model_folder, "--max-tokens", "20", "--lines-at-once", "16") == 2
+    captured = capsys.readouterr()
+    assert "standard input: line 41 has" in captured.err
+    assert "--too-long truncate" in captured.err
+    stdin(text)
+    assert (
+        manyheads("translate", model_folder, "--max-tokens", "20", "--lines-at-once", "16", "--too-long", "truncate")
+        == 0
+    )
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 41
+    assert "line 41 has" in captured.err
+    assert "lines cut because they were too long: 1" in captured.err
+
+
+def test_verbose_speaks_on_stderr_alone(
+    manyheads: Cli, model_folder: Path, stdin: Stdin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin(b"a\n")
+    assert manyheads("translate", model_folder, "--verbose") == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 1
+    assert "lines/s" in captured.err
+    assert "num_beams=2" in captured.err
+
+
+def test_processes_in_a_pipe(model_folder: Path, tmp_path: Path) -> None:
+    """A closed pipe is no error, and results are UTF-8 whatever the locale says."""
+    program = " ".join(PROGRAM)
+    source = tmp_path / "in"
+    source.write_text("I am hungry.\n" * 400, encoding="utf-8")
+    options = "--max-new-tokens 3 --lines-at-once 4"
+    script = f"set -o pipefail; {program} translate {model_folder} {options} < {source} | head -1"
+    environment = {**ENVIRONMENT, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, env=environment, timeout=120, check=False)
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert done.stdout.count(b"\n") == 1
+    if Path("/dev/full").exists():
+        script = f"echo a | {program} translate {model_folder} > /dev/full"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, env=ENVIRONMENT, timeout=120, check=False)
+        assert done.returncode == 2
+        assert done.stderr.decode().startswith("manyheads: Cannot write standard output")
+        assert done.stderr.count(b"\n") == 1
+
+
+def test_a_prompt_in_a_terminal(model_folder: Path, translator: Translator) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [*PROGRAM, "translate", str(model_folder)],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+        )
+        os.write(ours, b"I am hungry.\n\nThe cat\n\x04")
+        out, err = process.communicate(timeout=120)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert process.returncode == 0
+    assert out.decode() == f"{translator.translate('I am hungry.')}\n\n{translator.translate('The cat')}\n"
+    assert err.decode().count("> ") == 4
+    assert "Ctrl-D" in err.decode()
+
+
+def test_help_needs_no_torch() -> None:
+    script = """
+import sys
+from manyheads.cli.main import main
+for command in ("prepare", "translate", "evaluate", "score", "average"):
+    try:
+        main([command, "--help"])
+    except SystemExit as left:
+        assert left.code == 0, command
+assert not {"torch", "numpy", "pydantic", "tokenizers", "sacrebleu"} & set(sys.modules), sorted(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("examples:") == 5
