@@ -75,7 +75,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "extras": extras,
         "machine": _machine(),
     }
-    if versions["torch"] is not None:
+    if versions.get("torch"):
         record |= {"torch": _torch(), "speed": _speed()}
     return {**record, "disk": disk, "problems": problems}
 

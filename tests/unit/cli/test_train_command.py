@@ -38,9 +38,9 @@ def test_layers_win_in_their_order(tmp_path: Path) -> None:
     first.write_text("model: {dropout: 0.2, num_heads: 2}\nseed: 5\n", encoding="utf-8")
     second.write_text("seed: 6\n", encoding="utf-8")
     options, config = read_arguments(
-        ["--preset", "debug", "--config", str(first), "--config", str(second), "--model.num-heads=8", "-q"]
-        + ["--minutes", "1.5", "--run-dir", "x"]
-    )
+        ["--preset", "debug", "--config", str(first), "--config", str(second), "--model.num-heads=8",
+         "-q", "--minutes", "1.5", "--run-dir", "x"]
+    )  # fmt: skip
     assert options.quiet
     assert not options.verbose
     assert (config.model.dropout, config.model.num_heads, config.seed) == (0.2, 8, 6)

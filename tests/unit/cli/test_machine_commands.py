@@ -1,0 +1,135 @@
+"""doctor, completion, and what glibc is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli import doctor, memory
+from manyheads.cli.completion import options_of, script
+from manyheads.cli.main import COMMANDS
+
+Program = Callable[..., int]
+
+
+def test_doctor_finds_this_machine_ready(
+    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr(doctor, "SECONDS_A_RATE", 0.01)
+    monkeypatch.setattr(doctor, "MATRIX", 64)
+    monkeypatch.setattr(doctor, "keep_big_blocks", lambda: True)
+    assert manyheads("doctor") == 0
+    assert capsys.readouterr().out.endswith("\nready\n")
+    assert manyheads("doctor", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["problems"] == []
+    assert record["versions"]["torch"]
+    assert record["machine"]["usable_cores"] >= 1
+    assert "cpu" in record["torch"]["devices"][0]
+    assert record["speed"]["cpu_fp32_gflops"] >= 0
+    assert record["disk"]["writable"] is True
+
+
+def test_doctor_names_what_must_be_mended(
+    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 2**70)
+    monkeypatch.setattr(doctor, "LEAST_PYTHON", (4, 0))
+    monkeypatch.setattr(doctor, "NEEDED", ("no-such-package",))
+    monkeypatch.setattr(doctor, "EXTRAS", {"no-such-extra": "plot"})
+    record = doctor.examine(tmp_path)
+    assert record["extras"]["no-such-extra"] == "not installed: pip install 'manyheads[plot]'"
+    assert [problem.partition(" ")[0] for problem in record["problems"]] == ["no-such-package", "Python", "only"]
+
+
+def test_completion_knows_every_command_and_setting() -> None:
+    assert {"--preset", "--resume", "--data.path", "--model.num_heads", "--help"} <= set(options_of("train"))
+    assert {"--json", "--verify"} <= set(options_of("info"))
+    for shell in ("bash", "zsh", "fish"):
+        text = script(shell)
+        for name in COMMANDS:
+            assert name in text
+        assert "model.num_heads" in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_sound(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed here")
+    file = tmp_path / "script"
+    file.write_text(script(shell), encoding="utf-8")
+    subprocess.run([shell, "-n", str(file)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["tra"], ["train", "translate"]),
+        (["train", "--preset", "de"], ["debug", "demo"]),
+        (["train", "--training.max"], ["--training.max_minutes", "--training.max_skips", "--training.max_steps"]),
+        (["completion", "b"], ["bash"]),
+        (["info", "--v"], ["--verify"]),
+        (["info", "runs/"], []),
+    ],
+)
+def test_completion_in_bash(words: list[str], expected: list[str], bash_script: Path) -> None:
+    quoted = " ".join(f"'{word}'" for word in ["manyheads", *words])
+    program = (
+        f"source {bash_script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _manyheads; echo ${{COMPREPLY[@]}}"
+    )
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected
+    assert done.stderr == ""
+
+
+@pytest.fixture(scope="module")
+def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed here")
+    file = tmp_path_factory.mktemp("completion") / "manyheads.bash"
+    file.write_text(script("bash"), encoding="utf-8")
+    return file
+
+
+def test_an_unknown_shell(manyheads: Program) -> None:
+    assert manyheads("completion", "tcsh") == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own settings")
+def test_big_blocks_are_kept() -> None:
+    """In a process of its own: a block that is freed and asked for again brings no page faults."""
+    program = """
+import ctypes, resource, sys
+from manyheads.cli.memory import keep_big_blocks
+kept = sys.argv[1] == "keep" and keep_big_blocks()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def touch():
+    block = libc.malloc(40 << 20)
+    ctypes.memset(block, 1, 40 << 20)
+    libc.free(block)
+touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5): touch()
+print(int(bool(kept)), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    found = {}
+    for how in ("keep", "leave"):
+        done = subprocess.run([sys.executable, "-c", program, how], capture_output=True, text=True, check=True)
+        found[how] = [int(word) for word in done.stdout.split()]
+    if not found["keep"][0]:
+        pytest.skip("no glibc here")
+    assert found["keep"][1] < 200
+    assert found["leave"][1] > 20 * max(found["keep"][1], 1)
+
+
+def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    assert memory.keep_big_blocks() is False

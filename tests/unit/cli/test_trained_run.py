@@ -1,0 +1,172 @@
+"""What comes after training: `info` on every kind of folder, and the second half of the demo."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.cli import demo
+from manyheads.cli.info import lines_of
+from manyheads.cli.main import main
+
+Program = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of the debug preset on embedded sentences, so that there is real text."""
+    folder = tmp_path_factory.mktemp("runs") / "debug"
+    settings = {
+        "run-dir": folder,
+        "data.path": "embedded:tatoeba-en-de",
+        "data.num_train_pairs": 300,
+        "data.max_tokens": 1024,
+        "tokenizer.kind": "bpe",
+        "tokenizer.vocab_size": 400,
+        "decoding.max_new_tokens": 8,
+        "validation.bleu_sentences": 4,
+    }
+    typed = [f"--{name}={value}" for name, value in settings.items()]
+    assert main(["train", "--preset", "debug", "--quiet", *typed]) == 0
+    return folder
+
+
+def described(manyheads: Program, capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    assert manyheads("info", *arguments, "--json") == 0
+    record: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return record
+
+
+def test_info_of_a_run(run: Path, manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    record = described(manyheads, capsys, run)
+    assert (record["kind"], record["step"], record["checkpoints"]) == ("run", 20, [10, 20])
+    assert record["latest_checkpoint"] == "step-00000020"
+    assert record["best"]["valid_nll"] > 0
+    assert record["best"]["bleu_signature"].startswith("nrefs:1|")
+    assert record["config"]["tokenizer"]["vocab_size"] == 400
+    assert record["environment"]["packages"]["torch"]
+    assert record["model"]["kind"] == "model"
+
+
+def test_info_of_a_model(run: Path, manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    from manyheads.architectures.pretrained import load
+
+    record = described(manyheads, capsys, run / "model")
+    model = load(run)
+    assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert sum(record["parameters_by_part"].values()) == record["parameters"]
+    layer = sum(parameter.numel() for parameter in model.body.encoder.layers[0].self_attn.parameters())
+    assert record["parameters_by_part"]["encoder.self_attn"] == 2 * layer
+    assert record["tokenizer"]["vocab_size"] == 400
+    assert len(record["weights_sha256"]) == 64
+
+
+def test_info_of_prepared_data(run: Path, manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder,) = (path for path in (run / "data").iterdir() if path.is_dir())
+    record = described(manyheads, capsys, folder)
+    assert record["kind"] == "prepared data"
+    assert {split: counts["pairs"] for split, counts in record["counts"].items()} == {
+        "train": 300, "valid": 500, "test": 1000,
+    }  # fmt: skip
+
+
+def test_info_for_eyes(run: Path, manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("info", run) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0] == "kind               run"
+    assert "  parameters" in "\n".join(lines)
+    assert max(map(len, lines)) < 160
+    assert len(lines) < 100
+    assert lines_of({"a_b": 1234, "c": None, "d": {"e": 0.5, "f": True}}) == [
+        "a b  1,234",
+        "d",
+        "  e  0.5",
+        "  f  true",
+    ]
+
+
+def test_info_finds_damage(run: Path, tmp_path: Path, manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("info", run, "--verify") == 0
+    broken = tmp_path / "model"
+    shutil.copytree(run / "model", broken)
+    with (broken / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x55")
+    assert manyheads("info", broken) == 0
+    assert manyheads("info", broken, "--verify") == 2
+    assert "model.safetensors" in capsys.readouterr().out
+
+
+def test_info_of_nothing(tmp_path: Path, manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("info", tmp_path) == 2
+    assert "no config.yaml" in capsys.readouterr().err
+    assert manyheads("info", tmp_path / "none") == 2
+    assert "there is no folder" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("[", encoding="utf-8")
+    assert manyheads("info", tmp_path) == 2
+    assert "cannot be read as JSON" in capsys.readouterr().err
+
+
+def test_the_demo_shows_draws_and_scores(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from manyheads.decoding.translator import Translator
+    from manyheads.evaluation.bleu import corpus_bleu
+
+    translations: list[str] = []
+    translate = Translator.translate
+
+    def noted(self: Translator, texts: list[str], **options: Any) -> list[str]:
+        assert options == {"num_beams": 4}
+        translations.extend(translate(self, texts, **options))
+        return translations
+
+    monkeypatch.setattr(Translator, "translate", noted)
+    assert demo.main([str(run)]) == 0
+    lines = capsys.readouterr().out.rstrip("\n").split("\n")
+    data = demo.open_run_data(run)
+    assert len(data.test_text) == 1000
+    sources, references = zip(*data.test_text, strict=True)
+    score = corpus_bleu(translations, references)
+    assert lines[-2] == f"held-out BLEU = {score.value:.2f}"
+    assert lines[-1] == score.signature
+    assert [line for line in lines if "BLEU" in line] == [lines[-2]]
+    assert lines[-4].startswith("held-out chrF = ")
+    for name in ("source", "reference", "translation"):
+        assert sum(line.startswith(f"  {name:<11}") for line in lines) == 10
+    assert f"  source       {sources[100]}" in lines
+    assert f"type next   manyheads translate {run}" in lines
+    for picture in ("learning-curve", "attention"):
+        assert any(str(run / "plots" / f"{picture}.png") in line for line in lines)
+        assert (run / "plots" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sentence_of_middling_length_and_much_right_is_drawn() -> None:
+    sources = ["one two three", "a b c d e f g", "h i j k l m n", "x " * 30]
+    references = ["eins", "A B C D E F G", "H I J K L M N", "X " * 30]
+    translations = ["eins", "A B C", "H I J K L M", "X " * 30]
+    assert demo.choose_sentence(sources, references, translations) == 2
+
+
+def test_the_demo_without_matplotlib_still_scores(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from manyheads.decoding.translator import Translator
+
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setattr(Translator, "translate", lambda self, texts, **options: list(texts))
+    assert demo.main([str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "pip install 'manyheads[plot]'" in shown
+    assert "held-out BLEU = " in shown
+
+
+def test_the_demo_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main([]) == 2
+    assert demo.main([str(tmp_path)]) == 2
+    assert "manyheads train --preset demo" in capsys.readouterr().err
