@@ -37,7 +37,7 @@ KEEP = torch.arange(B * K).view(B, K) % 4 != 1
         (Causal() & Lengths(LENGTHS), lambda b, i, j: j <= i and j < LENGTHS[b]),
         (Causal() & KeyPadding(KEEP) & Window(left=3, right=3), lambda b, i, j: i - 3 <= j <= i and bool(KEEP[b, j])),
     ],
-    ids=str,
+    ids=["causal", "lengths", "padding", "window", "left open", "right open", "two", "three"],
 )
 @pytest.mark.parametrize("first", [0, 2])
 def test_each_says_what_it_means(mask: Mask, says: Callable[[int, int, int], bool], first: int) -> None:
