@@ -44,8 +44,14 @@ def test_table(
 
 
 def test_tokens(
-    manyheads: Cli, model_folder: Path, files: list[str | Path], pairs: list[tuple[str, str]], tmp_path: Path
+    manyheads: Cli,
+    model_folder: Path,
+    files: list[str | Path],
+    pairs: list[tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("manyheads.cli.score.BLOCK_PAIRS", 5)
     assert manyheads("score", model_folder, *files, "--tokens", "--output", tmp_path / "out") == 0
     lines = (tmp_path / "out").read_bytes().decode().removesuffix("\n").split("\n")
     records = [json.loads(line) for line in lines]
