@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.main import guarded
 from manyheads.cli.memory import keep_big_blocks
+from manyheads.config.build import resolve
+from manyheads.config.files import load_yaml
 from manyheads.errors import DataError, MissingExtraError, ModelFileError
+from manyheads.training.settings import TrainConfig
 
 if TYPE_CHECKING:
     from manyheads.data.prepared import PreparedData
     from manyheads.decoding.translator import Translator
 
-__all__ = ["choose_sentence", "draw_attention", "main", "run"]
+__all__ = ["choose_sentence", "draw_attention", "held_out_data", "main", "run", "run_config"]
 
 NUM_SHOWN = 10
 NUM_BEAMS = 4
@@ -42,10 +45,15 @@ def run(run_dir: Path) -> int:
     Raises: ModelFileError, DataError: no trained run in that folder, or no test pairs in its data.
     """
     keep_big_blocks()
+    import torch
+
     from manyheads.decoding.translator import Translator
     from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 
-    data = open_run_data(run_dir)
+    config = run_config(run_dir)
+    data = held_out_data(run_dir, config)
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
     translator = Translator.from_pretrained(run_dir)
     sources = [source for source, _ in data.test_text]
     references = [reference for _, reference in data.test_text]
@@ -67,21 +75,25 @@ def run(run_dir: Path) -> int:
     return 0
 
 
-def open_run_data(run_dir: Path) -> PreparedData:
-    """The data that a run was trained on, with its test pairs.
+def run_config(run_dir: Path) -> TrainConfig:
+    """The settings that a run recorded.
 
-    Raises: ModelFileError: no run. DataError: no such data any more, or no test pairs in it.
+    Raises: ModelFileError: there is no run in that folder. ConfigError: its settings cannot be read.
     """
-    from manyheads.config.build import resolve
-    from manyheads.config.files import load_yaml
-    from manyheads.data.prepared import open_data
-    from manyheads.training.settings import TrainConfig
-
     if not (run_dir / "config.yaml").is_file():
         raise ModelFileError(
             f"{run_dir} is no run's folder: it has no config.yaml; first: manyheads train --preset demo."
         )
-    config = resolve(TrainConfig, [load_yaml(run_dir / "config.yaml")])
+    return resolve(TrainConfig, [load_yaml(run_dir / "config.yaml")])
+
+
+def held_out_data(run_dir: Path, config: TrainConfig) -> PreparedData:
+    """The data that a run was trained on, with its test pairs.
+
+    Raises: DataError: it is not there any more, or has no test pairs.
+    """
+    from manyheads.data.prepared import open_data
+
     data = open_data(config.data, config.tokenizer, config.seed, run_dir / "data")
     if not data.test_text:
         raise DataError(f"the data of {run_dir} ({data.path}) has no test pairs; prepare it with some.")

@@ -129,7 +129,7 @@ def test_the_demo_shows_draws_and_scores(
     monkeypatch.setattr(Translator, "translate", noted)
     assert demo.main([str(run)]) == 0
     lines = capsys.readouterr().out.rstrip("\n").split("\n")
-    data = demo.open_run_data(run)
+    data = demo.held_out_data(run, demo.run_config(run))
     assert len(data.test_text) == 1000
     sources, references = zip(*data.test_text, strict=True)
     score = corpus_bleu(translations, references)
