@@ -1,4 +1,4 @@
-"""Adam and AdamW: fused where the device has it, decay on matrices alone, moments saved by parameter name."""
+"""Adam, AdamW and Muon: fused where the device has it, decay on matrices alone, moments saved by parameter name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import CheckpointError
+from manyheads.training.muon import MuonWithAdam
 from manyheads.training.settings import OptimiserSettings
 
 __all__ = ["build_optimiser", "load_optimiser_tensors", "optimiser_tensors", "split_by_decay"]
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_ADAM_MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "step"})
+_MUON_MOMENTS = frozenset({"momentum_buffer"})
 
 
 def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -37,8 +39,26 @@ def _is_table(module: nn.Module) -> bool:
 def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> torch.optim.Optimizer:
     """An optimiser over all parameters of `model`, on the device where they are."""
     decayed, spared = split_by_decay(model)
+    matrices = [parameter for parameter in decayed if parameter.ndim == 2] if settings.name == "muon" else []
+    taken = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in decayed if id(parameter) not in taken]
+    adam = _build_adam(others, spared, settings)
+    if not matrices:
+        return adam
+    return MuonWithAdam(
+        matrices,
+        adam,
+        rate_scale=settings.muon_learning_rate / settings.learning_rate,
+        momentum=settings.muon_momentum,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def _build_adam(
+    decayed: list[nn.Parameter], spared: list[nn.Parameter], settings: OptimiserSettings
+) -> torch.optim.Optimizer:
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
     arguments: dict[str, Any] = {
         "lr": settings.learning_rate,
         "betas": (settings.beta1, settings.beta2),
@@ -51,8 +71,13 @@ def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> torch.opti
         return kind(groups, **arguments)
 
 
+def _moments_of(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> frozenset[str]:
+    by_muon = isinstance(optimiser, MuonWithAdam) and id(parameter) in optimiser.matrices
+    return _MUON_MOMENTS if by_muon else _ADAM_MOMENTS
+
+
 def optimiser_tensors(optimiser: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The moments and step counts, as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`."""
+    """The moments and step counts, as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, or `momentum_buffer.NAME`."""
     tensors = {}
     for name, parameter in named.items():
         state = optimiser.state.get(parameter, {})
@@ -71,8 +96,8 @@ def load_optimiser_tensors(
     states: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
         key, _, name = full_name.partition(".")
-        if key not in _MOMENTS or name not in named:
-            raise CheckpointError(f"The optimiser's file has {full_name!r}, which this model has no parameter for.")
+        if name not in named or key not in _moments_of(optimiser, named[name]):
+            raise CheckpointError(f"The optimiser's file has {full_name!r}, which this run has no place for.")
         parameter = named[name]
         if key != "step" and tensor.shape != parameter.shape:
             raise CheckpointError(
@@ -81,13 +106,15 @@ def load_optimiser_tensors(
             )
         states.setdefault(name, {})[key] = tensor
     for name, state in states.items():
-        if state.keys() != set(_MOMENTS):
-            raise CheckpointError(f"The optimiser's file lacks a moment of {name!r}.")
         parameter = named[name]
-        moved = {key: torch.empty_like(parameter, requires_grad=False) for key in ("exp_avg", "exp_avg_sq")}
-        for key, buffer in moved.items():
-            buffer.copy_(state[key])
-        # A fused or capturable optimiser counts steps on the device, the plain one on the CPU.
-        on_device = any(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
-        count = state["step"].to(parameter.device if on_device else "cpu", copy=True)
-        optimiser.state[parameter] = {"step": count, **moved}
+        if state.keys() != _moments_of(optimiser, parameter):
+            raise CheckpointError(f"The optimiser's file lacks a moment of {name!r}.")
+        moved: dict[str, Tensor] = {}
+        for key, tensor in state.items():
+            if key == "step":
+                # A fused or capturable optimiser counts steps on the device, the plain one on the CPU.
+                on_device = any(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
+                moved[key] = tensor.to(parameter.device if on_device else "cpu", copy=True)
+            else:
+                moved[key] = torch.empty_like(parameter, requires_grad=False).copy_(tensor)
+        optimiser.state[parameter] = moved

@@ -16,31 +16,35 @@ __all__ = ["OptimiserSettings", "ScheduleSettings", "TrainConfig", "TrainingSett
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserSettings:
-    """Adam (Kingma and Ba 2015) or AdamW (Loshchilov and Hutter 2019), fused where the device has it.
+    """Adam (Kingma and Ba 2015) or AdamW (Loshchilov and Hutter 2019), fused where the device has it, or Muon.
 
     Args:
-        name: which of the two.
+        name: `adam`, `adamw`, or `muon` (Jordan et al. 2024): matrices of maps by Muon, everything else by AdamW.
         learning_rate: the peak; for the `noam` schedule it is a factor (1.0 is the paper's).
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         eps: added to the root of the second moment.
         weight_decay: on matrices only, never on biases, norms and embeddings.
         clip_norm: largest global gradient norm; 0 turns clipping off.
+        muon_learning_rate: the peak for Muon's matrices; the schedule moves it along with the other.
+        muon_momentum: decay of Muon's momentum.
     """
 
-    name: Literal["adam", "adamw"] = "adam"
+    name: Literal["adam", "adamw", "muon"] = "adam"
     learning_rate: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.98
     eps: float = 1e-9
     weight_decay: float = 0.0
     clip_norm: float = 0.0
+    muon_learning_rate: float = 0.02
+    muon_momentum: float = 0.95
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps"):
+        for name in ("learning_rate", "eps", "muon_learning_rate"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"optimiser.{name} is {getattr(self, name)}; it must be above 0.")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"optimiser.{name} is {getattr(self, name)}; it must be in [0, 1).")
         for name in ("weight_decay", "clip_norm"):

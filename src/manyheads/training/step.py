@@ -97,7 +97,7 @@ class Stepper:
         if self._config.optimiser.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.optimiser.clip_norm, norm)
         for group in self._optimiser.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get("rate_scale", 1.0)
         self._optimiser.step()
 
     def _find_fault(self, batches: Sequence[PairBatch], step: int, loss_sum: float, grad_norm: float) -> Fault:

@@ -181,7 +181,7 @@ def test_only_matrices_of_maps_decay() -> None:
     assert any(parameter is untied.head.weight for parameter in split_by_decay(untied)[0])
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
 def test_moments_come_back_and_the_next_step_is_the_same(name: str) -> None:
     settings = config(optimiser=OptimiserSettings(name=name, weight_decay=0.1))  # type: ignore[arg-type]
     model, stepper = build(settings)
@@ -197,6 +197,25 @@ def test_moments_come_back_and_the_next_step_is_the_same(name: str) -> None:
         one.take([batch(4, 3)], 3, 1e-2)
     for key, value in model.state_dict().items():
         assert torch.equal(other.state_dict()[key], value)
+
+
+def test_muon_takes_the_matrices_of_maps_and_adam_the_rest() -> None:
+    settings = OptimiserSettings(name="muon", learning_rate=1e-3, muon_learning_rate=0.02)
+    model, stepper = build(config(optimiser=settings))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    stepper.take([batch(4)], 1, 5e-4)  # half of the peak, for both
+    saved = optimiser_tensors(stepper._optimiser, named_parameters(model))
+    assert {name.partition(".")[0] for name in saved} == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}
+    assert all(saved[name].ndim == 2 and "embedding" not in name for name in saved if name.startswith("momentum"))
+    for name, parameter in model.named_parameters():
+        moved = parameter.detach() - before[name]
+        if f"momentum_buffer.{name.removeprefix('body.')}" in saved:
+            # An orthogonal update moves every direction alike: by the rate times max(1, rows / columns)^0.5.
+            singular = torch.linalg.svdvals(moved)
+            expected = 0.01 * max(1.0, moved.shape[0] / moved.shape[1]) ** 0.5
+            assert 0.4 * expected < singular.mean() < 1.4 * expected
+        else:
+            assert moved.abs().max() < 6e-4  # Adam's first step is as long as its rate
 
 
 def test_the_moving_average_follows_and_steps_aside() -> None:
