@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -71,7 +72,8 @@ def test_fixture(fixture: Any, pending: dict[str, str]) -> None:
 def test_pending_is_honest(fixtures: list[Any], pending: dict[str, str]) -> None:
     """Listed kinds occur and have no loader; every fixture is matched by one loader at most."""
     kinds = {one.meta["kind"] for one in fixtures}
-    assert set(pending) <= kinds
+    if "MANYHEADS_PARITY_DIR" not in os.environ:  # another folder need not have every kind
+        assert set(pending) <= kinds
     assert [one.meta["kind"] for one in fixtures if one.meta["kind"] in pending and matching(one.meta)] == []
     assert [one.path.stem for one in fixtures if len(matching(one.meta)) > 1] == []
 

@@ -78,6 +78,9 @@ MASKS: dict[str, dict[str, Tensor]] = {
         "in.src_mask": torch.linspace(-2, 2, S * S).view(S, S),
         "in.src_key_padding": torch.zeros(B, S).masked_fill(PADDING, float("-inf")),
     },
+    "additive with a blocked row": {
+        "in.src_mask": torch.linspace(-2, 2, S * S).view(S, S).index_fill(0, torch.tensor([3]), float("-inf"))
+    },
     "padding": {"in.src_key_padding": PADDING, "in.tgt_key_padding": torch.arange(T)[None] >= torch.tensor([[2], [4]])},
     "memory padding apart": {"in.src_key_padding": PADDING, "in.memory_key_padding": PADDING.flip(0)},
     "a pattern a head": {"in.src_mask": (torch.arange(B * 3 * S * S) % 7 == 1).view(B * 3, S, S)},
