@@ -88,10 +88,10 @@ class TransformerConfig:
     attention: DotProductAttentionConfig | AdditiveAttentionConfig = field(default_factory=DotProductAttentionConfig)
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "num_heads", "d_ff", "max_len"):
+        for name in ("d_model", "num_heads", "d_ff", "max_len", "num_decoder_layers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("source_vocab_size", "target_vocab_size", "num_encoder_layers", "num_decoder_layers"):
+        for name in ("source_vocab_size", "target_vocab_size", "num_encoder_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
         for name in ("dropout", "attention_dropout", "feed_forward_dropout"):

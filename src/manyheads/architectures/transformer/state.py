@@ -39,7 +39,7 @@ class TransformerState:
     def reorder(self, rows: Tensor) -> TransformerState:
         """See `protocols.SearchState.reorder`. rows: (sentences, beams) of old row ids."""
         old_sentences = self.source_lengths.shape[0]
-        old_beams = max(1, self.layers[0].past.key.shape[0] // max(1, old_sentences)) if self.layers else 1
+        old_beams = max(1, self.layers[0].past.key.shape[0] // max(1, old_sentences))
         sentences = torch.div(rows[:, 0], old_beams, rounding_mode="floor")
         same = rows.shape[0] == old_sentences  # lines keep their order, so as many as before are the same ones
         layers = []
