@@ -33,20 +33,21 @@ check-long: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
 
 bench: $(READY)
-	@for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $(wildcard benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
 
 recipes: $(READY)
-	@for recipe in recipes/*.yaml; do echo "$$recipe"; $(BIN)/manyheads train --config "$$recipe" --dry-run || exit 1; done
+	@for recipe in $(wildcard recipes/*.yaml); do echo "$$recipe"; $(BIN)/manyheads train --config "$$recipe" --dry-run || exit 1; done
 
 setup: $(READY)
 
 # torch goes first and alone, so that TORCH_INDEX serves nothing else; its pin gives way to TORCH_SPEC.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
+	@echo "Setting up $(VENV), once: torch and what else is needed. This takes a minute or more."
+	@$(PYTHON) -m venv $(VENV)
 	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	@echo '$(TORCH_SPEC)' >> $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH_SPEC)'
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c $(VENV)/constraints.txt) '$(TORCH_SPEC)'
 	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $(READY)
 
