@@ -88,7 +88,8 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
     if len(steps) > 20:
         axes.plot(steps, values, color=COLOURS[0], alpha=0.25, linewidth=0.9)
     if len(steps):
-        axes.plot(steps, smooth, color=COLOURS[0], linewidth=2.0, label=f"training  {smooth[-1]:.3f}")
+        dot = "o" if len(steps) == 1 else None  # a line of one point would not be seen
+        axes.plot(steps, smooth, color=COLOURS[0], linewidth=2.0, marker=dot, label=f"training  {smooth[-1]:.3f}")
     steps, valid = series(records, f"valid_{key}")
     if len(steps):
         best = int(valid.argmin())
