@@ -132,4 +132,14 @@ print(int(bool(kept)), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - befo
 
 def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.sys, "platform", "darwin")
+    monkeypatch.setattr(memory.os, "environ", {})
     assert memory.keep_big_blocks() is False
+    assert memory.os.environ == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="changes nothing elsewhere")
+def test_the_users_own_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.os, "environ", {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"})
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())  # a system without glibc
+    assert memory.keep_big_blocks() is False
+    assert memory.os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"

@@ -70,7 +70,7 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         "--verbos is no option or setting. Did you mean --verbose?",
         "minutes is 'x'",
         f"{tmp_path / 'bad.yaml'}, line 2: there is no setting model.dmodel. Did you mean model.d_model?",
-        "the command line: optimiser.name is 'sgd'; choose one of: adam, adamw.",
+        "the command line: optimiser.name is 'sgd'; choose one of: adam, adamw",
     ):
         assert expected in joined
 
