@@ -13,6 +13,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.batch import PairBatch
 from manyheads.training.ema import MovingAverage
+from manyheads.training.muon import MuonWithAdam
 from manyheads.training.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors, split_by_decay
 from manyheads.training.settings import OptimiserSettings, TrainConfig, TrainingSettings
 from manyheads.training.state import named_parameters
@@ -216,6 +217,24 @@ def test_muon_takes_the_matrices_of_maps_and_adam_the_rest() -> None:
             assert 0.4 * expected < singular.mean() < 1.4 * expected
         else:
             assert moved.abs().max() < 6e-4  # Adam's first step is as long as its rate
+
+
+def test_muon_is_that_of_torch_but_for_the_order_of_sums() -> None:
+    torch.manual_seed(0)
+    shapes = [(16, 16), (32, 16), (16, 16), (16, 32)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(matrix.detach().clone()) for matrix in ours]
+    rest = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    optimiser = MuonWithAdam(ours, rest, rate_scale=0.02, momentum=0.95, weight_decay=0.1)
+    oracle = torch.optim.Muon(theirs, lr=0.02, momentum=0.95, weight_decay=0.1)
+    for _ in range(3):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        optimiser.step()
+        oracle.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-3, rtol=0)  # a hundredth of what three steps move
 
 
 def test_the_moving_average_follows_and_steps_aside() -> None:
