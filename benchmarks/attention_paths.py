@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from manyheads.cli.memory import keep_big_blocks
+from manyheads.cli.machine import set_up_machine
 from manyheads.nn.attention import dot_product
 from manyheads.nn.attention.masks import Lengths
 
@@ -58,5 +58,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    keep_big_blocks()
+    set_up_machine()
     main()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.cli.memory import keep_big_blocks
+from manyheads.cli.machine import set_up_machine
 from manyheads.data.batch import PairBatch
 
 VOCAB, D_MODEL, D_FF, HEADS, LAYERS = 8000, 256, 1024, 4, 3
@@ -86,5 +86,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    keep_big_blocks()
+    set_up_machine()
     main()

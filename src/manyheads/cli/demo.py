@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
-from manyheads.cli.memory import keep_big_blocks
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.errors import DataError, MissingExtraError, ModelFileError
@@ -44,7 +44,7 @@ def run(run_dir: Path) -> int:
 
     Raises: ModelFileError, DataError: no trained run in that folder, or no test pairs in its data.
     """
-    keep_big_blocks()
+    set_up_machine()
     import torch
 
     from manyheads.decoding.translator import Translator

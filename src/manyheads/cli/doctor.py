@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.cli.info import lines_of
-from manyheads.cli.memory import keep_big_blocks
+from manyheads.cli.machine import set_up_machine
 from manyheads.cli.parsing import parse
 
 __all__ = ["DoctorOptions", "examine", "run"]
@@ -44,7 +44,7 @@ class DoctorOptions:
 def run(arguments: Sequence[str]) -> int:
     """Returns: 0, or 2 if something must be mended before manyheads can work here."""
     options = parse(DoctorOptions, arguments, command="doctor", description=_DESCRIPTION, examples=_EXAMPLES)
-    kept = keep_big_blocks()
+    kept = set_up_machine()
     record = examine(Path.cwd())
     record["machine"]["big_blocks_kept"] = kept
     if options.json:

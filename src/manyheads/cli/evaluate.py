@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from manyheads import __version__
 from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
 from manyheads.cli.evaluation_pairs import held_out_pairs, own_data
+from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
 from manyheads.cli.translate import one_line, with_line
@@ -87,6 +88,7 @@ class EvaluateOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """Evaluate. Returns: the exit code."""
+    set_up_machine()
     options = parse(EvaluateOptions, arguments, command="evaluate", description=_DESCRIPTION, examples=_EXAMPLES)
     if options.output is not None:
         refuse_same_file(options.output, options.source, options.reference, options.hypotheses)

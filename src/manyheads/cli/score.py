@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from manyheads.cli.decoding_options import DeviceOptions
+from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
 from manyheads.data.readers import read_pairs
@@ -54,6 +55,7 @@ class ScoreOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """Score pairs of lines. Returns: the exit code."""
+    set_up_machine()
     options = parse(ScoreOptions, arguments, command="score", description=_DESCRIPTION, examples=_EXAMPLES)
     refuse_same_file(options.output, options.source, options.target)
     # All pairs first: unequal counts show at the end of the files, and scores of misaligned lines would mislead.

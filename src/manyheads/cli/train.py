@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from manyheads.cli.memory import keep_big_blocks
+from manyheads.cli.machine import set_up_machine
 from manyheads.cli.pages import help_page, option_lines
 from manyheads.config.build import build, resolve
 from manyheads.config.describe import describe
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.print_config:
         print(to_yaml(config), end="")
         return 0
-    keep_big_blocks()
+    set_up_machine()
     if options.dry_run:
         from manyheads.training.dry_run import dry_run
 

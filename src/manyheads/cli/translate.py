@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
+from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
 from manyheads.cli.truncation import counted_truncations
@@ -64,6 +65,7 @@ class TranslateOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """Translate lines. Returns: the exit code."""
+    set_up_machine()
     options = parse(TranslateOptions, arguments, command="translate", description=_DESCRIPTION, examples=_EXAMPLES)
     if options.lines_at_once < 1:
         raise ConfigError(f"--lines-at-once is {options.lines_at_once}; it must be at least 1.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from manyheads.data.batch import PairBatch
 from manyheads.data.store import PairStore, TokenSide
 
-__all__ = ["collate"]
+__all__ = ["collate", "round_up"]
 
 
 def collate(
@@ -23,6 +23,7 @@ def collate(
     eos_id: int,
     max_source_len: int | None = None,
     max_target_len: int | None = None,
+    pad_to_multiple: int = 1,
 ) -> PairBatch:
     """Make a batch of some samples, in the order given.
 
@@ -34,16 +35,37 @@ def collate(
         eos_id: ends each source and target.
         max_source_len: longer sources are cut to this length, EOS included and kept.
         max_target_len: longer targets are cut to this length, BOS and EOS included and kept.
+        pad_to_multiple: both sides are padded up to a multiple of this, but not beyond those lengths.
     """
     samples = np.asarray(sample_ids, np.int64)
-    source, source_lengths = _padded(store.source, samples, [], eos_id, pad_id, max_source_len)
-    target, target_lengths = _padded(store.target, samples, [bos_id], eos_id, pad_id, max_target_len)
+    source, source_lengths = _padded(store.source, samples, [], eos_id, pad_id, max_source_len, pad_to_multiple)
+    target, target_lengths = _padded(store.target, samples, [bos_id], eos_id, pad_id, max_target_len, pad_to_multiple)
     arrays = (source, source_lengths, target, target_lengths, samples.copy())
     return PairBatch(*(torch.from_numpy(array) for array in arrays))
 
 
+@overload
+def round_up(length: int, multiple: int, limit: int | None) -> int: ...
+
+
+@overload
+def round_up(length: NDArray[np.integer[Any]], multiple: int, limit: int | None) -> NDArray[np.integer[Any]]: ...
+
+
+def round_up(length: Any, multiple: int, limit: int | None) -> Any:
+    """The next multiple, but not beyond the limit; `length` itself is within it."""
+    rounded = -(-length // multiple) * multiple
+    return rounded if limit is None else np.minimum(rounded, limit)
+
+
 def _padded(
-    side: TokenSide, samples: NDArray[np.int64], head: list[int], eos_id: int, pad_id: int, max_len: int | None
+    side: TokenSide,
+    samples: NDArray[np.int64],
+    head: list[int],
+    eos_id: int,
+    pad_id: int,
+    max_len: int | None,
+    multiple: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """head + ids + EOS of each sample, padded on the right, (batch, len), and the lengths, (batch,)."""
     begin = len(head)
@@ -52,7 +74,8 @@ def _padded(
     if max_len is not None:
         lengths = np.minimum(lengths, max_len - begin - 1)
     longest = int(lengths.max(initial=0))
-    batch = np.full((len(samples), begin + longest + 1), pad_id, np.int64)
+    width = round_up(begin + longest + 1, multiple, max_len)
+    batch = np.full((len(samples), width), pad_id, np.int64)
     batch[:, :begin] = head
     columns = np.arange(longest)
     known = columns < lengths[:, None]  # (batch, longest)

@@ -23,6 +23,8 @@ class DataSettings:
         max_target_len: longest target in tokens, BOS and EOS included.
         too_long: what happens to a training pair over a limit: drop it, truncate it (EOS is kept), or fail; it is
             always counted.
+        pad_to_multiple: batches are padded up to a multiple of so many tokens (never beyond the limits above). Kernels
+            are made a shape, so fewer shapes can be worth the padding; 1 pads to the longest sentence alone.
         num_train_pairs: use only the first so many training pairs of an embedded corpus or so many generated ones
             of the copy task; 0 means all.
 
@@ -35,6 +37,7 @@ class DataSettings:
     max_source_len: int = 256
     max_target_len: int = 256
     too_long: Literal["drop", "truncate", "fail"] = "drop"
+    pad_to_multiple: int = 1
     num_train_pairs: int = 0
 
     def __post_init__(self) -> None:
@@ -43,6 +46,7 @@ class DataSettings:
             ("accumulate", 1),
             ("max_source_len", 2),
             ("max_target_len", 3),
+            ("pad_to_multiple", 1),
             ("num_train_pairs", 0),
         ):
             value = getattr(self, name)

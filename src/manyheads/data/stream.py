@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.batch import PairBatch
-from manyheads.data.collate import collate
+from manyheads.data.collate import collate, round_up
 from manyheads.data.plan import BatchPlan, cut_rows
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
@@ -82,9 +83,13 @@ class TrainingStream:
         )
         self._refuse(over, source, target)
         self._kept = np.flatnonzero(~over) if settings.too_long == "drop" else np.arange(count)
-        self._source_lengths = np.minimum(source[self._kept], settings.max_source_len)
-        self._target_lengths = np.minimum(target[self._kept], settings.max_target_len)
+        # What the plan counts is what collate will make of them.
+        self._source_lengths = self._padded(source, settings.max_source_len)
+        self._target_lengths = self._padded(target, settings.max_target_len)
         self._plans: dict[int, BatchPlan] = {}
+
+    def _padded(self, lengths: NDArray[np.int32], limit: int) -> NDArray[np.integer[Any]]:
+        return round_up(np.minimum(lengths[self._kept], limit), self.settings.pad_to_multiple, limit)
 
     def _refuse(self, over: NDArray[np.bool_], source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         limits = f"max_source_len {self.settings.max_source_len}, max_target_len {self.settings.max_target_len}"
@@ -127,7 +132,8 @@ class TrainingStream:
 
         Raises: IndexError: the epoch has no such row.
         """
-        limits = {"max_source_len": self.settings.max_source_len, "max_target_len": self.settings.max_target_len}
+        names = ("max_source_len", "max_target_len", "pad_to_multiple")
+        limits = {name: getattr(self.settings, name) for name in names}
         shares = self.sample_ids(epoch, row)
         return [collate(self.store, share, **self._special, **limits) for share in shares if len(share)]
 

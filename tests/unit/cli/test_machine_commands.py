@@ -24,7 +24,7 @@ def test_doctor_finds_this_machine_ready(
     monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 0)
     monkeypatch.setattr(doctor, "SECONDS_A_RATE", 0.01)
     monkeypatch.setattr(doctor, "MATRIX", 64)
-    monkeypatch.setattr(doctor, "keep_big_blocks", lambda: True)
+    monkeypatch.setattr(doctor, "set_up_machine", lambda: True)
     assert manyheads("doctor") == 0
     assert capsys.readouterr().out.endswith("\nready\n")
     assert manyheads("doctor", "--json") == 0
@@ -107,8 +107,8 @@ def test_big_blocks_are_kept() -> None:
     """In a process of its own: a block that is freed and asked for again brings no page faults."""
     program = """
 import ctypes, resource, sys
-from manyheads.cli.memory import keep_big_blocks
-kept = sys.argv[1] == "keep" and keep_big_blocks()
+from manyheads.cli.machine import set_up_machine
+kept = sys.argv[1] == "keep" and set_up_machine()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 def touch():
@@ -132,14 +132,14 @@ print(int(bool(kept)), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - befo
 
 def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.sys, "platform", "darwin")
-    monkeypatch.setattr(memory.os, "environ", {})
-    assert memory.keep_big_blocks() is False
-    assert memory.os.environ == {}
+    monkeypatch.setattr(machine.os, "environ", {})
+    assert machine.set_up_machine() is False
+    assert machine.os.environ == {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="changes nothing elsewhere")
 def test_the_users_own_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.os, "environ", {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"})
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())  # a system without glibc
-    assert memory.keep_big_blocks() is False
-    assert memory.os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+    monkeypatch.setattr(machine.os, "environ", {"GOMP_SPINCOUNT": "7"})
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())  # a system without glibc
+    assert machine.set_up_machine() is False
+    assert machine.os.environ["GOMP_SPINCOUNT"] == "7"

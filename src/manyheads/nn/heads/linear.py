@@ -95,6 +95,9 @@ def smoothed_loss(
 
 # Numbers worked on at once on a CPU: 1 MB in float32, which stays in a core's own cache from one operation to the next.
 _TILE_NUMBERS = 1 << 18
+# Rows of a product on a CPU: oneDNN makes a kernel for every number of rows, and the count of real tokens is always
+# another.
+_ROWS_MULTIPLE = 64
 
 
 def _loss_and_error(logits: Tensor, wanted: Tensor, smoothing: float, needs_error: bool) -> Tensor:
@@ -139,26 +142,31 @@ class _SmoothedLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs[0] else None
         grad_weight = torch.zeros_like(weight, dtype=statistics) if needs[2] else None
         grad_bias = torch.zeros_like(weight[:, 0], dtype=statistics) if bias is not None and needs[3] else None
-        tile_rows = max(1, _TILE_NUMBERS // vocab_size) if hidden.device.type == "cpu" else chunk_tokens
+        on_cpu = hidden.device.type == "cpu"
+        tile_rows = max(1, _TILE_NUMBERS // vocab_size) if on_cpu else chunk_tokens
         with torch.autocast(hidden.device.type, enabled=False):
             low_bias = None if bias is None else bias.to(compute)
             for start in range(0, hidden.shape[0], chunk_tokens):
-                low_hidden = hidden[start : start + chunk_tokens].to(compute)
                 wanted = targets[start : start + chunk_tokens, None]
-                logits = F.linear(low_hidden, low_weight, low_bias)
+                count = wanted.shape[0]
+                low_hidden = hidden[start : start + chunk_tokens].to(compute)
+                if on_cpu:
+                    low_hidden = F.pad(low_hidden, (0, 0, 0, min(-count % _ROWS_MULTIPLE, chunk_tokens - count)))
+                padded = F.linear(low_hidden, low_weight, low_bias)
+                logits = padded[:count]
+                padded[count:] = 0  # nobody's rows: no error, so no gradient
                 mean_logit = logits.sum(dtype=statistics) / vocab_size if smoothing else loss_sum.new_zeros(())
                 sums = loss_sum.new_zeros(2)
-                for tile, tile_wanted in zip(
-                    torch.split(logits, tile_rows), torch.split(wanted, tile_rows), strict=True
-                ):
+                tiles = zip(torch.split(logits, tile_rows), torch.split(wanted, tile_rows), strict=True)
+                for tile, tile_wanted in tiles:
                     sums += _loss_and_error(tile, tile_wanted, smoothing, any(needs))
                 nll_sum += sums[0]
                 loss_sum += (1 - smoothing) * sums[0] + smoothing * (sums[1] - mean_logit)
                 # From here on `logits` holds the error.
                 if grad_hidden is not None:
-                    grad_hidden[start : start + chunk_tokens] = logits @ low_weight
+                    grad_hidden[start : start + chunk_tokens] = (padded @ low_weight)[:count]
                 if grad_weight is not None:
-                    grad_weight += logits.t() @ low_hidden
+                    grad_weight += padded.t() @ low_hidden
                 if grad_bias is not None:
                     grad_bias += logits.sum(dim=0, dtype=statistics)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
