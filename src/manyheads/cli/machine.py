@@ -2,8 +2,8 @@
 
 Memory: a training step frees and asks for the same tensors of many megabytes over and over. glibc hands each such block
 back to the system at once, and gets it again as pages of zeros, each with a page fault: so it is told to keep them, and
-torch to ask for pages of 2 MiB. Measured over 120 steps of the demo's model in bf16, one thread, torch 2.13, glibc 2.36:
-31,600 page faults a step as it comes, 3,700 with blocks kept, 2,000 with large pages too.
+torch to ask for pages of 2 MiB. Measured over 120 steps of the demo's model in bf16, one thread, torch 2.13 and glibc
+2.36: 31,600 page faults a step as it comes, 3,700 with blocks kept, 2,000 with large pages too.
 
 Threads: OpenMP's threads spin between two operations, for some milliseconds by default. With a core to each that is the
 fastest way; with one other busy program on the machine a spinning thread keeps the one it waits for from running, and

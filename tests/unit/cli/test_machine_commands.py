@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli import doctor, memory
+from manyheads.cli import doctor, machine
 from manyheads.cli.completion import options_of, script
 from manyheads.cli.main import COMMANDS
 
@@ -131,7 +131,7 @@ print(int(bool(kept)), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - befo
 
 
 def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
     monkeypatch.setattr(machine.os, "environ", {})
     assert machine.set_up_machine() is False
     assert machine.os.environ == {}
