@@ -7,7 +7,7 @@ torch to ask for pages of 2 MiB. Measured over 120 steps of the demo's model in 
 
 Threads: OpenMP's threads spin between two operations, for some milliseconds by default. With a core to each that is the
 fastest way; with one other busy program on the machine a spinning thread keeps the one it waits for from running, and
-a step of 0.2 s took 12 s (two cores, two threads). Spinning a hundredth as long costs about a tenth of the speed on a
+a step of 0.2 s took 12 s (two cores, two threads). Spinning a hundredth as long costs up to a fifth of the speed on a
 free machine, and on a busy one a step takes 0.5 s. See docs/decisions/004.
 """
 
@@ -23,8 +23,8 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEPT_BYTES = 2**31 - 1
 _MAPPED_BYTES = 2**30
-_ENVIRONMENT = {"THP_MEM_ALLOC_ENABLE": "1", "GOMP_SPINCOUNT": "3000"}
-"""Read by torch and by OpenMP when they are first used."""
+_LARGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")  # read by torch when it is first used, as the next by OpenMP
+_SHORT_SPINS = ("GOMP_SPINCOUNT", "3000")
 
 
 def set_up_machine() -> bool:
@@ -34,8 +34,9 @@ def set_up_machine() -> bool:
     """
     if sys.platform != "linux":
         return False
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault(*_LARGE_PAGES)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault(*_SHORT_SPINS)
     try:
         libc = ctypes.CDLL(None)
         _ = libc.gnu_get_libc_version  # musl has a mallopt too, which does nothing
