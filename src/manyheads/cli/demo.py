@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
+from manyheads.cli.pages import program
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.errors import DataError, MissingExtraError, ModelFileError
@@ -65,7 +66,7 @@ def run(run_dir: Path) -> int:
 
     _show(sources, references, translations)
     _pictures(run_dir, translator, sources, references, translations)
-    print(f"\ntype next   manyheads translate {run_dir}\n")
+    print(f"\ntype next   {program()} translate {run_dir}\n")
     chrf, bleu = corpus_chrf(translations, references), corpus_bleu(translations, references)
     print(f"{len(sources):,} sentences that the model has never seen, beam {NUM_BEAMS}:")
     print(f"held-out chrF = {chrf.value:.2f}")

@@ -1,17 +1,30 @@
-"""Help pages of commands with many options, in plain text, written from docstrings."""
+"""What commands say of themselves: help pages in plain text, written from docstrings, and the program's own name."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from manyheads.cli.main import EXIT_CODES
 from manyheads.config.describe import Setting
 
-__all__ = ["help_page", "option_lines"]
+__all__ = ["help_page", "option_lines", "program"]
 
 _INDENT = 30
+
+
+def program() -> str:
+    """How to call this program from here: by name where the shell finds it, by path where it lies in an environment."""
+    own = Path(sys.executable).with_name("manyheads")
+    found = shutil.which("manyheads")
+    if not own.exists() or (found and Path(found).resolve() == own.resolve()):
+        return "manyheads"
+    shown = os.path.relpath(own)
+    return str(own) if shown.startswith("..") else shown
 
 
 def help_page(usage: str, description: str, examples: Sequence[str], sections: Iterable[tuple[str, list[str]]]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.pages import help_page, option_lines
+from manyheads.cli.pages import help_page, option_lines, program
 from manyheads.config.build import build, resolve
 from manyheads.config.describe import describe
 from manyheads.config.files import Source, load_yaml, to_plain, to_yaml
@@ -197,7 +197,7 @@ def summary(result: TrainResult, *, by_bleu: bool = False) -> str:
         name = signal.Signals(result.signal_number).name
         lines.append(("stopped", f"by {name} at step {result.step:,}; the same command goes on from there"))
     if result.model_dir is not None:
-        lines.append(("next", f"manyheads translate {result.run_dir}"))
+        lines.append(("next", f"{program()} translate {result.run_dir}"))
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
 
 

@@ -112,7 +112,7 @@ def _label(axes: Axes, which: str, tokens: Sequence[str] | None, length: int) ->
     names = [_short(tokens[place]) if tokens is not None else str(place) for place in places]
     size = 9.5 if length <= 24 else 8 if length <= MAX_LABELS else 7
     if which == "x":
-        flat = sum(len(name) + 2 for name in names) <= MAX_FLAT_CHARS
+        flat = (max(map(len, names)) + 1) * len(names) <= MAX_FLAT_CHARS  # the longest fits into its column
         axes.set_xticks(places, names, rotation=0 if flat else 55, ha="center" if flat else "right", fontsize=size)
         for text in axes.get_xticklabels():
             text.set_rotation_mode("anchor")

@@ -12,6 +12,7 @@ import pytest
 
 from manyheads import __version__
 from manyheads.cli import main as program
+from manyheads.cli import pages
 from manyheads.cli.main import COMMANDS, guarded, main
 from manyheads.errors import DataError
 
@@ -138,3 +139,18 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=60) == 0
+
+
+def test_the_program_is_named_as_it_can_be_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name where the shell finds it, by path where it lies in an environment that is not active."""
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "manyheads"):
+        (folder / name).write_text("#!/bin/sh\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert pages.program() == ".venv/bin/manyheads"
+    monkeypatch.setenv("PATH", str(folder))
+    assert pages.program() == "manyheads"

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from manyheads.cli.pages import program
 from manyheads.cli.progress import LiveReporter
 from manyheads.cli.train import read_arguments, summary
 from manyheads.config.merge import dotted_names
@@ -104,7 +105,7 @@ def test_train_then_go_on(manyheads: Program, tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr()
     assert f"run      {run}\n" in shown.out
     assert "best     step 4, validation loss " in shown.out
-    assert shown.out.endswith(f"next     manyheads translate {run}\n")
+    assert shown.out.endswith(f"next     {program()} translate {run}\n")
     assert "a new run" in shown.err
     assert "\x1b" not in shown.err  # no terminal, no colours
     assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["training"]["max_steps"] == 4

@@ -13,6 +13,7 @@ import pytest
 from manyheads.cli import demo
 from manyheads.cli.info import lines_of
 from manyheads.cli.main import main
+from manyheads.cli.pages import program
 
 Program = Callable[..., int]
 
@@ -140,7 +141,7 @@ def test_the_demo_shows_draws_and_scores(
     for name in ("source", "reference", "translation"):
         assert sum(line.startswith(f"  {name:<11}") for line in lines) == 10
     assert f"  source       {sources[100]}" in lines
-    assert f"type next   manyheads translate {run}" in lines
+    assert f"type next   {program()} translate {run}" in lines
     for picture in ("learning-curve", "attention"):
         assert any(str(run / "plots" / f"{picture}.png") in line for line in lines)
         assert (run / "plots" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
