@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 __all__ = ["HeadLoss", "LinearHead", "smoothed_loss"]
 
@@ -89,8 +89,18 @@ def smoothed_loss(
         # autograd.Function is not told of no_grad: without this, validation would pay for gradients too.
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     compute = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
-    apply: Callable[..., HeadLoss] = _SmoothedLoss.apply
-    return apply(hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)
+    return _apply(hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)
+
+
+def _apply(*arguments: Any) -> HeadLoss:
+    result: HeadLoss = _SmoothedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result
+
+
+if TorchVersion(torch.__version__) < "2.13":
+    # Dynamo of torch 2.11 traces the function below and silently gets zeros for the gradient of `hidden`; what it is
+    # not shown it cannot break. (2.12 was not tried.)
+    _apply = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
 
 
 # Numbers worked on at once on a CPU: 1 MB in float32, which stays in a core's own cache from one operation to the next.
