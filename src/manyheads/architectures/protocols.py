@@ -35,8 +35,9 @@ class SearchState(Protocol):
 
         Args:
             rows: (sentences, beams) ids of the old rows that the new rows continue. Row r of the old state belonged to
-                sentence r // old_beams. All entries of one line come from one sentence; a sentence that is left out has
-                ended; the number of beams may change (so this also spreads one row over many beams).
+                sentence r // old_beams. All entries of one line come from one sentence; sentences keep their order,
+                and one that is left out has ended; the number of beams may change (so this also spreads one row over
+                many beams).
         Returns: a state of sentences x beams rows, in the order of `rows.flatten()`.
         """
         ...
