@@ -11,7 +11,8 @@ __all__ = ["did_you_mean", "nearest"]
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, dashes and underscores alike, or None when none is near.
 
-    Dotted names are also compared by their last parts alone, so that `dmodel` finds `model.d_model`.
+    Dotted names are also compared by their last parts alone, so that `dmodel` finds `model.d_model`, and by the first
+    letters of its words, so that `lr` finds `learning_rate`.
     """
     wanted = name.replace("-", "_").lower()
     best, score = None, 0.0
@@ -19,6 +20,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         folded = candidate.replace("-", "_").lower()
         whole = difflib.SequenceMatcher(None, wanted, folded).ratio()
         tails = difflib.SequenceMatcher(None, wanted.rpartition(".")[2], folded.rpartition(".")[2]).ratio()
+        initials = "".join(word[:1] for word in folded.rpartition(".")[2].split("_"))
+        if len(initials) > 1 and initials == wanted.rpartition(".")[2]:
+            tails = 0.9
         likeness = max(whole, 0.99 * tails) + (0.02 if folded.startswith(wanted) else 0.0)
         if likeness > score:
             best, score = candidate, likeness

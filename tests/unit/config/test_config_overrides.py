@@ -58,3 +58,10 @@ def test_nothing_near_nothing_said() -> None:
     assert nearest("zzzz", ["model", "data"]) is None
     assert did_you_mean("zzzz", ["model"]) == ""
     assert did_you_mean("trian", ["train", "translate"]) == " Did you mean train?"
+
+
+def test_initials_find_their_words() -> None:
+    known = ["optimiser", "optimiser.learning_rate", "optimiser.eps", "model.attention", "training.log_every"]
+    assert nearest("optimiser.lr", known) == "optimiser.learning_rate"
+    assert nearest("lr", known) == "optimiser.learning_rate"
+    assert nearest("xyzzy", known) is None
