@@ -140,16 +140,23 @@ def test_a_reader_never_sees_a_folder_that_fails(tmp_path: Path) -> None:
     failures: list[str] = []
     seen = 0
 
+    def identity(path: Path) -> int:
+        """Which folder bears the name now; 0 if none does."""
+        try:
+            return path.stat().st_ino
+        except FileNotFoundError:
+            return 0
+
     def read() -> None:
         nonlocal seen
         while not done.is_set():
             for path in list_checkpoints(tmp_path):
-                inode = path.stat().st_ino if path.exists() else 0
+                before = identity(path)
                 try:
                     verify_folder(path)
                     seen += 1
                 except CheckpointError as error:
-                    if path.exists() and path.stat().st_ino == inode:  # neither deleted nor replaced meanwhile
+                    if before and identity(path) == before:  # neither deleted nor replaced meanwhile
                         failures.append(str(error))
 
     reader = threading.Thread(target=read)
