@@ -35,7 +35,7 @@ class Keeper:
         self._folder = folder
         self._metrics = metrics
         self._warn = warn
-        self.saved_step = 0
+        self._saved = (0, 0)
         self.last: Path | None = None
 
     def resume(self, resume: str) -> None:
@@ -60,7 +60,18 @@ class Keeper:
             self._tidy(checkpoint.path)  # in case the run was killed right after that checkpoint's commit
         else:
             self._metrics.cut(0)
-        self.saved_step, self.last = (counters.step, checkpoint.path) if own else (0, None)
+        self._saved, self.last = (self._done(), checkpoint.path) if own else ((0, 0), None)
+
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint knows all that was done: the step, and its validation if there was one.
+
+        A signal within a validation leaves a checkpoint that does not; the next start validates and saves again.
+        """
+        return self._saved == self._done()
+
+    def _done(self) -> tuple[int, int]:
+        counters = self._assembly.counters
+        return counters.step, counters.validated_step
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         assembly = self._assembly
@@ -104,7 +115,7 @@ class Keeper:
         tensors = gather(assembly.model, assembly.optimiser, assembly.average)
         scalars = {"counters": counters.to_json(), **assembly.identity}
         path = save_checkpoint(folder.checkpoints, counters.step, tensors, scalars)
-        self.saved_step, self.last = counters.step, path
+        self._saved, self.last = self._done(), path
         self._tidy(path)
 
     def _tidy(self, newest: Path) -> None:

@@ -161,7 +161,7 @@ class Trainer:
         reason = reason or self._stop_reason()
         every = self._config.training.save_every
         due = reason is not None or counters.best_step == counters.step or (every and counters.step % every == 0)
-        if due and counters.step > self._keeper.saved_step:
+        if due and not self._keeper.is_saved():
             self._keeper.save(must=reason is not None)
             if not self._validator:
                 self._keeper.save_model()

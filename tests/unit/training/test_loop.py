@@ -163,6 +163,36 @@ def test_a_signal_within_a_validation_leaves_it_to_the_next_start(small: Make, m
     assert [record["step"] for record in metrics(config) if "valid_nll" in record] == [3, 6]
 
 
+@pytest.mark.parametrize("broken_off", [3, 6])
+def test_a_checkpoint_saved_within_a_validation_is_completed_by_the_next_start(
+    small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken_off: int
+) -> None:
+    """The step is saved already, but not that it is the best; after step 6 nothing comes that would mend it."""
+    sections = {"validation": {"every_steps": 3, "bleu_sentences": 2}}
+    whole = train(replace(small(**sections), run_dir=str(tmp_path / "whole")), translate=echo)
+    config, flag = small(**sections), StopFlag()
+    monkeypatch.setattr(manyheads.training.loop, "StopFlag", lambda: flag)
+
+    def interrupted(texts: list[str], stop: Callable[[], bool]) -> list[str]:
+        if len(list_checkpoints(Path(config.run_dir) / "checkpoints")) == broken_off // 3 - 1:
+            flag.stop(15)
+            raise SearchStopped
+        return echo(texts, stop)
+
+    assert train(config, translate=interrupted).step == broken_off
+    flag.signal_number = None
+    again = train(config, translate=echo)
+    assert (again.best_step, again.step) == (whole.best_step, whole.step) == (6, 6)
+    for run in (whole.run_dir, again.run_dir):
+        assert read_pointer(run / "checkpoints", "best") == run / "checkpoints" / "step-00000006"
+    newest = [load_checkpoint(run / "checkpoints/step-00000006") for run in (whole.run_dir, again.run_dir)]
+    counted = [checkpoint.scalars["counters"] for checkpoint in newest]
+    clocks = [counters.pop("elapsed_seconds") for counters in counted]
+    assert counted[0] == counted[1]
+    assert all(clocks)
+    assert weights(whole) == weights(again)
+
+
 def test_a_raised_flag_stops_the_loss_of_a_validation(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     flag = StopAfter(3)
     monkeypatch.setattr(manyheads.training.loop, "StopFlag", lambda: flag)
