@@ -30,7 +30,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 check-long: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) -m slow
+	$(BIN)/python -m pytest -n $(JOBS) -m slow --figures reliability.json
 
 bench: $(READY)
 	@for script in $(wildcard benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done

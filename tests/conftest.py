@@ -13,6 +13,8 @@ import pytest
 TYPECHECKED = ["manyheads.nn", "manyheads.architectures"]
 """Rooms whose signatures state tensor shapes; beartype checks every call in the tests, never in use."""
 
+pytest_plugins = ["figures"]
+
 HOOKED = os.environ.get("MANYHEADS_TYPECHECK", "1") != "0"
 
 if "PYTEST_XDIST_WORKER" in os.environ:
