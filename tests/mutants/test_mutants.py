@@ -1,6 +1,6 @@
 """Mechanisms of reliability, removed one by one: the test that guards each must go red.
 
-`*.yaml` beside this file lists them: `goal`, `mechanism` (what is taken away), `file`, `old` (found exactly once in it),
+`*.yaml` beside this file lists them: `goal`, `mechanism` (what is taken away), `file`, `old` (once in it, exactly),
 `new`, and `test` (what must fail). The long check applies each to a copy of the sources.
 """
 
