@@ -1,0 +1,255 @@
+"""The child process of `legacy_pickle`: a torch file comes in as stdin, its bytes and an index go out. Stdlib only.
+
+`legacy_pickle_machine` interprets the pickle and runs nothing for it. Should that be wrong, an audit hook and limits of
+the process stand behind it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import mmap
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NoReturn
+
+from manyheads.interop.legacy_pickle_globals import RefusedError, Stub, View
+from manyheads.interop.legacy_pickle_machine import MOST_PICKLE_BYTES, Machine
+
+__all__ = ["BYTES", "INDEX", "REFUSED", "VIOLATION", "main"]
+
+INDEX = "index.json"
+BYTES = "storages.safetensors"
+REFUSED = 3
+VIOLATION = 4
+_MOST_TENSORS = 200_000
+_MOST_NODES = 1_000_000
+_MOST_DEPTH = 64
+_MOST_NAME = 1_000
+_CHUNK_BYTES = 1 << 20
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_PROTOCOL = 1001
+
+Contents = tuple[dict[str, View], dict[str, int], Callable[[str], Iterator[bytes]]]
+"""Tensors, the bytes that each storage has, and how to read one in chunks."""
+
+
+def find_tensors(root: Any) -> dict[str, View]:
+    """The state dict of what was saved: under a usual key, of a whole module, or everything with dots in its names."""
+    if isinstance(root, dict):
+        for key in ("state_dict", "model_state_dict", "model"):
+            inner = root.get(key)
+            found = dict(_walk(inner)) if isinstance(inner, dict | Stub) else {}
+            if found:
+                return found
+    return dict(_walk(root))
+
+
+def _walk(root: Any) -> Iterator[tuple[str, View]]:
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), root)]
+    seen: set[str] = set()
+    for _ in range(_MOST_NODES):
+        if not waiting:
+            return
+        path, value = waiting.pop()
+        if isinstance(value, View):
+            name = _name(path)
+            if name in seen or len(seen) >= _MOST_TENSORS:
+                raise RefusedError(f"it holds two tensors named {name[:100]!a}, or more than {_MOST_TENSORS:,} tensors")
+            seen.add(name)
+            yield name, value
+            continue
+        if len(path) > _MOST_DEPTH:
+            raise RefusedError(f"its contents are nested more than {_MOST_DEPTH} deep")
+        if len(waiting) > _MOST_NODES:
+            break
+        waiting += [((*path, key), item) for key, item in reversed(_children(value))]
+    raise RefusedError(f"it holds more than {_MOST_NODES:,} things")
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if not isinstance(value, Stub):
+        return []
+    parts = [value.attributes.get(name) for name in ("_parameters", "_buffers", "_modules")]
+    left_out = value.attributes.get("_non_persistent_buffers_set")
+    hidden = left_out if isinstance(left_out, list) else []
+    return [
+        (key, item)
+        for part in parts
+        if isinstance(part, dict)
+        for key, item in part.items()
+        if not (part is parts[1] and key in hidden)
+    ]
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    if not all(type(part) in (str, int) for part in path):
+        raise RefusedError("a tensor lies under a key that is neither text nor a whole number")
+    name = ".".join(map(str, path)) or "tensor"
+    if len(name) > _MOST_NAME or not name.isprintable():
+        raise RefusedError(f"a tensor's name is longer than {_MOST_NAME} characters, or not printable: {name[:100]!a}")
+    return name
+
+
+def read_zip(file: IO[bytes], size: int) -> Contents:
+    """The format of torch 1.6 and later."""
+    archive = zipfile.ZipFile(file)
+    entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
+        raise RefusedError(
+            "it is a compressed zip file; torch never compresses, and such a file may unpack without end"
+        )
+    if sum(entry.file_size for entry in entries) > size:
+        raise RefusedError("the parts of the zip file overlap")
+    found = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
+    if len(found) != 1:
+        raise RefusedError(f"it is a zip file with {len(found)} files data.pkl, where a file of torch has one")
+    prefix = found[0].removesuffix("data.pkl")
+    if prefix + "constants.pkl" in archive.NameToInfo:
+        raise RefusedError("it is TorchScript, which is a program; only weights are read")
+    if prefix + "byteorder" in archive.NameToInfo and archive.read(prefix + "byteorder") != b"little":
+        raise RefusedError("its numbers are big-endian")
+    if archive.getinfo(found[0]).file_size > MOST_PICKLE_BYTES:
+        raise RefusedError(f"its pickle has more than {MOST_PICKLE_BYTES:,} bytes")
+    machine = Machine()
+    root = machine.run(io.BytesIO(archive.read(found[0])))
+    for key, num_bytes in machine.storages.items():
+        entry = archive.NameToInfo.get(f"{prefix}data/{key}")
+        if entry is None or entry.file_size != num_bytes:
+            raise RefusedError(f"storage {key} is missing, or has not the {num_bytes:,} bytes that its tensors need")
+
+    def chunks(key: str) -> Iterator[bytes]:
+        with archive.open(f"{prefix}data/{key}") as part:
+            while chunk := part.read(_CHUNK_BYTES):
+                yield chunk
+
+    return find_tensors(root), machine.storages, chunks
+
+
+def read_legacy(data: mmap.mmap) -> Contents:
+    """Before torch 1.6: magic, version, machine, the pickle, the storages' keys, then count and bytes of each."""
+    machine = Machine()
+    if machine.run(data) != _LEGACY_MAGIC or machine.run(data) != _LEGACY_PROTOCOL:
+        raise RefusedError("it is a pickle, but not one that torch.save wrote")
+    system = machine.run(data)
+    if not isinstance(system, dict) or system.get("little_endian") is not True:
+        raise RefusedError("its numbers are big-endian")
+    root, keys = machine.run(data), machine.run(data)
+    places: dict[str, int] = {}
+    for key in map(str, keys if isinstance(keys, list) else []):
+        num_bytes = machine.storages.get(key)
+        count = int.from_bytes(data.read(8), "little")
+        place = data.tell()
+        if num_bytes is None or num_bytes != count * (num_bytes // count if count else 1):
+            raise RefusedError(f"storage {key} has not the size that its tensors need")
+        if place + num_bytes > len(data):
+            raise RefusedError(f"it ends within storage {key}")
+        places[key] = place
+        data.seek(place + num_bytes)
+    if places.keys() != machine.storages.keys():
+        raise RefusedError("storages are missing")
+
+    def chunks(key: str) -> Iterator[bytes]:
+        start, end = places[key], places[key] + machine.storages[key]
+        for begin in range(start, end, _CHUNK_BYTES):
+            yield data[begin : min(begin + _CHUNK_BYTES, end)]
+
+    return find_tensors(root), machine.storages, chunks
+
+
+def write(
+    folder: str, tensors: dict[str, View], storages: dict[str, int], chunks: Callable[[str], Iterator[bytes]]
+) -> None:
+    """Every storage that a tensor needs as a row of bytes in a safetensors file; the tensors' views as JSON."""
+    header, end = {}, 0
+    for key in dict.fromkeys(view.key for view in tensors.values()):
+        begin, end = end, end + storages[key]
+        header[key] = {"dtype": "U8", "shape": [storages[key]], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, BYTES), "wb") as out:  # noqa: PTH118, PTH123 - the audit hook knows this very text
+        out.write(len(text).to_bytes(8, "little") + text)
+        for key in header:
+            for chunk in chunks(key):
+                out.write(chunk)
+    index = [[name, v.key, v.dtype, v.offset, v.size, v.stride] for name, v in tensors.items()]
+    with open(os.path.join(folder, INDEX), "wb") as out:  # noqa: PTH118, PTH123 - the same
+        out.write(json.dumps(index).encode("ascii"))
+
+
+def limit_process(size: int) -> None:
+    """Bound memory, time, files and processes, where the platform can."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limits = {
+        "RLIMIT_AS": (1 << 30) + 2 * size,
+        "RLIMIT_CPU": 60 + size // (20 << 20),
+        "RLIMIT_FSIZE": size + (64 << 20),
+        "RLIMIT_NOFILE": 16,
+        "RLIMIT_NPROC": 0,
+        "RLIMIT_CORE": 0,
+    }
+    for name, value in limits.items():
+        kind = getattr(resource, name, None)
+        if kind is not None:
+            try:
+                resource.setrlimit(kind, (value, value))
+            except (ValueError, OSError):
+                continue  # the limit that is there is tighter, or the platform does not have it
+
+
+def forbid(folder: str) -> None:
+    """From here on the process ends at once if it imports, runs, connects or opens anything but its two files."""
+    mine = {os.path.join(folder, name) for name in (BYTES, INDEX)}  # noqa: PTH118 - text, as open gets it
+    harmless = frozenset(("mmap.__new__", "cpython._PySys_ClearAuditHooks"))
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in harmless or (event == "open" and arguments[0] in mine):
+            return
+        _end(VIOLATION, f"it made its reader try {event} {ascii(arguments)[:200]}")
+
+    sys.addaudithook(hook)
+
+
+def _end(code: int, message: str) -> NoReturn:
+    os.write(2, message.encode("ascii", "backslashreplace")[:2000])
+    os._exit(code)
+
+
+def main(folder: str) -> NoReturn:
+    """Read stdin, write into `folder`; exit code 0, REFUSED or VIOLATION, with the reason on stderr."""
+    for encoding in ("latin-1", "raw-unicode-escape", "cp437"):
+        codecs.lookup(encoding)  # imported now, for later it is forbidden
+    file = sys.stdin.buffer
+    size = os.fstat(0).st_size
+    limit_process(size)
+    forbid(folder)
+    try:
+        data = mmap.mmap(0, size, access=mmap.ACCESS_READ)
+        if data[:4] == b"PK\x03\x04":
+            read = read_zip(file, size)
+        elif data[257:262] == b"ustar":
+            raise RefusedError("it is in the format before torch 0.1.10; load and save it again with torch 1.x")
+        elif data[:1] != b"\x80":
+            raise RefusedError("it is no file that torch.save wrote")
+        else:
+            read = read_legacy(data)
+        if not read[0]:
+            raise RefusedError("it holds no tensor")
+        write(folder, *read)
+    except RefusedError as reason:
+        _end(REFUSED, str(reason))
+    except MemoryError:
+        _end(REFUSED, "reading it takes more memory than a file of its size should need")
+    except Exception as error:
+        _end(REFUSED, f"it is damaged ({type(error).__name__}: {error})")
+    os._exit(0)

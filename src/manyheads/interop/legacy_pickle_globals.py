@@ -1,0 +1,217 @@
+"""What a pickle may name: a literal table from globals to functions and descriptions of this file. Stdlib only.
+
+None of them imports a module, fetches an attribute or calls a method that a file chose.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ALLOWED",
+    "ITEM_BYTES",
+    "RefusedError",
+    "Storage",
+    "StorageType",
+    "Stub",
+    "View",
+    "as_ints",
+    "call",
+    "checked_key",
+]
+
+ITEM_BYTES = {
+    **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
+    **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
+}
+_STORAGE_TYPES = {
+    **{"DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16"},
+    **{"LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8"},
+    **{"ByteStorage": "uint8", "BoolStorage": "bool"},
+}
+
+
+class RefusedError(Exception):
+    """The file holds what a file of tensors does not need, or is damaged; the message says what."""
+
+
+class Storage:
+    """Where numbers lie: `numel` items of `dtype` (None: bytes) from item `offset` of the storage `key`."""
+
+    def __init__(self, key: str, dtype: str | None, offset: int, numel: int) -> None:
+        self.key, self.dtype, self.offset, self.numel = key, dtype, offset, numel
+
+
+class View:
+    """A tensor: a strided look at a storage, in items of `dtype`."""
+
+    def __init__(self, key: str, dtype: str, offset: int, size: list[int], stride: list[int]) -> None:
+        self.key, self.dtype, self.offset, self.size, self.stride = key, dtype, offset, size, stride
+
+
+class Stub:
+    """Stands for an object of a known class; it keeps the attributes it was given and does nothing."""
+
+    def __init__(self) -> None:
+        self.attributes: dict[Any, Any] = {}
+
+
+class StubClass:
+    """A class whose objects become stubs."""
+
+
+class StorageType:
+    """A class of storages. dtype: of its items; None for bytes."""
+
+    def __init__(self, dtype: str | None) -> None:
+        self.dtype = dtype
+
+
+class DType:
+    """A dtype that a tensor names for itself, over a storage of bytes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Function:
+    """A function of this file that a program may call by the peer's name."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+
+def _view(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None) -> View:
+    """Check that every element lies within the storage."""
+    if not isinstance(storage, Storage) or dtype is None:
+        raise RefusedError("a tensor is built from something that is no storage")
+    size, stride = as_ints(size), as_ints(stride)
+    if type(offset) is not int or offset < 0 or len(size) != len(stride):
+        raise RefusedError("a tensor has an offset, size or stride that makes no sense")
+    item = ITEM_BYTES[dtype]
+    start, numel = (storage.offset, storage.numel) if storage.dtype else (0, storage.numel // item)
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if 0 not in size and last >= numel:
+        raise RefusedError(f"a tensor reaches item {last:,} of a storage of {numel:,}")
+    return View(storage.key, dtype, start + offset, size, stride)
+
+
+def as_ints(values: Any) -> list[int]:
+    """A tuple or list of whole numbers, none negative; refused if it is anything else."""
+    if type(values) not in (tuple, list) or not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
+        raise RefusedError("a tensor has a size or stride that is not a tuple of whole numbers")
+    return list(values)
+
+
+def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_flags_and_hooks: Any) -> View:
+    return _view(storage, offset, size, stride, getattr(storage, "dtype", None))
+
+
+def _rebuild_tensor_v3(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> View:
+    dtype = rest[2]  # after requires_grad and the hooks
+    if not isinstance(dtype, DType):
+        raise RefusedError("a tensor has a dtype that is none")
+    return _view(storage, offset, size, stride, dtype.name)
+
+
+def _keep_tensor(tensor: Any, *_flags_and_hooks: Any) -> View:
+    if not isinstance(tensor, View):
+        raise RefusedError("a parameter is built from something that is no tensor")
+    return tensor
+
+
+def _rebuild_from_type(function: Any, _type: Any, arguments: Any, _state: Any) -> View:
+    return _keep_tensor(call(function, arguments))
+
+
+def _ordered_dict(pairs: Any = ()) -> dict[Any, Any]:
+    return {checked_key(key): value for key, value in pairs}
+
+
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+    if type(text) is not str or encoding != "latin1":
+        raise RefusedError("bytes are made in an unknown way")
+    return text.encode("latin1")
+
+
+def _set(values: Any = ()) -> list[Any]:
+    return [checked_key(value) for value in values]
+
+
+def _tuple(values: Any = ()) -> tuple[Any, ...]:
+    return tuple(values)
+
+
+_STUBS = {
+    "torch": "device Tensor strided per_tensor_affine preserve_format contiguous_format",
+    "torch.serialization": "_get_layout",
+    "torch.nn.modules.activation": "GELU LogSoftmax MultiheadAttention ReLU Sigmoid Softmax Tanh",
+    "torch.nn.modules.container": "ModuleDict ModuleList ParameterDict ParameterList Sequential",
+    "torch.nn.modules.dropout": "Dropout",
+    "torch.nn.modules.linear": "Identity Linear NonDynamicallyQuantizableLinear",
+    "torch.nn.modules.loss": "CrossEntropyLoss KLDivLoss NLLLoss",
+    "torch.nn.modules.normalization": "LayerNorm",
+    "torch.nn.modules.sparse": "Embedding",
+    "torch.nn.modules.transformer": "Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder"
+    " TransformerEncoderLayer",
+    "torch.nn.functional": "gelu relu",
+    "torch._C._nn": "gelu",
+    "torch.nn.parallel.data_parallel": "DataParallel",
+    "torch.nn.parallel.distributed": "DistributedDataParallel",
+    "torch.nn.backends.thnn": "_get_thnn_function_backend",
+    # The official Transformer-XL saves whole modules.
+    "mem_transformer": "AdaptiveEmbedding DecoderLayer MemTransformerLM MultiHeadAttn PositionalEmbedding"
+    " PositionwiseFF RelLearnableDecoderLayer RelLearnableMultiHeadAttn RelMultiHeadAttn"
+    " RelPartialLearnableDecoderLayer RelPartialLearnableMultiHeadAttn",
+    "utils.adaptive_softmax": "AdaptiveLogSoftmax",
+    "utils.data_parallel": "BalancedDataParallel",
+    "utils.log_uniform_sampler": "LogUniformSampler",
+    "utils.proj_adaptive_softmax": "ProjectedAdaptiveLogSoftmax",
+    # What training scripts leave beside the weights.
+    "argparse": "Namespace",
+    "numpy": "dtype ndarray",
+    "numpy.core.multiarray": "_reconstruct scalar",
+    "numpy._core.multiarray": "_reconstruct scalar",
+}
+
+ALLOWED: dict[tuple[str, str], Any] = {
+    **{(module, name): StubClass() for module, names in _STUBS.items() for name in names.split()},
+    **{("torch", name): StorageType(dtype) for name, dtype in _STORAGE_TYPES.items()},
+    **{("torch.cuda", name): StorageType(dtype) for name, dtype in _STORAGE_TYPES.items()},
+    **{("torch", name): DType(name) for name in ITEM_BYTES},
+    ("torch.storage", "UntypedStorage"): StorageType(None),
+    ("torch", "UntypedStorage"): StorageType(None),
+    ("torch", "Size"): Function(_tuple),
+    ("torch._utils", "_rebuild_tensor"): Function(_rebuild_tensor),
+    ("torch._utils", "_rebuild_tensor_v2"): Function(_rebuild_tensor),
+    ("torch._utils", "_rebuild_tensor_v3"): Function(_rebuild_tensor_v3),
+    ("torch._utils", "_rebuild_parameter"): Function(_keep_tensor),
+    ("torch._utils", "_rebuild_parameter_with_state"): Function(_keep_tensor),
+    ("torch._tensor", "_rebuild_from_type_v2"): Function(_rebuild_from_type),
+    ("torch.nn.parameter", "Parameter"): Function(_keep_tensor),
+    ("torch.autograd.variable", "Variable"): Function(_keep_tensor),
+    ("collections", "OrderedDict"): Function(_ordered_dict),
+    ("builtins", "set"): Function(_set),
+    ("__builtin__", "set"): Function(_set),
+    ("_codecs", "encode"): Function(_encode),
+}
+"""Every global that a file may name. Whatever is not here is refused by its name."""
+
+
+def checked_key(value: Any) -> Any:
+    """A value that may be a dict's key: scalars, or flat tuples of them. Hashing nested tuples could take for ever."""
+    scalars = (str, bytes, int, float, bool, type(None))
+    if type(value) in scalars or (type(value) is tuple and all(type(item) in scalars for item in value)):
+        return value
+    raise RefusedError(f"a dict has a key that is a {type(value).__name__}")
+
+
+def call(function: Any, arguments: Any) -> Any:
+    """Call a function of this file, or make a stub of a class."""
+    if type(arguments) is not tuple:
+        raise RefusedError("a call's arguments are no tuple")
+    if isinstance(function, Function):
+        return function.make(*arguments)
+    if isinstance(function, StubClass):
+        return Stub()
+    raise RefusedError(f"it calls a {type(function).__name__}")

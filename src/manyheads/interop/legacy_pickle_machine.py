@@ -1,0 +1,214 @@
+"""The stack machine that a pickle is a program for, with an allow-list for opcodes and globals. Stdlib only."""
+
+from __future__ import annotations
+
+import pickletools
+from typing import Any
+
+from manyheads.interop.legacy_pickle_globals import (
+    ALLOWED,
+    ITEM_BYTES,
+    RefusedError,
+    Storage,
+    StorageType,
+    Stub,
+    View,
+    as_ints,
+    call,
+    checked_key,
+)
+
+__all__ = ["MOST_PICKLE_BYTES", "Machine"]
+
+MOST_PICKLE_BYTES = 64 << 20
+_MOST_OPCODES = 5_000_000
+
+
+class Machine:
+    """Runs one pickle.
+
+    Attributes:
+        storages: what it named so far: key -> bytes.
+    """
+
+    def __init__(self) -> None:
+        self.storages: dict[str, int] = {}
+
+    def run(self, file: Any) -> Any:
+        """The value a pickle stands for. file: with read, readline and tell; left right after the pickle.
+
+        Raises: RefusedError: an opcode or a global that is not allowed, or values that do not fit.
+        """
+        self._stack: list[Any] = []
+        self._marks: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+        start = None
+        for count, (opcode, argument, position) in enumerate(pickletools.genops(file)):
+            start = position if start is None else start
+            if count > _MOST_OPCODES or position - start > MOST_PICKLE_BYTES:
+                raise RefusedError(f"its pickle has more than {_MOST_OPCODES:,} opcodes or {MOST_PICKLE_BYTES:,} bytes")
+            if opcode.name == "STOP":
+                return self._stack.pop()
+            self._step(opcode.name, argument)
+        raise RefusedError("its pickle does not end")
+
+    def _step(self, name: str, argument: Any) -> None:
+        if name in _SCALARS:
+            self._stack.append(argument)
+        elif name in _CONSTANTS:
+            self._stack.append(_CONSTANTS[name])
+        elif name in _EMPTY:
+            self._stack.append(_EMPTY[name]())
+        elif name in _PUTS:
+            self._memo[len(self._memo) if argument is None else argument] = self._stack[-1]
+        elif name in _GETS:
+            self._stack.append(self._memo[argument])
+        elif name not in _IGNORED:
+            method = _METHODS.get(name)
+            if method is None:
+                raise RefusedError(f"its pickle uses the opcode {name}, which no file of tensors needs")
+            method(self, argument)
+
+    def _since_mark(self) -> list[Any]:
+        items, self._stack = self._stack, self._marks.pop()
+        return items
+
+    def _mark(self, _: Any) -> None:
+        self._marks.append(self._stack)
+        self._stack = []
+
+    def _pop(self, _: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        else:
+            self._since_mark()
+
+    def _pop_mark(self, _: Any) -> None:
+        self._since_mark()
+
+    def _list(self, _: Any) -> None:
+        items = self._since_mark()
+        self._stack.append(items)
+
+    def _tuple(self, _: Any) -> None:
+        items = self._since_mark()
+        self._stack.append(tuple(items))
+
+    def _take(self, count: int) -> list[Any]:
+        if len(self._stack) < count:
+            raise RefusedError("its pickle takes more from the stack than there is")
+        items = self._stack[-count:]
+        del self._stack[-count:]
+        return items
+
+    def _append(self, _: Any) -> None:
+        self._extend(self._take(1))
+
+    def _appends(self, _: Any) -> None:
+        self._extend(self._since_mark())
+
+    def _extend(self, items: list[Any]) -> None:
+        if type(self._stack[-1]) is not list:
+            raise RefusedError("it appends to something that is no list")
+        self._stack[-1].extend(items)
+
+    def _dict(self, _: Any) -> None:
+        items = self._since_mark()
+        self._stack.append({})
+        self._set_items(items)
+
+    def _set_item(self, _: Any) -> None:
+        self._set_items(self._take(2))
+
+    def _sets(self, _: Any) -> None:
+        self._set_items(self._since_mark())
+
+    def _set_items(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if type(target) is not dict:
+            raise RefusedError("it sets items of something that is no dict")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            target[checked_key(key)] = value
+
+    def _global(self, argument: str) -> None:
+        module, _, name = argument.partition(" ")
+        self._find(module, name)
+
+    def _stack_global(self, _: Any) -> None:
+        self._find(*self._take(2))
+
+    def _find(self, module: Any, name: Any) -> None:
+        found = ALLOWED.get((module, name)) if type(module) is str and type(name) is str else None
+        if found is None:
+            raise RefusedError(f"it asks for the global {module}.{name}, which no file of tensors needs")
+        self._stack.append(found)
+
+    def _reduce(self, _: Any) -> None:
+        self._stack.append(call(*self._take(2)))
+
+    def _build(self, _: Any) -> None:
+        (state,) = self._take(1)
+        target = self._stack[-1]
+        if isinstance(target, Stub):
+            for part in state if type(state) is tuple else (state,):
+                target.attributes |= part if type(part) is dict else {}
+        elif not isinstance(target, dict | View):  # attributes of a dict or a tensor are of no use here
+            raise RefusedError(f"it sets the state of a {type(target).__name__}")
+
+    def _persistent(self, _: Any) -> None:
+        (wanted,) = self._take(1)
+        if type(wanted) is not tuple or len(wanted) < 2:
+            raise RefusedError("it refers to something that is no storage")
+        if wanted[0] == "module":  # the old format wraps a class, to keep its source text
+            self._stack.append(wanted[1])
+            return
+        if wanted[0] != "storage" or len(wanted) not in (5, 6):
+            raise RefusedError("it refers to something that is no storage")
+        kind, key, _device, numel = wanted[1:5]
+        if not isinstance(kind, StorageType) or type(key) not in (str, int) or type(numel) is not int or numel < 0:
+            raise RefusedError("it refers to a storage that makes no sense")
+        num_bytes = numel * ITEM_BYTES[kind.dtype or "uint8"]
+        if self.storages.setdefault(str(key), num_bytes) != num_bytes:
+            raise RefusedError(f"storage {key} has two sizes")
+        part = wanted[5] if len(wanted) == 6 and wanted[5] is not None else (None, 0, numel)
+        _, offset, part_numel = part if type(part) is tuple and len(part) == 3 else (None, -1, -1)
+        if min(as_ints((offset, part_numel))) < 0 or offset + part_numel > numel:
+            raise RefusedError(f"a part of storage {key} reaches beyond it")
+        self._stack.append(Storage(str(key), kind.dtype, offset, part_numel))
+
+
+_SCALARS = frozenset(
+    {
+        *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
+        *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    }
+)
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": list}
+_PUTS = frozenset(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"))
+_GETS = frozenset(("GET", "BINGET", "LONG_BINGET"))
+_IGNORED = frozenset(("PROTO", "FRAME"))
+_METHODS: dict[str, Any] = {
+    "MARK": Machine._mark,
+    "POP": Machine._pop,
+    "POP_MARK": Machine._pop_mark,
+    "LIST": Machine._list,
+    "FROZENSET": Machine._list,
+    "TUPLE": Machine._tuple,
+    "TUPLE1": lambda machine, _: machine._stack.append(tuple(machine._take(1))),
+    "TUPLE2": lambda machine, _: machine._stack.append(tuple(machine._take(2))),
+    "TUPLE3": lambda machine, _: machine._stack.append(tuple(machine._take(3))),
+    "APPEND": Machine._append,
+    "APPENDS": Machine._appends,
+    "ADDITEMS": Machine._appends,
+    "DICT": Machine._dict,
+    "SETITEM": Machine._set_item,
+    "SETITEMS": Machine._sets,
+    "GLOBAL": Machine._global,
+    "STACK_GLOBAL": Machine._stack_global,
+    "REDUCE": Machine._reduce,
+    "NEWOBJ": Machine._reduce,
+    "BUILD": Machine._build,
+    "BINPERSID": Machine._persistent,
+}
