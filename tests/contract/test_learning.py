@@ -11,7 +11,7 @@ def test_one_batch_is_learned_by_heart(subject: Any, precision: Any, make_batch:
     """And said again token by token from the cache: what was learned is what is decoded."""
     model, batch = subject.build().train(), make_batch([5, 3], [6, 8])
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(90):
+    for _ in range(150):  # 90 fall short with one seed in three, by dropout's luck
         optimiser.zero_grad()
         with precision.on():
             output = model(batch)

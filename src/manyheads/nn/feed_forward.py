@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,9 +13,24 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.nn.dropout import Dropout
 
-__all__ = ["FeedForward"]
+__all__ = ["ACTIVATIONS", "FeedForward"]
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "swish": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "squared_relu": lambda x: F.relu(x).square(),
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "mish": F.mish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+}
+"""name -> function. `gelu` is exact, `gelu_tanh` and `quick_gelu` are its approximations (Hendrycks and Gimpel 2016,
+arXiv:1606.08415); `swish` is SiLU; `squared_relu` is So et al. 2021, arXiv:2109.08668."""
 
 
 class FeedForward(nn.Module):
@@ -24,7 +40,7 @@ class FeedForward(nn.Module):
     Args:
         d_model: width of input and output.
         d_ff: inner width.
-        activation: relu (the paper's), gelu (exact), or swish.
+        activation: relu (the paper's), or another of `ACTIVATIONS`.
         dropout: rate between the two maps.
         bias: b_1 and b_2.
 
@@ -36,13 +52,13 @@ class FeedForward(nn.Module):
         d_model: int,
         d_ff: int,
         *,
-        activation: Literal["relu", "gelu", "swish"] = "relu",
+        activation: str = "relu",
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(f"activation is {activation!r}; it must be one of {sorted(_ACTIVATIONS)}.")
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"activation is {activation!r}; it must be one of {sorted(ACTIVATIONS)}.")
         self.in_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.out_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = activation
@@ -57,5 +73,5 @@ class FeedForward(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
-        out: Tensor = self.out_proj(self.dropout(_ACTIVATIONS[self.activation](self.in_proj(x))))
+        out: Tensor = self.out_proj(self.dropout(ACTIVATIONS[self.activation](self.in_proj(x))))
         return out

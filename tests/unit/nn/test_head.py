@@ -126,13 +126,13 @@ def test_validation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> Non
     """Under no_grad the error p - t is not even formed."""
     hidden, targets, weight, row = tensors()
     asked: list[bool] = []
-    inner = linear._loss_and_error
+    inner = linear._exponentiate
 
-    def spy(logits: Any, wanted: Any, smoothing: float, needs_error: bool) -> Any:
+    def spy(logits: Any, wanted: Any, smoothing: float, totals: Any, needs_error: bool) -> Any:
         asked.append(needs_error)
-        return inner(logits, wanted, smoothing, needs_error)
+        return inner(logits, wanted, smoothing, totals, needs_error)
 
-    monkeypatch.setattr(linear, "_loss_and_error", spy)
+    monkeypatch.setattr(linear, "_exponentiate", spy)
     trained, _ = smoothed_loss(hidden, targets, weight, row, 0.1)
     with torch.no_grad():
         loss, _ = smoothed_loss(hidden, targets, weight, row, 0.1)
@@ -155,6 +155,24 @@ def test_no_more_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None
     hidden, targets, weight, row = tensors()
     smoothed_loss(hidden, targets, weight, row, 0.1, 5)[0].backward()
     assert seen == [5, 5, 5, 5, 5]  # the last 3 padded up, never beyond a chunk
+
+
+def test_on_a_cpu_the_chunk_fits_the_cache_and_its_rows_are_whole() -> None:
+    assert linear._rows_at_once(2048, 10_000) == 512
+    assert linear._rows_at_once(2048, 100) == 2048
+    assert linear._rows_at_once(300, 10_000) == 300
+    assert linear._rows_at_once(2048, 1 << 20) == 64
+
+
+def test_the_error_of_a_confident_row_keeps_its_digits_in_bfloat16() -> None:
+    """p - 1 of a token that is all but certain is not the difference of two rounded numbers."""
+    weight = torch.tensor([[8.0], [0.0]], requires_grad=True)
+    hidden = torch.ones(1, 1, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = smoothed_loss(hidden, torch.tensor([0]), weight, None)
+    loss.backward()
+    error = 1 / (1 + torch.tensor(8.0).exp())
+    torch.testing.assert_close(weight.grad, torch.stack([-error, error])[:, None], rtol=2e-2, atol=0.0)
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e-4])

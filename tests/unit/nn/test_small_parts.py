@@ -114,6 +114,22 @@ def test_dropout_rate_mean_and_gradient(rate: float, dtype: torch.dtype) -> None
     assert torch.equal(x.grad, out.detach())
 
 
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.8])
+def test_dropout_is_fair_to_each_of_the_numbers_that_share_a_draw(rate: float) -> None:
+    kept = (dropout(torch.ones(4 * 20_000), rate) != 0).float().view(-1, 4)
+    torch.testing.assert_close(kept.mean(dim=0), torch.full((4,), 1 - rate), atol=0.015, rtol=0.0)
+    pairs = (kept[:, :, None] * kept[:, None, :]).mean(dim=0)[torch.triu(torch.ones(4, 4), 1).bool()]
+    torch.testing.assert_close(pairs, torch.full((6,), (1 - rate) ** 2), atol=0.015, rtol=0.0)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (2, 3, 7)])
+def test_dropout_of_any_shape(shape: tuple[int, ...]) -> None:
+    x = torch.randn(*shape).transpose(0, -1)
+    out = dropout(x, 0.25)
+    assert out.shape == x.shape
+    torch.testing.assert_close(out[out != 0], (x / 0.75)[out != 0])
+
+
 def test_dropout_is_replayed_by_the_seed_and_off_in_evaluation() -> None:
     x, layer = torch.randn(50, 50), Dropout(0.4)
     torch.manual_seed(3)
