@@ -1,0 +1,97 @@
+"""Every recipe is what its first lines say: its commands run, in order, on a little of the data.
+
+`make test` reads them all; the long check runs the commands.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from manyheads.config.build import resolve
+from manyheads.config.files import load_yaml
+from manyheads.training.settings import TrainConfig
+
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
+MADE_HERE = ("embedded:", "copy-task")
+SHORT = {
+    "train": "--training.max-steps 2 --training.max-minutes 0 --training.save-every 1 --data.max-tokens 1024"
+    " --data.accumulate 1 --validation.every-steps 2 --validation.bleu-sentences 4 --device cpu --training.plots False",
+    "evaluate": "--max-new-tokens 8 --device cpu",
+}
+NEWSTEST_TRAINING = ("2009", "2010", "2011", "2012")
+
+
+def commands(recipe: Path) -> list[list[str]]:
+    lines = recipe.read_text(encoding="utf-8").split("\n")
+    return [shlex.split(line[1:])[1:] for line in lines if re.match(r"#   manyheads ", line)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_and_its_commands_agree(recipe: Path) -> None:
+    config = resolve(TrainConfig, [load_yaml(recipe)])
+    by_name = {command[0]: command for command in commands(recipe)}
+    if config.data.path.startswith(MADE_HERE):
+        return
+    prepare, train = by_name["prepare"], by_name["train"]
+    assert prepare[prepare.index("-o") + 1] == config.data.path
+    assert train == ["train", "--config", f"recipes/{recipe.name}"]
+    if "--vocab-size" in prepare:
+        assert prepare[prepare.index("--vocab-size") + 1] == str(config.tokenizer.vocab_size)
+    if "average" in by_name:
+        average = by_name["average"]
+        assert average[1] == config.run_dir
+        assert int(average[average.index("--last") + 1]) <= config.training.keep
+    for command in commands(recipe):
+        if command[0] == "evaluate":
+            assert command[1].startswith(config.run_dir)
+
+
+def lay_out(folder: Path, shared: Path) -> None:
+    """The files that the recipes name, with few lines in the tests' parts."""
+    for corpus in ("multi30k", "multi30k-tok"):
+        (folder / corpus).mkdir()
+        for path in (shared / "data" / corpus).glob("*.gz"):
+            if path.name.startswith("train"):
+                (folder / corpus / path.name).symlink_to(path)
+            else:
+                lines = gzip.decompress(path.read_bytes()).split(b"\n")[:12]
+                (folder / corpus / path.name).write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
+    wmt, newstest = folder / "wmt14", shared / "data" / "wmt-newstest"
+    wmt.mkdir()
+    for language in ("en", "de", "fr"):
+        parts = (newstest / f"newstest{year}.{language}.gz" for year in NEWSTEST_TRAINING)
+        (wmt / f"train.{language}").write_bytes(b"".join(gzip.decompress(part.read_bytes()) for part in parts))
+    for path in newstest.glob("newstest201[34]*.gz"):
+        lines = gzip.decompress(path.read_bytes()).split(b"\n")[:12]
+        (wmt / path.name.removesuffix(".gz")).write_bytes(b"\n".join(lines) + b"\n")
+    if (shared / "data" / "gum-constituency").is_dir():
+        (folder / "gum-constituency").symlink_to(shared / "data" / "gum-constituency")
+    (folder / "recipes").symlink_to(RECIPES[0].parent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_the_commands_of_a_recipe_run(recipe: Path, shared: Path, tmp_path: Path, figure: Callable[..., None]) -> None:
+    lay_out(tmp_path, shared)
+    given = commands(recipe) or [["train", "--config", f"recipes/{recipe.name}"]]
+    program = [sys.executable, "-m", "manyheads.cli.main"]
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    for command in given:
+        whole = [*command, *shlex.split(SHORT.get(command[0], ""))]
+        if "--last" in whole:
+            whole[whole.index("--last") + 1] = "2"
+        done = subprocess.run(
+            [*program, *whole], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+        )
+        assert done.returncode == 0, f"{shlex.join(whole)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    figure("recipes", recipe.stem, commands=len(given), settings=yaml.safe_load(recipe.read_text())["model"])
