@@ -38,7 +38,7 @@ _MOST_INDEX_BYTES = 256 << 20
 _DTYPES = {
     **{"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16},
     **{"int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8},
-    "bool": torch.bool,
+    **{"uint64": torch.uint64, "uint32": torch.uint32, "uint16": torch.uint16, "bool": torch.bool},
 }
 
 

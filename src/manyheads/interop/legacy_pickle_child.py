@@ -33,8 +33,8 @@ _CHUNK_BYTES = 1 << 20
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 
-Contents = tuple[dict[str, View], dict[str, int], Callable[[str], Iterator[bytes]]]
-"""Tensors, the bytes that each storage has, and how to read one in chunks."""
+Contents = tuple[dict[str, View], dict[str, tuple[int, int]], Callable[[str], Iterator[bytes]]]
+"""Tensors, (items, bytes) of each storage, and how to read one in chunks."""
 
 
 def find_tensors(root: Any) -> dict[str, View]:
@@ -120,7 +120,7 @@ def read_zip(file: IO[bytes], size: int) -> Contents:
         raise RefusedError(f"its pickle has more than {MOST_PICKLE_BYTES:,} bytes")
     machine = Machine()
     root = machine.run(io.BytesIO(archive.read(found[0])))
-    for key, num_bytes in machine.storages.items():
+    for key, (_, num_bytes) in machine.storages.items():
         entry = archive.NameToInfo.get(f"{prefix}data/{key}")
         if entry is None or entry.file_size != num_bytes:
             raise RefusedError(f"storage {key} is missing, or has not the {num_bytes:,} bytes that its tensors need")
@@ -144,11 +144,11 @@ def read_legacy(data: mmap.mmap) -> Contents:
     root, keys = machine.run(data), machine.run(data)
     places: dict[str, int] = {}
     for key in map(str, keys if isinstance(keys, list) else []):
-        num_bytes = machine.storages.get(key)
+        numel, num_bytes = machine.storages.get(key, (-1, 0))
         count = int.from_bytes(data.read(8), "little")
         place = data.tell()
-        if num_bytes is None or num_bytes != count * (num_bytes // count if count else 1):
-            raise RefusedError(f"storage {key} has not the size that its tensors need")
+        if count != numel:
+            raise RefusedError(f"storage {key} has {count:,} items, its tensors need another number")
         if place + num_bytes > len(data):
             raise RefusedError(f"it ends within storage {key}")
         places[key] = place
@@ -157,7 +157,7 @@ def read_legacy(data: mmap.mmap) -> Contents:
         raise RefusedError("storages are missing")
 
     def chunks(key: str) -> Iterator[bytes]:
-        start, end = places[key], places[key] + machine.storages[key]
+        start, end = places[key], places[key] + machine.storages[key][1]
         for begin in range(start, end, _CHUNK_BYTES):
             yield data[begin : min(begin + _CHUNK_BYTES, end)]
 
@@ -165,13 +165,16 @@ def read_legacy(data: mmap.mmap) -> Contents:
 
 
 def write(
-    folder: str, tensors: dict[str, View], storages: dict[str, int], chunks: Callable[[str], Iterator[bytes]]
+    folder: str,
+    tensors: dict[str, View],
+    storages: dict[str, tuple[int, int]],
+    chunks: Callable[[str], Iterator[bytes]],
 ) -> None:
     """Every storage that a tensor needs as a row of bytes in a safetensors file; the tensors' views as JSON."""
     header, end = {}, 0
     for key in dict.fromkeys(view.key for view in tensors.values()):
-        begin, end = end, end + storages[key]
-        header[key] = {"dtype": "U8", "shape": [storages[key]], "data_offsets": [begin, end]}
+        begin, end = end, end + storages[key][1]
+        header[key] = {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
     text = json.dumps(header).encode("ascii")
     text += b" " * (-len(text) % 8)
     with open(os.path.join(folder, BYTES), "wb") as out:  # noqa: PTH118, PTH123 - the audit hook knows this very text

@@ -23,6 +23,7 @@ __all__ = [
 ITEM_BYTES = {
     **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
     **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
+    **{"uint64": 8, "uint32": 4, "uint16": 2},
 }
 _STORAGE_TYPES = {
     **{"DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16"},
@@ -89,7 +90,10 @@ def _view(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None) 
     if type(offset) is not int or offset < 0 or len(size) != len(stride):
         raise RefusedError("a tensor has an offset, size or stride that makes no sense")
     item = ITEM_BYTES[dtype]
-    start, numel = (storage.offset, storage.numel) if storage.dtype else (0, storage.numel // item)
+    in_bytes = item if storage.dtype is None else 1
+    if storage.offset % in_bytes:
+        raise RefusedError("a tensor begins within an item of its storage")
+    start, numel = storage.offset // in_bytes, storage.numel // in_bytes
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if 0 not in size and last >= numel:
         raise RefusedError(f"a tensor reaches item {last:,} of a storage of {numel:,}")

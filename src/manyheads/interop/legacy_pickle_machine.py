@@ -28,11 +28,11 @@ class Machine:
     """Runs one pickle.
 
     Attributes:
-        storages: what it named so far: key -> bytes.
+        storages: what it named so far: key -> (items, bytes).
     """
 
     def __init__(self) -> None:
-        self.storages: dict[str, int] = {}
+        self.storages: dict[str, tuple[int, int]] = {}
 
     def run(self, file: Any) -> Any:
         """The value a pickle stands for. file: with read, readline and tell; left right after the pickle.
@@ -167,8 +167,8 @@ class Machine:
         kind, key, _device, numel = wanted[1:5]
         if not isinstance(kind, StorageType) or type(key) not in (str, int) or type(numel) is not int or numel < 0:
             raise RefusedError("it refers to a storage that makes no sense")
-        num_bytes = numel * ITEM_BYTES[kind.dtype or "uint8"]
-        if self.storages.setdefault(str(key), num_bytes) != num_bytes:
+        size = (numel, numel * ITEM_BYTES[kind.dtype or "uint8"])
+        if self.storages.setdefault(str(key), size) != size:
             raise RefusedError(f"storage {key} has two sizes")
         part = wanted[5] if len(wanted) == 6 and wanted[5] is not None else (None, 0, numel)
         _, offset, part_numel = part if type(part) is tuple and len(part) == 3 else (None, -1, -1)
