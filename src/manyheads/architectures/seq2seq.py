@@ -23,7 +23,7 @@ class Seq2Seq(nn.Module):
     Args:
         body: has `encode(source, source_lengths)`, `decode(target, memory, source_lengths)`, `start` and `step`.
         head: has `log_probs(hidden)` and `loss(hidden, targets, keep)`.
-        config: kept for files; the head shares the target table if `config.tie_embeddings` is not `none`.
+        config: kept for files; the head shares the target table if `config.tie_embeddings` is `all` or `decoder`.
     """
 
     def __init__(self, body: Transformer, head: LinearHead, config: TransformerConfig) -> None:
@@ -36,7 +36,7 @@ class Seq2Seq(nn.Module):
     def tie_weights(self) -> None:
         """Make what the config shares one parameter (again: moving a model off the meta device takes ties apart)."""
         self.body.tie_weights()
-        if self.config.tie_embeddings != "none":
+        if self.config.tie_embeddings in ("all", "decoder"):
             self.head.weight = cast(nn.Parameter, self.body.target_embedding.weight)
 
     def forward(

@@ -47,13 +47,14 @@ class _Candidates:
 
 @dataclass(frozen=True)
 class _Harvest:
-    """Sentences that are done: the last state of their beams, after `length` tokens; and, for one that found no way on,
-    its best hypothesis a token earlier."""
+    """Sentences that are done: the last state of their beams, after `length` tokens; for one that found no way on, its
+    best hypothesis a token earlier; and whether it was the rules that said so."""
 
     beams: _Beams
     length: int
     earlier_sums: Tensor
     earlier_nodes: Tensor
+    finished: Tensor
 
 
 @torch.no_grad()
@@ -62,8 +63,8 @@ def beam_search(task: Task) -> list[list[Hypothesis]]:
 
     A step looks at the 2 x num_beams best continuations of each sentence. EOS among the first num_beams of them ends a
     hypothesis; the best num_beams that are not EOS go on. At its limit a sentence stops, and what still runs counts as
-    cut: it is returned, after all that ended, only if too few ended. `task.rules` scores, and says when a sentence is
-        done.
+    cut: it is returned, by our rules after all that ended, only if too few ended. `task.rules` scores, and says when a
+    sentence is done.
 
     Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
     Raises: SearchStopped: the hook said yes. NonFiniteError: the model gives NaN.
@@ -81,21 +82,20 @@ def beam_search(task: Task) -> list[list[Hypothesis]]:
         adjusted = constraints.apply(log_probs, history, length)
         length += 1
         if length >= shortest:
-            by_sentence = adjusted.view(*beams.sums.shape, -1)
-            task.rules.last_step(by_sentence, beams.limits <= length, task.eos_id)
+            task.last_step(log_probs, adjusted, beams.limits <= length)
         found = _candidates(log_probs, adjusted, beams.sums, num_beams)
         earlier_sums, earlier_nodes = beams.sums[:, 0], beams.nodes[:, 0]
         is_eos = found.tokens == task.eos_id
         _keep_ended(task, beams, found, is_eos, length)
         rows, tokens = _go_on(trail, beams, found, is_eos, num_beams)
         best = beams.sums[:, 0]
-        done = task.rules.finished(beams.kept_scores, best, length, beams.limits)
-        done = done | (beams.limits <= length) | best.isneginf()
+        finished = task.rules.finished(beams.kept_scores, found.sums[:, 0], best, length, beams.limits)
+        done = finished | (beams.limits <= length) | best.isneginf()
         any_done, is_nan = torch.stack([done.any(), found.sums[:, 0].isnan().any()]).tolist()
         task.check_finite(is_nan, length)
         if any_done:
             out, on = done.nonzero()[:, 0], (~done).nonzero()[:, 0]
-            harvests.append(_Harvest(beams.select(out), length, earlier_sums[out], earlier_nodes[out]))
+            harvests.append(_Harvest(beams.select(out), length, earlier_sums[out], earlier_nodes[out], finished[out]))
             if not on.numel():
                 return _hypotheses(task, trail, harvests)
             beams, rows, tokens = beams.select(on), rows[on], tokens[on]
@@ -167,18 +167,20 @@ def _hypotheses(task: Task, trail: Trail, harvests: list[_Harvest]) -> list[list
     results: list[list[Hypothesis]] = [[] for _ in range(task.source.size(0))]
     for harvest in harvests:
         beams, length = harvest.beams, harvest.length
-        cut_scores = task.rules.score(beams.sums, length).tolist()
+        cut_scores = task.rules.score_cut(beams.sums, length).tolist()
+        competes = (~harvest.finished & task.rules.cut_competes).tolist()
         stuck_scores = task.rules.score(harvest.earlier_sums, max(length - 1, 1)).tolist()
         kept = (beams.kept_scores.tolist(), beams.kept_nodes.tolist(), beams.kept_eos.tolist())
         running, earlier = beams.nodes.tolist(), harvest.earlier_nodes.tolist()
         for line, sentence in enumerate(beams.sentence.tolist()):
             found = results[sentence]
-            for score, node, eos in zip(*(column[line] for column in kept), strict=True):
+            ranked = list(zip(*(column[line] for column in kept), strict=True))
+            ranked += [(score, node, None) for score, node in zip(cut_scores[line], running[line], strict=True)]
+            if competes[line]:
+                ranked.sort(key=lambda one: -one[0])
+            for score, node, eos in ranked:
                 if score > -torch.inf and len(found) < count:
                     found.append(_hypothesis(task, trail, node, score, eos))
-            for score, node in zip(cut_scores[line], running[line], strict=True):
-                if score > -torch.inf and len(found) < count:
-                    found.append(_hypothesis(task, trail, node, score))
             if not found:
                 found.append(_hypothesis(task, trail, earlier[line], stuck_scores[line]))
     return results

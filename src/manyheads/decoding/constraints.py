@@ -12,7 +12,9 @@ __all__ = ["Constraints", "check_ids"]
 
 
 class Constraints:
-    """Banned ids, least length, repetition penalty and no-repeat n-gram, in that order; nothing is renormalised.
+    """Banned ids, least length, repetition penalty and no-repeat n-gram, in that order.
+
+    Nothing is renormalised, unless `renormalize_logits` asks for it.
 
     Paper: Keskar et al. 2019, arXiv:1909.05858, sec. 4.1 for the repetition penalty. Differs: it multiplies the
     log-probability of a token that was produced before (the paper divides its logit; a search sees no logits).
@@ -35,6 +37,7 @@ class Constraints:
         self._min_new_tokens = settings.min_new_tokens
         self._penalty = settings.repetition_penalty
         self._ngram = settings.no_repeat_ngram_size
+        self._renormalize = settings.renormalize_logits
 
     @property
     def needs_history(self) -> bool:
@@ -48,9 +51,15 @@ class Constraints:
             log_probs: (rows, vocab_size), bans are written into it.
             history: (rows, length) tokens so far, or None if not `needs_history`.
             length: target tokens so far.
-        Returns: (rows, vocab_size), -inf where a token is forbidden; `log_probs` itself if no token was made less
-            likely.
+        Returns: (rows, vocab_size), -inf where a token is forbidden; `log_probs` itself if no other value was changed.
         """
+        adjusted = self._restrain(log_probs, history, length)
+        if not self._renormalize:
+            return adjusted
+        total = adjusted.logsumexp(-1, keepdim=True)
+        return adjusted - total.masked_fill(total.isneginf(), 0.0)  # a row without a token left stays as it is
+
+    def _restrain(self, log_probs: Tensor, history: Tensor | None, length: int) -> Tensor:
         log_probs.index_fill_(1, self._banned, -torch.inf)
         if length < self._min_new_tokens:
             log_probs[:, self._eos_id] = -torch.inf

@@ -1,6 +1,7 @@
 """Beam search as one would explain it: one sentence, plain lists, everything recomputed. The oracle of the tests.
 
-It shares no code with `beam`, and without early stopping it always goes on to the length limit.
+It shares no code with `beam`, and without early stopping it always goes on to the length limit. `naive_marian_search`
+is the same for the rules of `marian.MarianRules`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["naive_beam_search"]
+__all__ = ["naive_beam_search", "naive_marian_search"]
 
 
 class _Path(NamedTuple):
@@ -47,6 +48,8 @@ def naive_beam_search(
         for path in running:
             log_probs = next_log_probs([bos_id, *path.ids])
             allowed = _constrain(log_probs, path.ids, settings, pad_id, bos_id, eos_id)
+            if settings.forced_eos and length == limit:
+                log_probs = allowed = _only(eos_id, len(log_probs))
             for token, gain in enumerate(allowed):
                 if gain > -math.inf:
                     candidates.append((path.total + gain, path, token, log_probs[token]))
@@ -61,11 +64,61 @@ def naive_beam_search(
         if not candidates and not ended:
             path = earlier[0]
             return [Hypothesis(path.ids, path.total / _penalty(max(length - 1, 1), settings), path.log_probs, False)]
-        if not running or (settings.early_stopping and len(ended) >= settings.num_beams):
+        if not running or (settings.early_stopping is True and len(ended) >= settings.num_beams):
             break
     ended = sorted(ended, key=lambda hypothesis: -hypothesis.score)[: settings.num_beams]
     cut = [Hypothesis(p.ids, p.total / _penalty(len(p.ids), settings), p.log_probs, False) for p in running]
     return (ended + cut)[: settings.num_return_sequences]
+
+
+def naive_marian_search(
+    next_log_probs: Callable[[list[int]], list[float]],
+    settings: DecodingSettings,
+    *,
+    limit: int,
+    pad_id: int,
+    bos_id: int,
+    eos_id: int,
+) -> list[Hypothesis]:
+    """As `naive_beam_search`, by the rules that Marian models have in `transformers`; arguments and result alike."""
+    width = settings.num_beams
+    prefix = list(settings.forced_prefix_ids)
+    running = [_Path(prefix, [0.0] * len(prefix), 0.0)]
+    kept: list[Hypothesis] = []
+    is_done = False
+    for length in range(len(prefix) + 1, limit + 1):
+        candidates: list[tuple[_Path, int]] = []
+        for path in running:
+            log_probs = next_log_probs([bos_id, *path.ids])
+            allowed = _constrain(log_probs, path.ids, settings, pad_id, bos_id, eos_id)
+            if settings.forced_eos and length == limit:
+                log_probs = allowed = _only(eos_id, len(log_probs))
+            for token, gain in enumerate(allowed):
+                grown = _Path([*path.ids, token], [*path.log_probs, log_probs[token]], path.total + gain)
+                candidates += [(grown, token)] if gain > -math.inf else []
+        if not candidates:
+            break
+        candidates = sorted(candidates, key=lambda candidate: -candidate[0].total)[: 2 * width]
+        running = [path for path, token in candidates if token != eos_id][:width]
+        for path, token in candidates[:width]:
+            if token == eos_id:  # ids on paper: start token, the others, EOS; all but EOS count
+                score = path.total / _penalty(1 + len(path.ids) - 1, settings)
+                kept.append(Hypothesis(path.ids[:-1], score, path.log_probs, True))
+        kept = sorted(kept, key=lambda hypothesis: -hypothesis.score)[:width]
+        if len(kept) == width:
+            supposed = limit if settings.early_stopping == "never" and settings.length_penalty > 0 else length
+            hope = candidates[0][0].total / _penalty(1 + supposed, settings)
+            is_done = settings.early_stopping is True or kept[-1].score >= hope
+        if is_done or not running:
+            break
+    if not is_done:
+        kept += [Hypothesis(p.ids, p.total / _penalty(1 + len(p.ids), settings), p.log_probs, False) for p in running]
+    return sorted(kept, key=lambda hypothesis: -hypothesis.score)[: settings.num_return_sequences]
+
+
+def _only(eos_id: int, size: int) -> list[float]:
+    """The log-probabilities of a forced EOS."""
+    return [0.0 if token == eos_id else -math.inf for token in range(size)]
 
 
 def _penalty(length: int, settings: DecodingSettings) -> float:
@@ -90,4 +143,7 @@ def _constrain(
             result.append(-math.inf)
         else:
             result.append(value * settings.repetition_penalty if token in ids else value)
+    if settings.renormalize_logits:
+        total = sum(math.exp(value) for value in result)
+        result = [value - math.log(total) if total else value for value in result]
     return result

@@ -8,8 +8,9 @@ position.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, overload
+from typing import Literal, Protocol, Self, overload
 
+import torch
 from torch import Tensor
 
 from manyheads.decoding.settings import DecodingSettings
@@ -24,11 +25,16 @@ class Rules(Protocol):
         """Scores that rank hypotheses of this length, from their summed log-probabilities; any shape."""
         ...
 
-    def finished(self, kept: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
+    def score_cut(self, sums: Tensor, length: int) -> Tensor:
+        """As `score`, for hypotheses that reach the limit without EOS."""
+        ...
+
+    def finished(self, kept: Tensor, best_found: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
         """Which sentences need no further step. (sentences,) bool
 
         Args:
             kept: (sentences, num_beams) scores of the best ended hypotheses, best first, -inf where there are fewer.
+            best_found: (sentences,) the highest sum of this step, whether that hypothesis ends here or goes on.
             best_running: (sentences,) the highest sum of a hypothesis that goes on; it has `length` tokens.
             length: tokens so far.
             limits: (sentences,) most tokens.
@@ -37,6 +43,12 @@ class Rules(Protocol):
 
     def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
         """May rewrite the log-probabilities (sentences, beams, vocab_size) of sentences that choose their last one."""
+        ...
+
+    @property
+    def cut_competes(self) -> bool:
+        """Whether cut hypotheses of a sentence that is not `finished` at its limit are ranked among those that ended;
+        otherwise they come after them."""
         ...
 
 
@@ -49,7 +61,7 @@ class BeamRules:
 
     With `early_stopping` a sentence is done when num_beams hypotheses have ended. Without, it is done when its
     num_return_sequences-th best ended hypothesis scores at least as high as anything that a running one can become.
-    Log- probabilities are at most 0 and the penalty does not fall with length (p >= 0), so a running hypothesis with
+    Log-probabilities are at most 0 and the penalty does not fall with length (p >= 0), so a running hypothesis with
     sum s in a sentence of at most `limit` tokens can reach
 
         s / penalty(limit)        for gnmt and power, and s for none,
@@ -59,12 +71,15 @@ class BeamRules:
 
     kind: Literal["gnmt", "power", "none"]
     exponent: float
-    early_stopping: bool
+    early_stopping: bool | Literal["never"]
     num_beams: int
     num_return_sequences: int
+    forced_eos: bool = False
+
+    cut_competes = False
 
     @classmethod
-    def of(cls, settings: DecodingSettings) -> BeamRules:
+    def of(cls, settings: DecodingSettings) -> Self:
         """The rules that the settings describe."""
         return cls(
             kind=settings.length_penalty_kind,
@@ -72,6 +87,7 @@ class BeamRules:
             early_stopping=settings.early_stopping,
             num_beams=settings.num_beams,
             num_return_sequences=settings.num_return_sequences,
+            forced_eos=settings.forced_eos,
         )
 
     @overload
@@ -89,10 +105,16 @@ class BeamRules:
     def score(self, sums: Tensor, length: int) -> Tensor:
         return sums / self.penalty(length)
 
-    def finished(self, kept: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
-        if self.early_stopping:
+    def score_cut(self, sums: Tensor, length: int) -> Tensor:
+        return self.score(sums, length)
+
+    def finished(self, kept: Tensor, best_found: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
+        if self.early_stopping is True:
             return ~kept[:, self.num_beams - 1].isneginf()
         return kept[:, self.num_return_sequences - 1] >= best_running / self.penalty(limits)
 
     def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
-        """Nothing: the last token may be any, and a hypothesis without EOS counts as cut."""
+        """With `forced_eos` the last token is EOS, for nothing. Otherwise it is free; what is not EOS counts as cut."""
+        if self.forced_eos:
+            log_probs.masked_fill_(at_limit[:, None, None], -torch.inf)
+            log_probs[:, :, eos_id].masked_fill_(at_limit[:, None], 0.0)

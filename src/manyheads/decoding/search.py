@@ -10,12 +10,16 @@ from torch import Tensor
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.beam import beam_search
 from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.marian import MarianRules
 from manyheads.decoding.rules import BeamRules, Rules
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.single import single_search
 from manyheads.decoding.task import Task, length_limits
 
-__all__ = ["cut_batches", "search", "search_all"]
+__all__ = ["RULES", "cut_batches", "search", "search_all"]
+
+RULES: dict[str, type[BeamRules]] = {"manyheads": BeamRules, "marian": MarianRules}
+"""`DecodingSettings.rules` -> class."""
 
 
 def search(
@@ -60,7 +64,7 @@ def search(
         pad_id=pad_id,
         bos_id=bos_id,
         eos_id=eos_id,
-        rules=BeamRules.of(settings) if rules is None else rules,
+        rules=RULES[settings.rules].of(settings) if rules is None else rules,
         stop=stop,
     )
     return beam_search(task) if settings.num_beams > 1 else single_search(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,8 +20,9 @@ class DecodingSettings:
         length_penalty: exponent of the length penalty; 0 turns it off.
         length_penalty_kind: `gnmt`: ((5 + length) / 6) ** p (Wu et al. 2016, eq. 14); `power`: length ** p (fairseq's);
             `none`. The length counts the EOS token, not BOS.
-        early_stopping: stop a sentence as soon as num_beams hypotheses have ended; otherwise go on until no
-            running hypothesis can still beat the worst kept one.
+        early_stopping: true: stop a sentence as soon as num_beams hypotheses have ended; false: go on until no
+            running hypothesis can still beat the worst kept one, as far as the rules can tell; `never`: until none
+            can for certain (our own rules are certain anyway).
         max_new_tokens: most target tokens, EOS included; 0 means `max_len_ratio` x source length + `max_len_offset`.
         max_len_ratio: see max_new_tokens.
         max_len_offset: see max_new_tokens.  (1.0 and 50 are the Transformer paper's, sec. 6.1.)
@@ -33,6 +35,10 @@ class DecodingSettings:
         no_repeat_ngram_size: no n-gram of this size occurs twice in an output; 0 is off.
         num_return_sequences: hypotheses returned for each input, best first.
         banned_ids: token ids never produced (pad and BOS never are).
+        forced_eos: the last token that the limit allows is EOS, at no cost; otherwise a hypothesis counts as cut there.
+        renormalize_logits: what remains after bans and penalties is made probabilities again.
+        rules: how beams are scored and stopped: `manyheads` (see `rules.BeamRules`), or those that models converted
+            from `transformers` were made for: `marian` (see `marian.MarianRules`).
         forced_prefix_ids: token ids that every output begins with, after BOS.
         max_tokens: a batch's budget in tokens (rows x beams x longest source).
         too_long: what happens to a source that is longer than the model or the budget allows (one sentence's
@@ -45,7 +51,7 @@ class DecodingSettings:
     num_beams: int = 4
     length_penalty: float = 0.6
     length_penalty_kind: Literal["gnmt", "power", "none"] = "gnmt"
-    early_stopping: bool = False
+    early_stopping: bool | Literal["never"] = False
     max_new_tokens: int = 0
     max_len_ratio: float = 1.0
     max_len_offset: int = 50
@@ -59,6 +65,9 @@ class DecodingSettings:
     num_return_sequences: int = 1
     banned_ids: tuple[int, ...] = ()
     forced_prefix_ids: tuple[int, ...] = ()
+    forced_eos: bool = False
+    renormalize_logits: bool = False
+    rules: Literal["manyheads", "marian"] = "manyheads"
     max_tokens: int = 8192
     too_long: Literal["fail", "truncate"] = "fail"
     seed: int = 0
@@ -66,7 +75,7 @@ class DecodingSettings:
     def __post_init__(self) -> None:
         least: dict[str, float] = {
             "num_beams": 1,
-            "length_penalty": 0,
+            "length_penalty": -math.inf if self.rules == "marian" else 0,  # our own bound holds for p >= 0 only
             "max_new_tokens": 0,
             "max_len_ratio": 0,
             "max_len_offset": 0,

@@ -62,6 +62,7 @@ def single_search(task: Task) -> list[list[Hypothesis]]:
     state = task.model.start(task.source, task.source_lengths)
     tokens, length = task.prompt(), len(task.prefix)
     history: Tensor | None = None
+    shortest = int(task.limits.min())
     if paths > 1:
         state = state.reorder(rows.sentence[:, None].expand(-1, paths))
         tokens = tokens.repeat_interleave(paths, 0)
@@ -71,8 +72,10 @@ def single_search(task: Task) -> list[list[Hypothesis]]:
         task.check_stop()
         log_probs, state = task.model.step(tokens, state)
         adjusted = constraints.apply(log_probs, history, length)
-        chosen = choose(adjusted, rows.sentence, length - len(task.prefix))[:, None]
         length += 1
+        if length >= shortest:
+            task.last_step(log_probs, adjusted, rows.limits <= length)
+        chosen = choose(adjusted, rows.sentence, length - 1 - len(task.prefix))[:, None]
         gained = adjusted.gather(1, chosen)
         _advance(task, trail, rows, chosen, gained, log_probs.gather(1, chosen), length)
         done = rows.over.all(1)
@@ -86,6 +89,7 @@ def single_search(task: Task) -> list[list[Hypothesis]]:
             if not on.numel():
                 return _hypotheses(task, trail, harvest)
             rows = rows.select(on)
+            shortest = int(rows.limits.min())
             old_rows = on[:, None] * paths + torch.arange(paths, device=on.device)
             state, chosen = state.reorder(old_rows), chosen[old_rows.flatten()]
             history = None if history is None else history[old_rows.flatten()]

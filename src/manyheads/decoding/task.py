@@ -51,6 +51,11 @@ class Task:
             self.settings, pad_id=self.pad_id, bos_id=self.bos_id, eos_id=self.eos_id, device=self.source.device
         )
 
+    def last_step(self, log_probs: Tensor, adjusted: Tensor, at_limit: Tensor) -> None:
+        """Let the rules rewrite what sentences at their limit choose from. Both are (rows, vocab_size), or one."""
+        for values in (log_probs,) if adjusted is log_probs else (log_probs, adjusted):
+            self.rules.last_step(values.view(at_limit.numel(), -1, values.size(-1)), at_limit, self.eos_id)
+
     def check_stop(self) -> None:
         """Raises: SearchStopped: the hook said yes."""
         if self.stop is not None and self.stop():

@@ -57,7 +57,7 @@ def some_options(draw: st.DrawFn) -> DecodingSettings:
         num_return_sequences=draw(st.integers(1, num_beams)),
         length_penalty=draw(st.sampled_from([0.0, 0.6, 1.0, 2.5])),
         length_penalty_kind=draw(st.sampled_from(["gnmt", "power", "none"])),
-        early_stopping=draw(st.booleans()),
+        early_stopping=draw(st.sampled_from([True, False, "never"])),
         max_new_tokens=limit if explicit else 0,
         max_len_ratio=draw(st.sampled_from([0.0, 0.5, 1.5])),
         max_len_offset=draw(st.integers(0, 4)),
@@ -66,6 +66,8 @@ def some_options(draw: st.DrawFn) -> DecodingSettings:
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.8])),
         banned_ids=tuple(draw(st.lists(st.just(6), max_size=1))),
         forced_prefix_ids=prefix,
+        forced_eos=draw(st.booleans()),
+        renormalize_logits=draw(st.booleans()),
     )
 
 
@@ -213,8 +215,8 @@ def test_bound_is_attained_and_never_passed() -> None:
         bound = -3.0 / float(rules.penalty(torch.tensor(9)))
         reached = [float(rules.score(torch.tensor(-3.0 - more), n)) for n in range(4, 10) for more in (0.0, 0.5)]
         assert max(reached) == pytest.approx(bound)
-        done = rules.finished(torch.tensor([[bound - 1e-3], [bound + 1e-3]]), torch.tensor([-3.0, -3.0]), 3,
-                              torch.tensor([9, 9]))  # fmt: skip
+        sums = torch.tensor([-3.0, -3.0])
+        done = rules.finished(torch.tensor([[bound - 1e-3], [bound + 1e-3]]), sums, sums, 3, torch.tensor([9, 9]))
         assert done.tolist() == [False, True]
 
 

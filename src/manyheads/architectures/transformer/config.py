@@ -7,7 +7,15 @@ from typing import Literal
 
 from manyheads.errors import ConfigError
 
-__all__ = ["AdditiveAttentionConfig", "DotProductAttentionConfig", "TransformerConfig"]
+__all__ = ["Activation", "AdditiveAttentionConfig", "DotProductAttentionConfig", "TransformerConfig"]
+
+# fmt: off
+Activation = Literal[
+    "relu", "gelu", "swish", "gelu_tanh", "quick_gelu", "squared_relu",
+    "relu6", "leaky_relu", "mish", "sigmoid", "tanh", "linear",
+]
+# fmt: on
+"""The names of `nn.feed_forward.ACTIVATIONS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +47,14 @@ class TransformerConfig:
         d_model: width of every layer.
         num_heads: attention heads; d_model is divided among them.
         d_ff: inner width of the feed-forward layers.
+        num_decoder_heads: heads of the decoder, if they are other than num_heads; 0 takes num_heads.
+        decoder_d_ff: d_ff of the decoder, if it is other than d_ff; 0 takes d_ff.
         num_encoder_layers: layers that read the source.
         num_decoder_layers: layers that write the target.
         dropout: on the sum of embeddings and positions, and on every sublayer's output before it is added (sec. 5.4).
         attention_dropout: on attention weights.
         feed_forward_dropout: between the two maps of the feed-forward layer.
-        activation: of the feed-forward layer.
+        activation: of the feed-forward layers; `gelu` is exact, `gelu_tanh` and `quick_gelu` approximate it.
         norm_position: `post`: LN(x + f(x)) as in the paper; `pre`: x + f(LN(x)).
         norm: `layer`, or `unbiased` (std with n - 1, eps outside the root: the Annotated Transformer's).
         norm_eps: see norm.
@@ -55,7 +65,7 @@ class TransformerConfig:
         max_len: table size of learned positions, in tokens; sinusoidal ones have no limit.
         scale_embedding: multiply embeddings by sqrt(d_model) (sec. 3.4).
         tie_embeddings: `all`: source, target and output share one matrix (sec. 3.4); `decoder`: target and output;
-            `none`.
+            `embeddings`: source and target; `none`.
         head_bias: a bias on the output logits.
         attention: how scores are made.
 
@@ -69,12 +79,14 @@ class TransformerConfig:
     d_model: int = 512
     num_heads: int = 8
     d_ff: int = 2048
+    num_decoder_heads: int = 0
+    decoder_d_ff: int = 0
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     dropout: float = 0.1
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
-    activation: Literal["relu", "gelu", "swish"] = "relu"
+    activation: Activation = "relu"
     norm_position: Literal["post", "pre"] = "post"
     norm: Literal["layer", "unbiased"] = "layer"
     norm_eps: float = 1e-5
@@ -83,7 +95,7 @@ class TransformerConfig:
     positions: Literal["sinusoidal", "sinusoidal_halves", "learned"] = "sinusoidal"
     max_len: int = 1024
     scale_embedding: bool = True
-    tie_embeddings: Literal["all", "decoder", "none"] = "all"
+    tie_embeddings: Literal["all", "decoder", "embeddings", "none"] = "all"
     head_bias: bool = False
     attention: DotProductAttentionConfig | AdditiveAttentionConfig = field(default_factory=DotProductAttentionConfig)
 
@@ -91,28 +103,35 @@ class TransformerConfig:
         for name in ("d_model", "num_heads", "d_ff", "max_len", "num_decoder_layers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("source_vocab_size", "target_vocab_size", "num_encoder_layers"):
+        unsigned = ("source_vocab_size", "target_vocab_size", "num_encoder_layers", "num_decoder_heads", "decoder_d_ff")
+        for name in unsigned:
             if getattr(self, name) < 0:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
         for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; a rate must be in [0, 1).")
-        if self.d_model % self.num_heads:
-            divisors = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
+        for name in ("num_heads", "num_decoder_heads"):
+            heads = getattr(self, name)
+            if heads and self.d_model % heads:
+                divisors = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
+                raise ConfigError(
+                    f"model.d_model {self.d_model} is not divisible by model.{name} {heads};"
+                    f" use one of {divisors} heads, or a d_model that is a multiple of {heads}."
+                )
+        if self.tie_embeddings in ("all", "embeddings") and self.source_vocab_size != self.target_vocab_size:
             raise ConfigError(
-                f"model.d_model {self.d_model} is not divisible by model.num_heads {self.num_heads};"
-                f" use one of {divisors} heads, or a d_model that is a multiple of {self.num_heads}."
-            )
-        if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
-            raise ConfigError(
-                f"model.tie_embeddings is 'all' but source_vocab_size {self.source_vocab_size} differs from"
-                f" target_vocab_size {self.target_vocab_size}; use one joint vocabulary, or tie_embeddings 'decoder'."
+                f"model.tie_embeddings is {self.tie_embeddings!r} but source_vocab_size {self.source_vocab_size}"
+                f" differs from target_vocab_size {self.target_vocab_size}; use one joint vocabulary, or"
+                " tie_embeddings 'decoder' or 'none'."
             )
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.d_model // self.num_heads
+    def heads_of(self, stack: Literal["encoder", "decoder"]) -> int:
+        """Attention heads of a layer of that stack."""
+        return (stack == "decoder" and self.num_decoder_heads) or self.num_heads
+
+    def d_ff_of(self, stack: Literal["encoder", "decoder"]) -> int:
+        """Inner width of the feed-forward layers of that stack."""
+        return (stack == "decoder" and self.decoder_d_ff) or self.d_ff
 
     @property
     def has_final_norm(self) -> bool:

@@ -5,6 +5,8 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.1, figure 1.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import AdditiveAttentionConfig, TransformerConfig
@@ -24,8 +26,8 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.self_attn = _attention(config)
-        self.feed_forward = _feed_forward(config)
+        self.self_attn = _attention(config, "encoder")
+        self.feed_forward = _feed_forward(config, "encoder")
         self.self_attn_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
 
@@ -39,9 +41,9 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.self_attn = _attention(config)
-        self.cross_attn = _attention(config)
-        self.feed_forward = _feed_forward(config)
+        self.self_attn = _attention(config, "decoder")
+        self.cross_attn = _attention(config, "decoder")
+        self.feed_forward = _feed_forward(config, "decoder")
         self.self_attn_residual = _residual(config)
         self.cross_attn_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
@@ -78,19 +80,17 @@ class DecoderLayer(nn.Module):
         return x, DecoderLayerState(past=past, memory_key=state.memory_key, memory_value=state.memory_value)
 
 
-def _attention(config: TransformerConfig) -> MultiHeadAttention:
-    score = None
+def _attention(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> MultiHeadAttention:
+    score, heads = None, config.heads_of(stack)
     if isinstance(config.attention, AdditiveAttentionConfig):
-        score = AdditiveScore(config.num_heads, config.head_dim, config.attention.hidden_dim)
-    return MultiHeadAttention(
-        config.d_model, config.num_heads, dropout=config.attention_dropout, bias=config.bias, score=score
-    )
+        score = AdditiveScore(heads, config.d_model // heads, config.attention.hidden_dim)
+    return MultiHeadAttention(config.d_model, heads, dropout=config.attention_dropout, bias=config.bias, score=score)
 
 
-def _feed_forward(config: TransformerConfig) -> FeedForward:
+def _feed_forward(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> FeedForward:
     return FeedForward(
         config.d_model,
-        config.d_ff,
+        config.d_ff_of(stack),
         activation=config.activation,
         dropout=config.feed_forward_dropout,
         bias=config.bias,

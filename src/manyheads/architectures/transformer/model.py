@@ -108,7 +108,7 @@ class Transformer(nn.Module):
 
     def tie_weights(self) -> None:
         """Make what the config shares one parameter (again)."""
-        if self.config.tie_embeddings == "all":
+        if self.config.tie_embeddings in ("all", "embeddings"):
             self.target_embedding.weight = self.source_embedding.weight
 
     def encode(
