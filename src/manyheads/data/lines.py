@@ -1,29 +1,33 @@
-"""Lines of text files: UTF-8, plain or gzip, cut at "\\n" and nowhere else.
-
-`str.splitlines` also cuts at U+2028, U+0085 and others that stand inside real sentences; it would shift one language
-against the other. So lines are cut while they are still bytes.
-"""
+"""Lines of text files: UTF-8, plain or gzip, cut at "\\n" and nowhere else, whatever stands in them."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import sys
-import zlib
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import Literal
 
+from manyheads.data import byte_lines
+from manyheads.data.byte_lines import ByteLines, describe, opened
 from manyheads.errors import DataError
 
-__all__ = ["MAX_LINE_BYTES", "OnBadUtf8", "ReadReport", "decoded_lines", "read_lines"]
+__all__ = ["OnBadUtf8", "ReadReport", "decoded_lines", "describe", "read_blocks", "read_lines", "stored_lines"]
 
 OnBadUtf8 = Literal["fail", "replace", "skip"]
-MAX_LINE_BYTES = 64 * 2**20
-GZIP_MAGIC = b"\x1f\x8b"
-BYTE_ORDER_MARKS = {b"\xff\xfe": "UTF-16 (little-endian)", b"\xfe\xff": "UTF-16 (big-endian)"}
+PAUSE_SECONDS = 0.1
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# First bytes of what is no UTF-8 text -> what it is, and how to make text of it. UTF-32 before UTF-16: it begins alike.
+OTHER_KINDS = {
+    b"\xff\xfe\0\0": ("begins with the byte order mark of UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
+    b"\0\0\xfe\xff": ("begins with the byte order mark of UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
+    b"\xff\xfe": ("begins with the byte order mark of UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("begins with the byte order mark of UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
+    b"\xfd7zXZ\0": ("is an xz file", "unpack it: xz -dc"),
+    b"\x28\xb5\x2f\xfd": ("is a zstd file", "unpack it: zstd -dc"),
+    b"PK\x03\x04": ("is a zip file", "unpack it: unzip -p"),
+    b"7z\xbc\xaf\x27\x1c": ("is a 7z file", "unpack it: 7z e -so"),
+}
 
 
 @dataclass
@@ -35,69 +39,14 @@ class ReadReport:
         bad_utf8_replaced: lines with bad bytes, each of which became U+FFFD.
         bad_utf8_skipped: lines or pairs left out because of bad bytes.
         line_breaks_replaced: pairs whose JSON text held line breaks, which became spaces.
+        columns_ignored: lines of a TSV with more than two columns, the rest of which was left out.
     """
 
     lines: int = 0
     bad_utf8_replaced: int = 0
     bad_utf8_skipped: int = 0
     line_breaks_replaced: int = 0
-
-
-class _Rejoined(io.RawIOBase):
-    """A stream that cannot be rewound (pipe, FIFO), with the bytes already taken from it put back in front."""
-
-    def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
-        self._head = head
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]  # any writable buffer
-        if self._head:
-            part, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
-        else:
-            part = self._rest.read1(len(buffer))  # what is there now: a person at the keyboard waits for no full block
-        buffer[: len(part)] = part
-        return len(part)
-
-
-@contextmanager
-def opened(path: str | Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, of a FIFO, or of standard input for `-`; unpacked if they begin as gzip does.
-
-    Raises: DataError: the file cannot be opened or read.
-    """
-    name = describe(path)
-    try:
-        if str(path) == "-":
-            yield _unpacked(cast(io.BufferedReader, sys.stdin.buffer))
-        else:
-            with Path(path).open("rb") as file:
-                yield _unpacked(file)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{name} begins like a gzip file but is cut off or damaged: {error}.") from None
-    except IsADirectoryError:
-        raise DataError(f"{name} is a directory; a text file was expected.") from None
-    except OSError as error:
-        raise DataError(f"Cannot read {name}: {error.strerror or error}.") from None
-    except ValueError as error:  # a NUL inside the path
-        raise DataError(f"Cannot read {name}: {error}.") from None
-
-
-def _unpacked(file: io.BufferedReader) -> IO[bytes]:
-    head = file.read1(len(GZIP_MAGIC))
-    if head == GZIP_MAGIC[:1]:
-        head += file.read1(1)
-    stream: IO[bytes] = io.BufferedReader(_Rejoined(head, file), 2**20)
-    if head == GZIP_MAGIC:
-        stream = io.BufferedReader(gzip.GzipFile(fileobj=stream, mode="rb"), 2**20)
-    return stream
-
-
-def describe(path: str | Path) -> str:
-    """How messages call a path."""
-    return "standard input" if str(path) == "-" else str(path)
+    columns_ignored: int = 0
 
 
 def decoded_lines(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
@@ -107,50 +56,82 @@ def decoded_lines(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) 
 
     Raises: DataError: the file cannot be read, a line is longer than MAX_LINE_BYTES, or bytes are bad under `fail`.
     """
-    name = describe(path)
+    with opened(path) as lines:
+        yield from _decoded(lines, describe(path), on_bad_utf8, report)
+
+
+def _decoded(lines: ByteLines, name: str, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
     offset = 0
-    number = 0
-    with opened(path) as file:
-        while raw := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(raw) > MAX_LINE_BYTES:
-                raise DataError(
-                    f"{name}: line {number}, at byte {offset}, is longer than {MAX_LINE_BYTES} bytes;"
-                    ' lines must end in "\\n".'
-                )
-            start = offset
-            offset += len(raw)
-            if number == 1:
-                _refuse_utf16(raw, name)
-                if raw.startswith(b"\xef\xbb\xbf"):
-                    raw, start = raw[3:], 3
-            try:
-                text = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                if on_bad_utf8 == "fail":
-                    raise DataError(_bad_utf8_message(name, number, start, error)) from None
-                if on_bad_utf8 == "skip":
-                    yield None
-                    continue
-                report.bad_utf8_replaced += 1
-                text = raw.decode("utf-8", "replace")
-            yield text.removesuffix("\n").removesuffix("\r")
-
-
-def _refuse_utf16(raw: bytes, name: str) -> None:
-    for mark, encoding in BYTE_ORDER_MARKS.items():
-        if raw.startswith(mark):
+    while (raw := lines.next()) is not None:
+        start, offset = offset, offset + len(raw) + 1
+        if len(raw) > byte_lines.MAX_LINE_BYTES:
             raise DataError(
-                f"{name} begins with the byte order mark of {encoding}; convert it: iconv -f UTF-16 -t UTF-8."
+                f"{name}: line {lines.given}, at byte {start}, is longer than {byte_lines.MAX_LINE_BYTES} bytes;"
+                ' lines must end in "\\n". Split it, or leave it out.'
             )
+        if lines.given == 1:
+            _refuse_other_kinds(raw, name)
+            if raw.startswith(BYTE_ORDER_MARK):
+                raw, start = raw.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if on_bad_utf8 == "fail":
+                raise DataError(_bad_utf8_message(name, lines.given, start, error)) from None
+            if on_bad_utf8 == "skip":
+                yield None
+                continue
+            report.bad_utf8_replaced += 1
+            text = raw.decode("utf-8", "replace")
+        yield text.removesuffix("\r")
+
+
+def _refuse_other_kinds(raw: bytes, name: str) -> None:
+    """What would be refused for its bytes anyway, or read as nonsense, is called by its name."""
+    for beginning, (what, remedy) in OTHER_KINDS.items():
+        if raw.startswith(beginning):
+            raise DataError(f"{name} {what}; {remedy}.")
+    if raw.startswith(b"BZh") and raw[4:10] == b"1AY&SY":  # pi, as every bzip2 block has it
+        raise DataError(f"{name} is a bzip2 file; unpack it: bzip2 -dc.")
+    odd, even = raw[0::2], raw[1::2]
+    if len(raw) >= 8 and any(set(half) == {0} and 0 not in other for half, other in ((odd, even), (even, odd))):
+        raise DataError(
+            f"{name} looks like UTF-16 without a byte order mark: every second byte of its first line is NUL;"
+            " convert it: iconv -f UTF-16LE (or UTF-16BE) -t UTF-8."
+        )
 
 
 def _bad_utf8_message(name: str, number: int, start: int, error: UnicodeDecodeError) -> str:
     bad = error.object[error.start]
     return (
         f"{name}: line {number} is not UTF-8: byte 0x{bad:02x} at byte offset {start + error.start} ({error.reason})."
-        " Convert the file (for example: iconv -f WINDOWS-1252 -t UTF-8), or choose --on-bad-utf8 replace or skip."
+        " Convert the file (for example: iconv -f WINDOWS-1252 -t UTF-8), or let --on-bad-utf8 replace such bytes."
     )
+
+
+def read_blocks(
+    path: str | Path, most: int, *, on_bad_utf8: OnBadUtf8 = "fail", report: ReadReport | None = None
+) -> Iterator[list[str]]:
+    """The lines of `read_lines` in lists of `most`, or of fewer where a pipe has no more to give at the moment.
+
+    So whoever types, or follows a log by `tail -f`, is answered at once, and a file is read in full blocks.
+
+    Args: most: lines of a block; else as of `read_lines`.
+
+    Raises: DataError: the file cannot be read or decoded.
+    """
+    report = report if report is not None else ReadReport()
+    block: list[str] = []
+    until = 0.0
+    with opened(path) as lines:
+        for line in _decoded(lines, describe(path), on_bad_utf8, report):
+            until = until if block else time.monotonic() + PAUSE_SECONDS
+            block.append(_noted(line, report))
+            if len(block) == most or not lines.ready(max(0.0, until - time.monotonic())):
+                yield block
+                block = []
+        if block:
+            yield block
 
 
 def read_lines(path: str | Path, *, on_bad_utf8: OnBadUtf8 = "fail", report: ReadReport | None = None) -> Iterator[str]:
@@ -165,7 +146,24 @@ def read_lines(path: str | Path, *, on_bad_utf8: OnBadUtf8 = "fail", report: Rea
     """
     report = report if report is not None else ReadReport()
     for line in decoded_lines(path, on_bad_utf8, report):
-        report.lines += 1
-        if line is None:
-            report.bad_utf8_skipped += 1
-        yield line or ""
+        yield _noted(line, report)
+
+
+def _noted(line: str | None, report: ReadReport) -> str:
+    report.lines += 1
+    if line is None:
+        report.bad_utf8_skipped += 1
+    return line or ""
+
+
+def stored_lines(path: Path) -> Iterator[str]:
+    """The lines of a file of our own, of which nothing but the "\\n" is taken away: no mark, no "\\r", no limit.
+
+    Raises: DataError: the file cannot be read, or is not as it was written.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield line.removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"Cannot read {path}: {error}. Prepare the data again.") from None

@@ -25,7 +25,7 @@ class PairFiles:
     Args:
         source: file of source sentences, one a line.
         target: file of their translations, line by line.
-        tsv: file of `source<TAB>target` lines; further columns are ignored.
+        tsv: file of `source<TAB>target` lines; further columns are ignored, and counted.
         jsonl: file of JSON objects, one a line.
         source_key: key of the source sentence in `jsonl`.
         target_key: key of the target sentence in `jsonl`.
@@ -133,7 +133,7 @@ def _aligned_pairs(
     if counts[0] != counts[1]:
         raise DataError(
             f"The files are not aligned: {describe(source)} has {counts[0]} lines, {describe(target)} has {counts[1]}"
-            ' (lines end at "\\n" alone).' + (suspicion or " No single pair looks wrong.")
+            ' (lines end at "\\n" alone).' + (suspicion or " No single pair looks wrong.") + " Align the files again."
         )
 
 
@@ -153,6 +153,7 @@ def _tsv_pairs(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> 
             yield None
             continue
         columns = line.split("\t", 2)
+        report.columns_ignored += len(columns) > 2
         if len(columns) < 2 and line.strip():
             raise DataError(
                 f"{describe(path)}: line {number} has no tab: {_preview(line)}; expected source<TAB>target."
@@ -173,7 +174,10 @@ def _jsonl_pairs(
             source, target = _json_values(line, keys, where)
             broken = sum(any("\ud800" <= char <= "\udfff" for char in text) for text in (source, target))
             if broken and on_bad_utf8 == "fail":
-                raise DataError(f"{where} holds half a surrogate pair (as \\ud800), which is not valid Unicode text.")
+                raise DataError(
+                    f"{where} holds half a surrogate pair (as \\ud800), which is not valid Unicode text."
+                    " Mend it, or let --on-bad-utf8 replace it."
+                )
             if broken and on_bad_utf8 == "skip":
                 yield None
                 continue

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import sys
 import threading
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyheads.data.lines import read_blocks, stored_lines
 from manyheads.data.readers import PairFiles, ReadReport, read_lines, read_pairs
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
 
@@ -42,6 +45,9 @@ def lines_of(tmp_path: Path, content: bytes, **options: object) -> list[str]:
         (gzip.compress(b"a\n", mtime=0) + gzip.compress(b"b\n", mtime=0), ["a", "b"]),
         (b"\x1f\n", ["\x1f"]),
         (b"x", ["x"]),
+        (b"a\r\r\nb\r", ["a\r", "b"]),
+        (b"BZh is no bzip2 file\n", ["BZh is no bzip2 file"]),
+        (b"a\x00b\x00c\n", ["a\x00b\x00c"]),
         (b"\xc3\xa4" * 5_000_000 + b"\nend", ["ä" * 5_000_000, "end"]),
     ],
     ids=lambda value: repr(value)[:30],
@@ -79,9 +85,18 @@ def test_bad_utf8_replaced_or_skipped_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("text".encode("utf-16"), "UTF-16"),
+        ("text".encode("utf-16"), "begins with the byte order mark of UTF-16; convert it: iconv"),
+        ("text".encode("utf-32"), "begins with the byte order mark of UTF-32; convert it: iconv"),
+        ("a text".encode("utf-16-le"), "looks like UTF-16 without a byte order mark"),
+        ("a text".encode("utf-16-be"), "looks like UTF-16 without a byte order mark"),
+        (lzma.compress(b"a"), "is an xz file; unpack it"),
+        (bz2.compress(b"a"), "is a bzip2 file; unpack it"),
+        (b"\x28\xb5\x2f\xfd\x04\x00", "is a zstd file; unpack it"),
+        (b"PK\x03\x04\x14\x00", "is a zip file; unpack it"),
         (gzip.compress(b"abc\n" * 100, mtime=0)[:-9], "cut off or damaged"),
-        (b"\x1f\x8bnot gzip", "cut off or damaged"),
+        (gzip.compress(b"abc\n" * 100, mtime=0)[:-9], "damaged after line 100: "),
+        (b"\x1f\x8bnot gzip", "cut off or damaged at its beginning: "),
+        (gzip.compress(b"abc\n", mtime=0) + b"more", "damaged after line 1: Not a gzipped file"),
         (gzip.compress(b"abc\n" * 100, mtime=0).replace(b"\x90\x01\0\0", b"\x91\x01\0\0"), "cut off or damaged"),
     ],
 )
@@ -91,7 +106,7 @@ def test_files_of_other_kinds(tmp_path: Path, content: bytes, message: str) -> N
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.data.lines.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("manyheads.data.byte_lines.MAX_LINE_BYTES", 1000)
     with pytest.raises(DataError, match="line 2, at byte 2, is longer than 1000 bytes"):
         lines_of(tmp_path, b"a\n" + b"x" * 1001)
     with pytest.raises(DataError, match="longer than 1000"):
@@ -131,6 +146,59 @@ def test_lines_arrive_before_the_pipe_is_closed() -> None:
         assert next(lines) == "second"
         lines.close()  # type: ignore[attr-defined]
     os.close(reading)
+
+
+def test_blocks_are_full_unless_a_pipe_pauses(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"line\n" * 10)
+    assert [len(block) for block in read_blocks(tmp_path / "text", 4)] == [4, 4, 2]
+    (tmp_path / "packed").write_bytes(gzip.compress(b"line\n" * 10, mtime=0))
+    assert [len(block) for block in read_blocks(tmp_path / "packed", 5)] == [5, 5]
+    assert list(read_blocks(os.devnull, 4)) == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_a_pipe_has_comes_when_it_pauses(packed: bool) -> None:
+    """Whole lines come at once, though the next has begun; after the writer's end the rest."""
+    reading, writing = os.pipe()
+    report = ReadReport()
+    blocks = read_blocks(f"/dev/fd/{reading}", 3, report=report)
+    with os.fdopen(writing, "wb", buffering=0) as writer:
+        if packed:
+            writer.write(gzip.compress(b"1\n2\n3\n4\n", mtime=0))
+            assert next(blocks) == ["1", "2", "3"]
+        else:
+            writer.write(b"first\nsecond\nthi")
+            assert next(blocks) == ["first", "second"]
+            writer.write(b"rd\n4\n5\n6\n")
+            assert next(blocks) == ["third", "4", "5"]
+            assert next(blocks) == ["6"]
+            writer.write(b"end")
+    assert list(blocks) == ([["4"]] if packed else [["end"]])
+    assert report.lines == (4 if packed else 7)
+    os.close(reading)
+
+
+def test_closed_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(DataError, match="Standard input is closed; name a file"):
+        list(read_lines("-"))
+
+
+def test_names_are_shown_on_one_line(tmp_path: Path) -> None:
+    for name, shown in (("ä b", "ä b"), ("a\nb", r"a\nb"), ("a\udcffb", r"a\udcffb")):
+        with pytest.raises(DataError) as caught:
+            list(read_lines(tmp_path / name))
+        assert str(caught.value) == f"Cannot read {tmp_path}/{shown}: No such file or directory."
+
+
+def test_stored_lines_are_as_they_were_written(tmp_path: Path) -> None:
+    lines = ["\ufeffa", "b\r", "", "a\0b\0c\0d\0", "c\u2028d\x85"]
+    (tmp_path / "own").write_bytes("".join(f"{line}\n" for line in lines).encode())
+    assert list(stored_lines(tmp_path / "own")) == lines
+    (tmp_path / "own").write_bytes(b"\xff\n")
+    for path in (tmp_path / "own", tmp_path / "none"):
+        with pytest.raises(DataError, match=r"Cannot read .* Prepare the data again"):
+            list(stored_lines(path))
 
 
 def aligned(tmp_path: Path, source: bytes, target: bytes, **options: object) -> list[tuple[str, str]]:
@@ -175,8 +243,10 @@ def test_newstest_lines_match(shared: Path) -> None:
 
 def test_tsv(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    path.write_bytes(b"a\tA\n\nb\tB\tCC-BY\n\tC\n")
-    assert list(read_pairs(tsv=path)) == [("a", "A"), ("", ""), ("b", "B"), ("", "C")]
+    path.write_bytes(b"a\tA\n\nb\tB\tCC-BY\t2\n\tC\n")
+    report = ReadReport()
+    assert list(read_pairs(tsv=path, report=report)) == [("a", "A"), ("", ""), ("b", "B"), ("", "C")]
+    assert report.columns_ignored == 1
     path.write_bytes(b"a\tA\nno tab here\n")
     with pytest.raises(DataError, match=r"a\.tsv: line 2 has no tab: 'no tab here'"):
         list(read_pairs(tsv=path))
