@@ -83,6 +83,7 @@ class ValidationSettings:
         every_steps: optimiser steps between two validations; 0 validates at the end only.
         bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF; 0 skips it;
             -1 is all.
+        bleu_tokenize: BLEU's tokenizer: `none` for text that is tokenised already, `13a` (sacreBLEU's default) else.
         num_samples: of those, how many are written to samples/ and shown.
         best_by: what decides which checkpoint is the best.
         patience: stop after so many validations without a better one; 0 never stops.
@@ -90,6 +91,7 @@ class ValidationSettings:
 
     every_steps: int = 1000
     bleu_sentences: int = 500
+    bleu_tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
     num_samples: int = 5
     best_by: Literal["loss", "bleu"] = "loss"
     patience: int = 0

@@ -81,7 +81,8 @@ class Validator:
         except SearchStopped:
             return None
         references = [reference for _, reference in texts]
-        bleu, chrf = corpus_bleu(translations, references), corpus_chrf(translations, references)
+        bleu = corpus_bleu(translations, references, tokenize=self._config.validation.bleu_tokenize)
+        chrf = corpus_chrf(translations, references)
         shown = zip(texts, translations, strict=True)
         samples = [Sample(source=src, reference=ref, translation=out) for (src, ref), out in shown]
         return ValidationReport(

@@ -91,6 +91,15 @@ def test_a_run_leaves_what_the_page_of_the_product_says(small: Make) -> None:
     verify_folder(run / "model")
 
 
+@pytest.mark.parametrize("name", ["13a", "none"])
+def test_bleu_is_tokenized_as_the_settings_say(name: str, small: Make) -> None:
+    config = small(validation={"bleu_sentences": 5, "bleu_tokenize": name})
+    train(config, translate=echo)
+    signatures = {record["bleu_signature"] for record in metrics(config) if "bleu_signature" in record}
+    assert all(f"tok:{name}" in signature for signature in signatures)
+    assert signatures
+
+
 def test_the_loss_falls_and_the_seed_decides(small: Make, tmp_path: Path) -> None:
     runs = []
     for number, seed in enumerate((1, 1, 2)):
