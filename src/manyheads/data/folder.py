@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 
 from manyheads.errors import DataError, SaveError
 
-__all__ = ["file_record", "read_manifest", "sync", "verify_file", "write_aside", "write_manifest"]
+__all__ = ["clear_leftovers", "file_record", "read_manifest", "sync", "verify_file", "write_aside", "write_manifest"]
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 * 2**20
 HASH_BLOCK_BYTES = 2**20
+ASIDE = re.compile(r"(\.old)?\.tmp-(\d+)")
 
 
 def write_aside(final: Path, write: Callable[[Path], None], *, replace: bool = False) -> None:
@@ -32,10 +34,11 @@ def write_aside(final: Path, write: Callable[[Path], None], *, replace: bool = F
         DataError: `final` exists and `replace` is off.
         SaveError: the disk is full or refuses; nothing is left behind, and an older folder is untouched.
     """
+    clear_leftovers(final)
     if not replace and final.exists():
         raise DataError(f"{final} exists already; choose another folder, remove it, or ask for it to be replaced.")
     aside = final.with_name(f"{final.name}.tmp-{os.getpid()}")
-    old = final.with_name(f"{final.name}.old-{os.getpid()}")
+    old = final.with_name(f"{final.name}.old.tmp-{os.getpid()}")
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -56,6 +59,35 @@ def write_aside(final: Path, write: Callable[[Path], None], *, replace: bool = F
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def clear_leftovers(final: Path) -> None:
+    """Delete what killed processes left beside `final`; put back an older folder that one of them had put aside."""
+    try:
+        beside = sorted(final.absolute().parent.iterdir())
+    except OSError:
+        return
+    for path in beside:
+        match = ASIDE.fullmatch(path.name, len(final.name)) if path.name.startswith(final.name) else None
+        if match is None or _runs(int(match[2])) or path.is_symlink():
+            continue
+        if match[1] and not final.exists():
+            path.rename(final)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    """Whether another process of that number is there, as far as can be known."""
+    if pid == os.getpid():
+        return False  # what this process writes, it writes one after the other
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def _message(final: Path, error: OSError) -> str:

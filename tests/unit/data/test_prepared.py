@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from manyheads.data.copy_task import copy_pairs
+from manyheads.data.folder import clear_leftovers
 from manyheads.data.prepared import PreparedData, open_data, prepare_corpus
 from manyheads.data.preparing import PairList
 from manyheads.data.readers import PairFiles
@@ -102,6 +105,29 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare_corpus(tmp_path / "b", train=PairList("x", TRAIN), tokenizer=SETTINGS, progress=interrupt)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_processes_left_is_cleared_away(tmp_path: Path) -> None:
+    """SIGKILL leaves a half-made folder behind; the next one of that name clears it, and nothing else."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    spared = ["data.tmp-mine", "data.tmp-", "data.old-7", "other.tmp-1", f"data.tmp-{os.getppid()}", "data.tmp-1x"]
+    for name in (f"data.tmp-{dead.pid}", f"data.old.tmp-{dead.pid}", f"data.tmp-{os.getpid()}", *spared):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    clear_leftovers(tmp_path / "data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["data", *spared])
+
+
+def test_a_folder_put_aside_by_a_killed_process_comes_back(folder: Path) -> None:
+    """Killed between two renames of --replace, it leaves no folder under the name, but the older one beside it."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    folder.rename(folder.with_name(f"data.old.tmp-{dead.pid}"))
+    with pytest.raises(DataError, match="exists already"):
+        prepare_corpus(folder, train=PairList("new", TRAIN[:4]), tokenizer=SETTINGS)
+    assert PreparedData.open(folder).valid_text == VALID
+    assert [path.name for path in folder.parent.iterdir()] == ["data"]
 
 
 def test_replacing_is_asked_for(folder: Path) -> None:
