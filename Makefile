@@ -35,8 +35,9 @@ check-long: $(READY)
 bench: $(READY)
 	@for script in $(wildcard benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
 
+# The commands of every recipe, on a little of the data; needs the folder of large fixtures (MANYHEADS_SHARED).
 recipes: $(READY)
-	@for recipe in $(wildcard recipes/*.yaml); do echo "$$recipe"; $(BIN)/manyheads train --config "$$recipe" --dry-run || exit 1; done
+	$(BIN)/python -m pytest -n $(JOBS) tests/integration/test_recipes.py
 
 setup: $(READY)
 
