@@ -250,6 +250,8 @@ def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "head_bias": True,
         "attention": DotProductAttentionConfig(),
         "num_decoder_layers": config.num_encoder_layers,
+        "decoder_d_ff": config.decoder_d_ff and config.d_ff,
+        "num_decoder_heads": config.num_decoder_heads and config.num_heads,
     }
     for name, value in wanted.items():
         if getattr(config, name) != value:

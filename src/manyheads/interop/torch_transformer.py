@@ -200,6 +200,8 @@ def to_peer(module: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "final_norm": not config.has_final_norm,
         "activation": config.activation not in ("relu", "gelu"),
         "attention": not isinstance(config.attention, DotProductAttentionConfig),
+        "decoder_d_ff": config.d_ff_of("decoder") != config.d_ff,
+        "num_decoder_heads": config.heads_of("decoder") != config.num_heads,
     }
     for name, bad in refused.items():
         if bad:

@@ -1,0 +1,140 @@
+"""Marian models of `transformers` (MarianMTModel), such as OPUS-MT: what they compute, and their generation.
+
+Differs from ours: a query that may attend to nothing attends to all keys alike. Weights: `marian_weights`; rules of
+generation: `marian_generation`, `decoding.marian`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.search import search
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import RequestError
+from manyheads.interop.marian_generation import MarianIds, settings_from_peer
+from manyheads.interop.marian_weights import OPTIONS, build, to_peer
+from manyheads.interop.names import require
+from manyheads.interop.scores import scored_as, uniform_when_empty
+
+__all__ = ["Marian", "from_peer", "matches", "to_peer"]
+
+
+class Marian:
+    """See `protocols.Wrapper`. config: the fixture's, with `model`, and how to generate if it says `max_length`."""
+
+    def __init__(self, module: Seq2Seq, config: Mapping[str, Any]) -> None:
+        self.module = module
+        self.config = config
+        self.ids = MarianIds.of({**OPTIONS, **config["model"]})
+
+    @torch.no_grad()
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `protocols.Wrapper.run`. Sources that are to be translated must be padded on the right."""
+        known = {"in.src", "in.src_mask", "in.decoder_input_ids", "in.decoder_mask", "in.labels"}
+        unknown = sorted(name for name in inputs if name.startswith(("in.", "rot.")) and name not in known)
+        if unknown:
+            raise RequestError(f"Marian has no input {unknown[0]}; it has {sorted(known)}.")
+        source, labels = require(inputs, "in.src"), inputs.get("in.labels")
+        source_mask = inputs.get("in.src_mask", torch.ones_like(source)) != 0
+        if "in.decoder_input_ids" not in inputs and labels is not None:
+            inputs = {**inputs, "in.decoder_input_ids": self._shifted(labels)}
+        target = require(inputs, "in.decoder_input_ids")
+        memory = self.encode(source, source_mask)
+        hidden = self.decode(target, memory, torch.ones_like(target, dtype=torch.bool), source_mask)
+        logits = self.module.head.logits(hidden)
+        answer = {"out.encoder_last_hidden": memory, "out.decoder_last_hidden": hidden, "out.logits": logits}
+        if "in.decoder_mask" in inputs:
+            masked = self.decode(target, memory, inputs["in.decoder_mask"] != 0, source_mask)
+            answer["out.logits_with_decoder_mask"] = self.module.head.logits(masked)
+        if labels is not None:
+            answer["out.loss"] = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        if "max_length" in self.config:
+            answer |= self._generate(source, source_mask)
+        return answer
+
+    def encode(self, source: Tensor, mask: Tensor) -> Tensor:
+        """(batch, source_len) ids and bool, True = keep -> (batch, source_len, d_model)"""
+        body = self.module.body
+        x = body.source_positions(body.source_embedding(source))
+        with scored_as(body.encoder, "self_attn", uniform_when_empty(mask[:, None, None])) as allowed:
+            memory: Tensor = body.encoder(x, allowed)
+        return memory
+
+    def decode(self, target: Tensor, memory: Tensor, mask: Tensor, memory_mask: Tensor) -> Tensor:
+        """(batch, target_len) ids and bool, True = keep -> (batch, target_len, d_model)"""
+        body = self.module.body
+        x = body.target_positions(body.target_embedding(target))
+        causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool, device=target.device).tril()
+        with (
+            scored_as(body.decoder, "self_attn", uniform_when_empty(mask[:, None, None] & causal)) as allowed,
+            scored_as(body.decoder, "cross_attn", uniform_when_empty(memory_mask[:, None, None])) as memory_allowed,
+        ):
+            hidden: Tensor = body.decoder(x, memory, allowed, memory_allowed)
+        return hidden
+
+    def generate(self, source: Tensor, mask: Tensor, settings: DecodingSettings) -> list[list[Hypothesis]]:
+        """Translate with our own search.
+
+        Raises: RequestError: a source has padding before its end.
+        """
+        lengths = mask.sum(dim=1)
+        if not torch.equal(mask, torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]):
+            raise RequestError("a source has padding before its end; pad on the right to translate.")
+        return search(
+            self.module,
+            source,
+            lengths,
+            settings,
+            pad_id=self.ids.pad,
+            bos_id=self.ids.start,
+            eos_id=self.ids.eos,
+        )
+
+    def _generate(self, source: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """The fixtures' runs: greedy, and four beams with each length penalty, which returns all four."""
+        generation = {
+            "max_length": self.config["max_length"],
+            "bad_words_ids": [[self.ids.pad]],
+            "early_stopping": self.config.get("early_stopping", False),
+            "forced_eos_token_id": self.config["model"].get("forced_eos_token_id", OPTIONS["forced_eos_token_id"]),
+        }
+        greedy = settings_from_peer({**generation, "num_beams": 1}, self.ids)
+        found = self.generate(source, mask, greedy)
+        answer = {"out.greedy_ids": self._peer_ids([rows[0] for rows in found])}
+        for penalty in self.config.get("length_penalties", ()):
+            more = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": penalty}
+            found = self.generate(source, mask, settings_from_peer({**generation, **more}, self.ids))
+            ids = self._peer_ids([hypothesis for rows in found for hypothesis in rows])
+            answer[f"out.beam4_lp{penalty}_ids"] = ids.view(len(found), 4, -1)
+            answer[f"out.beam4_lp{penalty}_scores"] = torch.tensor([[one.score for one in rows] for rows in found])
+        return answer
+
+    def _peer_ids(self, hypotheses: Sequence[Hypothesis]) -> Tensor:
+        """As the peer returns them: the start token, EOS where it was said, padding."""
+        rows = [[self.ids.start, *one.ids, *([self.ids.eos] if one.ended else [])] for one in hypotheses]
+        width = max(map(len, rows))
+        return torch.tensor([row + [self.ids.pad] * (width - len(row)) for row in rows])
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        """Decoder inputs of labels, in which -100 is padding."""
+        start = labels.new_full((labels.shape[0], 1), self.ids.start)
+        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, self.ids.pad)], dim=1)
+
+
+def matches(meta: Mapping[str, Any]) -> bool:
+    """See `protocols.Loader.matches`."""
+    if "kind" in meta:
+        return bool(meta["kind"] == "hf_marian")
+    return str(meta.get("peer", "")).startswith(("transformers Marian", "transformers/Marian"))
+
+
+def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Marian:
+    """See `protocols.Loader.from_peer`. config: `model` holds MarianConfig's options."""
+    return Marian(build(config["model"], state_dict), config)

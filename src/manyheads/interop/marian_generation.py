@@ -1,0 +1,171 @@
+"""generation_config.json of `transformers` to `DecodingSettings`, and back.
+
+Lengths there count the start token, ours do not. Options that were never turned on mean nothing; one that is, and that
+our search does not have, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError
+
+__all__ = ["MarianIds", "generation_to_peer", "settings_from_peer"]
+
+_DEFAULT_MAX_LENGTH = 20  # the peer's, for a model that does not say
+# Options that we do not have, and the value at which they do nothing (or None).
+_NEUTRAL: dict[str, Any] = {
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "typical_p": 1.0,
+    "min_p": None,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "penalty_alpha": None,
+    "guidance_scale": None,
+    "exponential_decay_length_penalty": None,
+    "sequence_bias": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "forced_decoder_ids": None,
+    "begin_suppress_tokens": None,
+    "watermarking_config": None,
+    "max_time": None,
+    "stop_strings": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarianIds:
+    """Special ids. start: what the decoder is given first."""
+
+    pad: int
+    eos: int
+    start: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> MarianIds:
+        """Of a config that has them all.
+
+        Raises: ConfigError: one is missing or no id; or there are several EOS.
+        """
+        ids = {}
+        for ours, name in (("pad", "pad_token_id"), ("eos", "eos_token_id"), ("start", "decoder_start_token_id")):
+            value = config.get(name)
+            if isinstance(value, list) and len(value) == 1:
+                value = value[0]
+            if type(value) is not int or value < 0:
+                raise ConfigError(f"{name} is {config.get(name)!r}; it must be one id.")
+            ids[ours] = value
+        return cls(**ids)
+
+
+def settings_from_peer(generation: Mapping[str, Any], ids: MarianIds) -> DecodingSettings:
+    """How the peer would generate, as our settings.
+
+    Args:
+        generation: a generation_config.json; or an old config.json, which holds the same options.
+
+    Raises: ConfigError: an option that our search does not have is turned on, or one is out of range.
+    """
+    given = {name: value for name, value in generation.items() if value is not None}
+    for name, neutral in _NEUTRAL.items():
+        if name in given and given[name] != neutral:
+            raise ConfigError(f"{name} is {given[name]!r} in the generation options; our search has no such option.")
+    options: dict[str, Any] = {
+        "rules": "marian",
+        "num_beams": given.get("num_beams", 1),
+        "num_return_sequences": given.get("num_return_sequences", 1),
+        "length_penalty": float(given.get("length_penalty", 1.0)),
+        "length_penalty_kind": "power",
+        "early_stopping": given.get("early_stopping", False),
+        "max_new_tokens": _max_new_tokens(given),
+        "min_new_tokens": given.get("min_new_tokens", max(0, given.get("min_length", 0) - 1)),
+        "no_repeat_ngram_size": given.get("no_repeat_ngram_size", 0),
+        "repetition_penalty": float(given.get("repetition_penalty", 1.0)),
+        "renormalize_logits": given.get("renormalize_logits", False),
+        "forced_eos": _forced_eos(given, ids),
+        "banned_ids": _banned(given, ids),
+        "forced_prefix_ids": _forced_prefix(given),
+    }
+    if given.get("do_sample"):
+        options["do_sample"] = True
+        options["temperature"] = float(given.get("temperature", 1.0))
+        options["top_k"] = given.get("top_k", 50)
+        options["top_p"] = float(given.get("top_p", 1.0))
+    return DecodingSettings(**options)
+
+
+def _max_new_tokens(given: Mapping[str, Any]) -> int:
+    count = given.get("max_new_tokens", given.get("max_length", _DEFAULT_MAX_LENGTH) - 1)
+    if count < 1:
+        raise ConfigError(f"max_length is {given.get('max_length')!r}; it counts the start token and must be above 1.")
+    return int(count)
+
+
+def _forced_eos(given: Mapping[str, Any], ids: MarianIds) -> bool:
+    forced = given.get("forced_eos_token_id")
+    if forced is not None and forced not in (ids.eos, [ids.eos]):
+        raise ConfigError(f"forced_eos_token_id is {forced!r}, but eos_token_id is {ids.eos}; only that can be forced.")
+    return forced is not None
+
+
+def _forced_prefix(given: Mapping[str, Any]) -> tuple[int, ...]:
+    forced = given.get("forced_bos_token_id")
+    return () if forced is None else (int(forced),)
+
+
+def _banned(given: Mapping[str, Any], ids: MarianIds) -> tuple[int, ...]:
+    words = given.get("bad_words_ids", [])
+    long = next((word for word in words if len(word) != 1), None)
+    if long is not None:
+        raise ConfigError(f"bad_words_ids holds {long!r}; only single ids can be banned here.")
+    banned = {word[0] for word in words} | set(given.get("suppress_tokens", []))
+    return tuple(sorted(banned - {ids.pad, ids.start, ids.eos}))  # padding and the start never come out anyway
+
+
+def generation_to_peer(settings: DecodingSettings, ids: MarianIds, max_len: int) -> tuple[dict[str, Any], list[str]]:
+    """A generation_config.json that generates as our settings do, as far as the peer can, and where it cannot.
+
+    Args: max_len: positions of the model: the limit where ours is in proportion to the source.
+    """
+    differs = []
+    if settings.rules != "marian":
+        differs.append("beams stop by the peer's guess, not by our bound")
+    kind, penalty = settings.length_penalty_kind, settings.length_penalty
+    if kind == "gnmt" and penalty:
+        differs.append(f"the length penalty is length ** {penalty}; gnmt is unknown there")
+    if not settings.max_new_tokens:
+        differs.append(f"the limit is {max_len} tokens; one in proportion to the source is unknown there")
+    if settings.too_long == "truncate":
+        differs.append("sources that are too long fail; cutting them is the tokenizer's business there")
+    options: dict[str, Any] = {
+        "pad_token_id": ids.pad,
+        "bos_token_id": ids.eos,
+        "eos_token_id": ids.eos,
+        "decoder_start_token_id": ids.start,
+        "forced_eos_token_id": ids.eos if settings.forced_eos else None,
+        "bad_words_ids": [[index] for index in sorted({ids.pad, ids.start, *settings.banned_ids} - {ids.eos})],
+        "num_beams": settings.num_beams,
+        "num_return_sequences": settings.num_return_sequences,
+        "length_penalty": 0.0 if kind == "none" else penalty,
+        "early_stopping": settings.early_stopping,
+        "max_length": settings.max_new_tokens + 1 if settings.max_new_tokens else max_len,
+        "min_length": settings.min_new_tokens + 1 if settings.min_new_tokens else 0,
+        "no_repeat_ngram_size": settings.no_repeat_ngram_size,
+        "repetition_penalty": settings.repetition_penalty,
+        "renormalize_logits": settings.renormalize_logits,
+    }
+    if settings.do_sample:
+        names = ("do_sample", "temperature", "top_k", "top_p")
+        options |= {name: getattr(settings, name) for name in names}
+    if len(settings.forced_prefix_ids) > 1:
+        raise ConfigError(f"forced_prefix_ids has {len(settings.forced_prefix_ids)} ids; the peer can force one.")
+    if settings.forced_prefix_ids:
+        options["forced_bos_token_id"] = settings.forced_prefix_ids[0]
+    return options, differs
