@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from tyro.conf import arg
 
 from manyheads.cli.parsing import parse
 from manyheads.cli.phases import Progress, StoppedBySignalError, interruptible, showing_phases
+from manyheads.cli.tree_splits import TreeOptions, parsing_task, tree_splits
 from manyheads.data.lines import OnBadUtf8
 from manyheads.data.readers import PairFiles
 from manyheads.errors import ConfigError, DataError
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["PrepareOptions", "run"]
 
 SPLITS = ("train", "valid", "test")
+FORMS = ("source", "target", "tsv", "jsonl")
 
 _DESCRIPTION = """Turn sentence pairs into a folder of tokens that train reads: two aligned files, a TSV or a JSONL
 file for each of training, validation and test; plain or gzip, UTF-8, one sentence a line. One tokenizer is trained on
 both sides of the training pairs, unless --tokenizer names one. Training pairs with an empty side are left out and
-counted."""
+counted. With --task parsing, files of bracketed trees (--trees) instead: sentences, and their trees as targets."""
 
 _EXAMPLES = (
     "manyheads prepare --source train.en --target train.de --valid-source v.en --valid-target v.de --output data/my",
     "manyheads prepare --tsv pairs.tsv --valid-count 500 --vocab-size 8000 --output data/my",
+    "manyheads prepare --task parsing --trees train.ptb --valid-trees dev.ptb --test-trees test.ptb --output data/ptb",
 )
 
 _QUIET = arg(metavar="FILE", help_behavior_hint="")
@@ -45,6 +48,8 @@ class PrepareOptions:
 
     output: Annotated[str, arg(aliases=["-o"], metavar="DIR")]
     """The folder to be made; it appears when it is whole."""
+    task: Literal["translation", "parsing"] = "translation"
+    """What is to be learned: from text to text, or from a sentence to its constituents."""
     source: Annotated[str | None, _QUIET] = None
     """Training sentences, one a line; - is standard input."""
     target: Annotated[str | None, _QUIET] = None
@@ -93,6 +98,7 @@ class PrepareOptions:
     """A line that is not UTF-8: fail, replace its bad bytes, or skip the pair; counted."""
     replace: Annotated[bool, arg(help_behavior_hint="")] = False
     """Replace prepared data of that name, once the new data is whole."""
+    trees: Annotated[TreeOptions, arg(name="")] = field(default_factory=TreeOptions)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -103,6 +109,7 @@ def run(arguments: Sequence[str]) -> int:
         output = output.resolve()
     _check_output(output, options.replace)
     splits = _splits(options)
+    task = parsing_task(options.trees) if options.task == "parsing" else None
     from manyheads.data.preparing import prepare_corpus
 
     tokenizer = _tokenizer(options)
@@ -116,6 +123,7 @@ def run(arguments: Sequence[str]) -> int:
             tokenizer=tokenizer,
             replace=options.replace,
             progress=progress,
+            task=task,
         )
 
     def abandon() -> None:
@@ -160,19 +168,32 @@ def _splits(options: PrepareOptions) -> dict[str, Pairs]:
     Raises: ConfigError: training or validation pairs are missing, or two forms are given.
     """
     found: dict[str, Pairs] = {}
-    forms = ("source", "target", "tsv", "jsonl")
+    if options.task == "parsing":
+        found |= tree_splits(options.trees, options.on_bad_utf8, options.valid_count)
+    else:
+        options.trees.refuse()
     for split in SPLITS:
         prefix = "" if split == "train" else f"{split}_"
-        given = {form: getattr(options, prefix + form) for form in forms}
+        given = {form: getattr(options, prefix + form) for form in FORMS}
         if not any(path is not None for path in given.values()):
             continue
+        if options.task == "parsing":
+            named = next(form for form, path in given.items() if path is not None)
+            option = f"--{prefix}{named}".replace("_", "-")
+            raise ConfigError(
+                f"{option} names sentence pairs; with --task parsing give --{prefix.replace('_', '-')}trees."
+            )
         keys = {"source_key": options.source_key, "target_key": options.target_key}
         try:
             found[split] = PairFiles(**given, **keys, on_bad_utf8=options.on_bad_utf8)
         except ConfigError as error:
             raise ConfigError(f"The {split} pairs: {error}") from None
     if "train" not in found:
-        raise ConfigError("There are no training pairs: give --source and --target, or --tsv, or --jsonl.")
+        raise ConfigError(
+            "There are no training trees: give --trees."
+            if options.task == "parsing"
+            else "There are no training pairs: give --source and --target, or --tsv, or --jsonl."
+        )
     _refuse_shared_stdin(options)
     if ("valid" in found) == (options.valid_count is not None):
         if options.valid_count is not None:
@@ -181,8 +202,8 @@ def _splits(options: PrepareOptions) -> dict[str, Pairs]:
             )
         raise ConfigError(
             "There are no validation pairs, which tell when a model is good: give --valid-source and --valid-target (or"
-            " --valid-tsv, --valid-jsonl), or --valid-count 500 to hold back the last 500 training pairs, or"
-            " --valid-count 0 to go without."
+            " --valid-tsv, --valid-jsonl; of trees, --valid-trees), or --valid-count 500 to hold back the last 500"
+            " training pairs, or --valid-count 0 to go without."
         )
     if options.valid_count:
         from manyheads.data.held_back import Rest

@@ -27,6 +27,7 @@ from manyheads.data.preparing import (
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
 from manyheads.errors import ConfigError, DataError, SaveError
+from manyheads.text.parsing import ParsingTask
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -59,6 +60,7 @@ class PreparedData:
         valid_text: the raw validation pairs, in order; empty if there are none.
         test_text: the raw test pairs, in order; empty if there are none.
         manifest: settings, counts and SHA-256 sums.
+        task: what the text of a target is, if not a translation.
     """
 
     path: Path
@@ -69,6 +71,7 @@ class PreparedData:
     valid_text: list[tuple[str, str]]
     test_text: list[tuple[str, str]]
     manifest: dict[str, Any]
+    task: ParsingTask | None = None
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> PreparedData:
@@ -108,6 +111,7 @@ class PreparedData:
             valid_text=texts.get("valid", []),
             test_text=texts.get("test", []),
             manifest=manifest,
+            task=ParsingTask.from_json(manifest["task"], str(path / "manifest.json")) if "task" in manifest else None,
         )
 
     @property
@@ -118,8 +122,9 @@ class PreparedData:
     def describe(self) -> str:
         """A few lines for people: sizes, what was dropped, the tokenizer."""
         case = ", lower case" if self.tokenizer.lowercase else ""
+        task = "" if self.task is None else ", for parsing"
         lines = [
-            f"data {self.digest[:12]} in {self.path}",
+            f"data {self.digest[:12]} in {self.path}{task}",
             f"tokenizer {self.tokenizer.kind}, {self.tokenizer.vocab_size} pieces{case}",
         ]
         for split in SPLITS:
@@ -209,7 +214,7 @@ def _cached(
     found = _intact(folder, key, verify)
     if found is not None:
         return found
-    splits = {split: PairList(recipe["corpus"], pairs) for split, pairs in make().items()}
+    splits: dict[str, Any] = {split: PairList(recipe["corpus"], pairs) for split, pairs in make().items()}
     try:
         prepare_corpus(folder, **splits, tokenizer=tokenizer, replace=True, progress=progress, key=key)
     except SaveError:

@@ -18,6 +18,7 @@ from manyheads.data.folder import file_record, write_aside, write_manifest
 from manyheads.data.lines import ReadReport, read_lines
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
+from manyheads.text.parsing import ParsingTask
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -34,7 +35,7 @@ Progress = Callable[[str, int, int], None]  # (what, done, total); total is 0 wh
 
 
 class Pairs(Protocol):
-    """Where a split comes from: `readers.PairFiles`, or `PairList`."""
+    """Where a split comes from: `readers.PairFiles`, `trees.TreeFile`, or `PairList`."""
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]: ...
 
@@ -74,6 +75,7 @@ def prepare_corpus(
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
+    task: ParsingTask | None = None,
 ) -> dict[str, Any]:
     """Build a folder of prepared data; read it with `prepared.PreparedData.open`.
 
@@ -90,6 +92,7 @@ def prepare_corpus(
         replace: put an older folder of that name away once this one is whole.
         progress: called now and then with what is being done, how far it is, and the total or 0.
         key: kept in the manifest, for whoever wants to know the folder again.
+        task: what targets are, if not text: of a parser, trees. They are kept as text all the same, and learned as ids.
 
     Returns: the manifest.
     Raises:
@@ -100,7 +103,7 @@ def prepare_corpus(
     manifest: dict[str, Any] = {}
 
     def write(aside: Path) -> None:
-        manifest.update(_fill(aside, splits, tokenizer, progress or _silent, key))
+        manifest.update(_fill(aside, splits, tokenizer, progress or _silent, key, task))
 
     write_aside(Path(folder), write, replace=replace)
     return manifest
@@ -111,7 +114,12 @@ def _silent(what: str, done: int, total: int) -> None:
 
 
 def _fill(
-    folder: Path, splits: dict[str, Pairs], tokenizer: TokenizerSettings | Tokenizer, progress: Progress, key: str
+    folder: Path,
+    splits: dict[str, Pairs],
+    tokenizer: TokenizerSettings | Tokenizer,
+    progress: Progress,
+    key: str,
+    task: ParsingTask | None,
 ) -> dict[str, Any]:
     sample = _Thinned()
     counts = {name: _read_split(folder, name, pairs, sample, progress) for name, pairs in splits.items()}
@@ -123,11 +131,16 @@ def _fill(
     asked = dataclasses.asdict(tokenizer) if isinstance(tokenizer, TokenizerSettings) else None
     if isinstance(tokenizer, TokenizerSettings):
         progress("train the tokenizer", 0, 1)
-        tokenizer = Tokenizer.train((text for pair in sample.pairs for text in pair), tokenizer)
+        if task is None:
+            tokenizer = Tokenizer.train((text for pair in sample.pairs for text in pair), tokenizer)
+        else:
+            tokenizer = task.learn_tokenizer(sample.pairs, tokenizer)
         progress("train the tokenizer", 1, 1)
+    if task is not None:
+        task.check_tokenizer(tokenizer)
     tokenizer.save(folder / "tokenizer.json")
     for name in splits:
-        _encode_split(folder, name, tokenizer, counts[name], progress)
+        _encode_split(folder, name, tokenizer, counts[name], progress, task)
     for side in ("source", "target"):
         text_path(folder, "train", side).unlink()
     manifest = {
@@ -139,6 +152,8 @@ def _fill(
         "counts": counts,
         "files": {name: file_record(folder / name) for name in _file_names(splits)},
     }
+    if task is not None:
+        manifest["task"] = task.to_json()
     write_manifest(folder, manifest)
     return manifest
 
@@ -195,7 +210,14 @@ def _read_split(folder: Path, name: str, pairs: Pairs, sample: _Thinned, progres
     return {**dataclasses.asdict(report), dropped: empty, "pairs": kept}
 
 
-def _encode_split(folder: Path, name: str, tokenizer: Tokenizer, counts: dict[str, int], progress: Progress) -> None:
+def _encode_split(
+    folder: Path,
+    name: str,
+    tokenizer: Tokenizer,
+    counts: dict[str, int],
+    progress: Progress,
+    task: ParsingTask | None,
+) -> None:
     """Encode a split's text into its store, and add what can be counted only now."""
     total = counts["pairs"]
 
@@ -204,8 +226,9 @@ def _encode_split(folder: Path, name: str, tokenizer: Tokenizer, counts: dict[st
         pairs = zip(*sides, strict=True)
         done = 0
         while block := list(islice(pairs, ENCODE_PAIRS)):
-            ids = tokenizer.encode_batch([source for source, _ in block] + [target for _, target in block])
-            yield from zip(ids[: len(block)], ids[len(block) :], strict=True)
+            targets = [target if task is None else task.target(target) for _, target in block]
+            sources = tokenizer.encode_batch([source for source, _ in block])
+            yield from zip(sources, tokenizer.encode_targets(targets), strict=True)
             done += len(block)
             progress(f"encode {name}", done, total)
 

@@ -7,33 +7,39 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
 from tokenizers import models, trainers
 
-from manyheads.text.pipeline import BYTE_PIECES, BYTE_SCORE, SPECIAL_PIECES, assemble
+from manyheads.text.pipeline import BYTE_PIECES, BYTE_SCORE, SPECIAL_PIECES, assemble, heads_of
 
 __all__ = ["learn_pieces"]
 
 COVERAGE = 0.9999  # share of all characters that get a piece of their own; rarer ones are spelled in bytes
 MIN_FREQUENCY = 2  # a merge seen once would be learned by heart
+SYMBOL_SCORE = -1e6  # no text that other pieces spell leads to a symbol
 SCORE_DECIMALS = 4  # threads add scores in any order, which differs by 1e-14: rounding makes the file the same again
 
 
-def learn_pieces(kind: str, texts: list[str], vocab_size: int, lowercase: bool) -> tuple[list[str], list[Any]]:
-    """All pieces by id, special ones first, and what `pipeline.model` calls extra.
+def learn_pieces(
+    kind: str, texts: list[str], vocab_size: int, lowercase: bool, symbols: Sequence[str] = ()
+) -> tuple[list[str], list[Any]]:
+    """All pieces by id, special ones first, then symbols, and what `pipeline.model` calls extra.
 
     Args:
         kind: `bpe`, `unigram` or `word`.
         texts: what to learn from.
         vocab_size: most pieces in all; a small text gives fewer.
         lowercase: fold case first.
+        symbols: pieces to have in any case; hardly a text leads to one, unless it is learned anyway.
     """
     if kind == "word":
-        return _learn_words(texts, vocab_size, lowercase)
-    heads = [*SPECIAL_PIECES, *BYTE_PIECES]
+        return _learn_words(texts, vocab_size, lowercase, symbols)
+    heads = [*heads_of(kind), *symbols]
     room = vocab_size - len(heads)
+    known = set(symbols)
     blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
     texts = _without_rare([blank.normalizer.normalize_str(text) for text in texts], room // 2)
     extra = [] if kind == "bpe" else [0.0] * len(heads)
@@ -48,23 +54,30 @@ def learn_pieces(kind: str, texts: list[str], vocab_size: int, lowercase: bool) 
     learned = json.loads(library.to_str())["model"]
     if kind == "bpe":
         vocab = learned["vocab"]
-        return heads + sorted(vocab, key=vocab.__getitem__), [list(pair) for pair in learned["merges"]]
+        new = sorted((piece for piece in vocab if piece not in known), key=vocab.__getitem__)
+        return heads + new, [list(pair) for pair in learned["merges"]]
     scored = sorted(((-round(score, SCORE_DECIMALS), piece) for piece, score in learned["vocab"] if piece != "<unk>"))
+    own = {piece: -cost for cost, piece in scored if piece in known}
+    scored = [(cost, piece) for cost, piece in scored if piece not in known]
     scores = [0.0] * len(SPECIAL_PIECES) + [BYTE_SCORE] * len(BYTE_PIECES)
+    scores += [own.get(symbol, SYMBOL_SCORE) for symbol in symbols]
     return heads + [piece for _, piece in scored], scores + [-cost for cost, _ in scored]
 
 
-def _learn_words(texts: list[str], vocab_size: int, lowercase: bool) -> tuple[list[str], list[Any]]:
+def _learn_words(
+    texts: list[str], vocab_size: int, lowercase: bool, symbols: Sequence[str]
+) -> tuple[list[str], list[Any]]:
     """The most frequent words, ties in the order of their characters."""
     blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
     counts: Counter[str] = Counter()
     for text in texts:
         normal = blank.normalizer.normalize_str(text)
         counts.update(word for word, _ in blank.pre_tokenizer.pre_tokenize_str(normal))
-    for piece in SPECIAL_PIECES:
+    heads = [*SPECIAL_PIECES, *symbols]
+    for piece in heads:
         counts.pop(piece, None)
     words = sorted(counts, key=lambda word: (-counts[word], word))
-    return [*SPECIAL_PIECES, *words[: vocab_size - len(SPECIAL_PIECES)]], []
+    return [*heads, *words[: vocab_size - len(heads)]], []
 
 
 def _without_rare(texts: list[str], most: int) -> list[str]:

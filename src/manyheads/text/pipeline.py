@@ -1,7 +1,7 @@
 """The stages of a tokenizer file: how text is normalised, cut into words, coded and put together again.
 
-A file is wholly determined by its kind, its case folding and its pieces, so a loaded file is checked by building it
-anew from those three: whatever else it holds is damage, and is refused.
+A file is wholly determined by its kind, its case folding, its pieces and its symbols, so a loaded file is checked by
+building it anew from those four: whatever else it holds is damage, and is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from typing import Any
 
 from manyheads.errors import DataError
 
-__all__ = ["BYTE_PIECES", "BYTE_SCORE", "SPACE_SIGN", "SPECIAL_PIECES", "WORD_PATTERN", "assemble", "take_apart"]
+__all__ = [
+    "BYTE_PIECES",
+    "BYTE_SCORE",
+    "SPACE_SIGN",
+    "SPECIAL_PIECES",
+    "WORD_PATTERN",
+    "assemble",
+    "heads_of",
+    "take_apart",
+]
 
 SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259 of `bpe` and `unigram`
@@ -79,7 +88,12 @@ def model(kind: str, pieces: list[str], extra: list[Any]) -> dict[str, Any]:
     }
 
 
-def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any]) -> dict[str, Any]:
+def heads_of(kind: str) -> tuple[str, ...]:
+    """The pieces that every vocabulary of a kind begins with."""
+    return SPECIAL_PIECES if kind == "word" else SPECIAL_PIECES + BYTE_PIECES
+
+
+def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any], num_symbols: int = 0) -> dict[str, Any]:
     """The content of tokenizer.json, in the format of the `tokenizers` library.
 
     Args:
@@ -87,13 +101,16 @@ def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any]) ->
         lowercase: fold case.
         pieces: all pieces by id, special and byte pieces first.
         extra: see `model`.
+        num_symbols: pieces after the special and byte pieces that stand for whole words of targets.
     """
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    first = len(heads_of(kind))
+    added = [*range(3), *range(first, first + num_symbols)]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": index, "content": SPECIAL_PIECES[index], **flags} for index in range(3)],
+        "added_tokens": [{"id": index, "content": pieces[index], **flags} for index in added],
         "normalizer": normalizer(kind, lowercase),
         "pre_tokenizer": pre_tokenizer(kind),
         "post_processor": None,
@@ -102,8 +119,8 @@ def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any]) ->
     }
 
 
-def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any]]:
-    """Kind, case folding, pieces and extra of a parsed tokenizer.json: the inverse of `assemble`.
+def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], int]:
+    """Kind, case folding, pieces, extra and number of symbols of a parsed tokenizer.json: the inverse of `assemble`.
 
     Raises: DataError: the content is not what `assemble` builds; `where` names it.
     """
@@ -115,15 +132,18 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any]]:
         )
     kind = kinds[0]
     pieces, extra = _read_pieces(kind, part.get("vocab"), part.get("merges"), where)
-    heads = SPECIAL_PIECES if kind == "word" else SPECIAL_PIECES + BYTE_PIECES
+    heads = heads_of(kind)
     for index, piece in enumerate(heads):
         if index >= len(pieces) or pieces[index] != piece:
             found = repr(pieces[index]) if index < len(pieces) else "missing"
             raise DataError(f"{where}: id {index} must be {piece}, but it is {found}; the file is damaged or not ours.")
+    added = data.get("added_tokens")
+    num_symbols = max(0, len(added) - 3) if isinstance(added, list) else 0
+    num_symbols = min(num_symbols, len(pieces) - len(heads))
     for lowercase in (False, True):
-        if data == assemble(kind, lowercase, pieces, extra):
-            return kind, lowercase, pieces, extra
-    expected = assemble(kind, False, pieces, extra)
+        if data == assemble(kind, lowercase, pieces, extra, num_symbols):
+            return kind, lowercase, pieces, extra, num_symbols
+    expected = assemble(kind, False, pieces, extra, num_symbols)
     odd = [key for key in sorted({*data, *expected}) if data.get(key) != expected.get(key)]
     raise DataError(
         f"{where} was changed or damaged: unexpected content under {', '.join(odd)}. Train the tokenizer anew."

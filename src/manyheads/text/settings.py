@@ -1,4 +1,4 @@
-"""Settings of the text room: how a tokenizer is trained."""
+"""Settings of the text room: how a tokenizer is trained, and how trees become sequences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from manyheads.errors import ConfigError
 
-__all__ = ["TokenizerSettings"]
+__all__ = ["ParsingSettings", "TokenizerSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +34,27 @@ class TokenizerSettings:
                 f"tokenizer.vocab_size is {self.vocab_size}; a {self.kind} vocabulary needs at least {least} ids"
                 " (4 special tokens, 256 bytes and some pieces)."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsingSettings:
+    """What of a tree a parser learns and writes (Vinyals et al. 2015, arXiv:1412.7449). The defaults are the paper's.
+
+    Args:
+        tags: parts of speech: `XX` for all of them, or `keep`.
+        functions: what follows - or = in a label (`NP-SBJ`): `strip` or `keep`.
+        traces: leaves tagged -NONE-, which are no words: `strip` (with constituents that hold nothing else) or `keep`.
+        root: the label on top of every tree. It stands for no constituent and is not written; a root that a file calls
+            TOP, S1 or nothing at all becomes this one. None: nothing is on top, trees stay as they are.
+
+    Raises: ConfigError: root is no label.
+    """
+
+    tags: Literal["XX", "keep"] = "XX"
+    functions: Literal["strip", "keep"] = "strip"
+    traces: Literal["strip", "keep"] = "strip"
+    root: str | None = "ROOT"
+
+    def __post_init__(self) -> None:
+        if self.root is not None and (not self.root or any(char in "() \t\n\r\v\f" for char in self.root)):
+            raise ConfigError(f"root is {self.root!r}; a label has no brackets or spaces and is not empty.")

@@ -4,6 +4,10 @@ Rules: text is made NFC (and lower case, if so set); nothing else is changed, an
 and character, so `decode(encode(text)) == text` for NFC text. With `bpe` and `unigram` no text is unknown: what has no
 piece is spelled in UTF-8 bytes. `word` splits at white space and joins with single spaces. The words `<s>`, `</s>` and
 so on in a text are text and never become special ids.
+
+Symbols are whole words of the target side that must be one piece each, such as the brackets of trees: `encode_targets`
+knows them, `encode` gives one at most for a word that is spelled alike (the tag `NN`), never for a bracket; and every
+id of a target is below `num_target_ids`.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ from typing import Any
 
 import tokenizers
 
-from manyheads.errors import DataError
+from manyheads.errors import ConfigError, DataError
 from manyheads.text.learning import learn_pieces
-from manyheads.text.pipeline import SPACE_SIGN, assemble, take_apart
+from manyheads.text.pipeline import SPACE_SIGN, SPECIAL_PIECES, assemble, heads_of, take_apart
 from manyheads.text.settings import TokenizerSettings
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "check_encodable"]
 
 MAX_FILE_BYTES = 64 * 2**20
 
@@ -37,11 +41,14 @@ class Tokenizer:
     eos_id = 2
     unk_id = 3
 
-    def __init__(self, kind: str, lowercase: bool, pieces: list[str], extra: list[Any]) -> None:
+    def __init__(self, kind: str, lowercase: bool, pieces: list[str], extra: list[Any], num_symbols: int = 0) -> None:
         self.kind = kind
         self.lowercase = lowercase
         self._pieces = pieces
-        self._json = json.dumps(assemble(kind, lowercase, pieces, extra), ensure_ascii=False, indent=1) + "\n"
+        content = assemble(kind, lowercase, pieces, extra, num_symbols)
+        self._json = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        first = len(heads_of(kind))
+        self._symbols = {pieces[index].removeprefix(" "): index for index in range(first, first + num_symbols)}
         try:
             self._library = tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:
@@ -49,22 +56,27 @@ class Tokenizer:
         self._library.encode_special_tokens = True  # "</s>" in a text is five signs, not the end of the sentence
 
     @classmethod
-    def train(cls, texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
+    def train(cls, texts: Iterable[str], settings: TokenizerSettings, *, symbols: Sequence[str] = ()) -> Tokenizer:
         """Learn a vocabulary. The same texts give the same bytes, on any number of threads.
 
         Args:
             texts: sentences of both languages; kept in memory while training.
             settings: kind, size and case; a small corpus may give fewer pieces than `vocab_size`.
+            symbols: words of targets, each to be one piece; in the order of their ids.
 
-        Raises: DataError: there is no text, or it holds half a surrogate pair.
+        Raises:
+            DataError: there is no text, or it holds half a surrogate pair, or a symbol is no word.
+            ConfigError: the symbols leave no room in the vocabulary.
         """
         known = list(texts)
         if not any(text.strip() for text in known):
             raise DataError("There is no text to train a tokenizer on: every line is empty.")
         for text in known:
-            _check_encodable([text])
-        pieces, extra = learn_pieces(settings.kind, known, settings.vocab_size, settings.lowercase)
-        return cls(settings.kind, settings.lowercase, pieces, extra)
+            check_encodable([text])
+        _check_symbols(symbols, settings)
+        named = [symbol if settings.kind == "word" else f" {symbol}" for symbol in symbols]
+        pieces, extra = learn_pieces(settings.kind, known, settings.vocab_size, settings.lowercase, named)
+        return cls(settings.kind, settings.lowercase, pieces, extra, len(symbols))
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -105,6 +117,24 @@ class Tokenizer:
         """The content of tokenizer.json, readable by the `tokenizers` library too."""
         return self._json
 
+    @property
+    def source(self) -> Tokenizer:
+        """The side that reads sources: this one, both sides are the same (see `sides.TranslationTokenizer`)."""
+        return self
+
+    @property
+    def target(self) -> Tokenizer:
+        """The side that writes targets: this one, but with symbols one whose `encode` is `encode_targets`."""
+        return _TargetSide(self) if self._symbols else self
+
+    def describe(self) -> dict[str, object]:
+        """What people may want to know."""
+        return {"vocab_size": self.vocab_size, "lowercase": self.lowercase}
+
+    def files(self) -> dict[str, bytes]:
+        """tokenizer.json and its content."""
+        return {"tokenizer.json": self._json.encode("utf-8")}
+
     def save(self, path: str | Path) -> None:
         """Write tokenizer.json (plainly: whoever commits a folder of files sees to its durability).
 
@@ -119,6 +149,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of ids, special ones included."""
         return len(self._pieces)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The words that `encode_targets` gives one id each, in the order of their ids; mostly none."""
+        return tuple(self._symbols)
+
+    @property
+    def num_target_ids(self) -> int:
+        """All that `encode_targets` gives is below: with symbols those and what comes before them, else vocab_size."""
+        return len(heads_of(self.kind)) + len(self._symbols) if self._symbols else self.vocab_size
 
     @property
     def digest(self) -> str:
@@ -137,11 +177,31 @@ class Tokenizer:
 
         Raises: DataError: a text holds half a surrogate pair; the message names its position.
         """
-        _check_encodable(texts)
+        check_encodable(texts)
         lists = [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
         if self.kind == "word":  # a word that is spelled like a special piece is not one
             lists = [[self.unk_id if index < self.unk_id else index for index in ids] for ids in lists]
         return lists
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts of the target side: as `encode_batch`, unless there are symbols.
+
+        With symbols, a text is words with single spaces between them: symbols, and others that are spelled in bytes
+        (with kind `word`: unknown).
+
+        Raises: DataError: a text holds half a surrogate pair; the message names its position.
+        """
+        if not self._symbols:
+            return self.encode_batch(texts)
+        check_encodable(texts)
+        return [[index for word in text.split(" ") if text for index in self._target_word(word)] for text in texts]
+
+    def _target_word(self, word: str) -> list[int]:
+        if word in self._symbols:
+            return [self._symbols[word]]
+        if self.kind == "word":
+            return [self.unk_id]
+        return [len(SPECIAL_PIECES) + byte for byte in f" {word}".encode()]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of one sequence of ids; special ids are left out, broken byte sequences become U+FFFD.
@@ -153,7 +213,9 @@ class Tokenizer:
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of ids, see `decode`."""
         lists = [self._checked(ids) for ids in batch]
-        texts: list[str] = self._library.decode_batch(lists, skip_special_tokens=True)
+        if self._symbols:  # which the library takes for special tokens too, and would leave out
+            lists = [[index for index in ids if index >= self.unk_id] for ids in lists]
+        texts: list[str] = self._library.decode_batch(lists, skip_special_tokens=not self._symbols)
         return texts
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
@@ -175,7 +237,31 @@ class Tokenizer:
         return f"Tokenizer({self.kind}, {self.vocab_size} pieces{case}, {self.digest[:12]})"
 
 
-def _check_encodable(texts: Sequence[str]) -> None:
+class _TargetSide(Tokenizer):
+    """A tokenizer with symbols, as targets see it."""
+
+    def __init__(self, whole: Tokenizer) -> None:
+        vars(self).update(vars(whole))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.encode_targets(texts)
+
+
+def _check_symbols(symbols: Sequence[str], settings: TokenizerSettings) -> None:
+    """Symbols are words, each once, and leave room for other pieces."""
+    for symbol in symbols:
+        if not symbol or " " in symbol or symbol in SPECIAL_PIECES or symbols.count(symbol) > 1:
+            raise DataError(f"{symbol!r} cannot be a symbol of a tokenizer: it is no word, or it is there already.")
+    check_encodable(symbols)
+    least = len(heads_of(settings.kind)) + len(symbols) + 8
+    if symbols and settings.vocab_size < least:
+        raise ConfigError(
+            f"tokenizer.vocab_size is {settings.vocab_size}, but {len(symbols)} symbols of the target side need at"
+            f" least {least}."
+        )
+
+
+def check_encodable(texts: Sequence[str]) -> None:
     """Refuse half surrogate pairs, which Python and JSON can hold but UTF-8 and the library cannot."""
     try:
         "".join(texts).encode("utf-8")

@@ -1,0 +1,169 @@
+"""Labelled bracket scores of constituency trees, by the rules of evalb with its parameter file COLLINS.prm.
+
+The rules (Black et al. 1991; Sekine and Collins 1997):
+ 1. Brackets of the root (TOP, ROOT, S1 or nothing) do not count; neither do traces (tag -NONE-).
+ 2. Words whose tag is one of `, : `` '' .` are taken out before positions are counted; a bracket that is empty then
+    does not count. Which words these are is said by the tags of the gold tree, as both trees have the same words.
+ 3. A bracket is (label, first word, last word). Labels are cut at - and =, and PRT counts as ADVP.
+ 4. Brackets match one to one: two equal ones, as in a unary chain NP over NP, need two.
+ 5. Precision, recall and F1 are of the sums over all sentences. A sentence whose words differ is an error: it is
+    counted and left out.
+ 6. A bracket crosses if it overlaps one of the gold tree without either being inside the other.
+ 7. Tags are compared on the words that are left by rule 2. The length of a sentence is that of rule 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from manyheads.errors import DataError
+from manyheads.text.bracketing import OUTER_LABELS, SLOT, TRACE, category
+from manyheads.text.trees import Leaf, Node, escape, leaves_of
+
+__all__ = ["PUNCTUATION", "SIGNATURE", "BracketScore", "brackets_of", "score_trees"]
+
+PUNCTUATION = frozenset({",", ":", "``", "''", "."})
+EQUAL_LABELS = {"PRT": "ADVP"}
+SIGNATURE = "evalb:COLLINS|labelled|functions:cut|PRT=ADVP|punctuation:by gold tags"
+
+Bracket = tuple[str, int, int]
+"""Label, first word, first word after it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BracketScore:
+    """Sums over sentences.
+
+    Args:
+        sentences: compared.
+        errors: left out, since the words of the two trees differ or there is no tree.
+        matched: brackets that are in both trees.
+        gold: brackets of the gold trees.
+        found: brackets of the judged trees.
+        exact: sentences with all brackets equal.
+        crossing: brackets of the judged trees that cross one of the gold tree.
+        words: left by rule 2, in sentences whose judged trees have tags.
+        tags: of these, with the right tag.
+    """
+
+    sentences: int
+    errors: int
+    matched: int
+    gold: int
+    found: int
+    exact: int
+    crossing: int
+    words: int
+    tags: int
+
+    @property
+    def precision(self) -> float:
+        """In percent; 0 where nothing was found."""
+        return _percent(self.matched, self.found)
+
+    @property
+    def recall(self) -> float:
+        """In percent."""
+        return _percent(self.matched, self.gold)
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall, in percent."""
+        return _percent(2 * self.matched, self.gold + self.found)
+
+    @property
+    def exact_match(self) -> float:
+        """Sentences with all brackets equal, in percent."""
+        return _percent(self.exact, self.sentences)
+
+    @property
+    def average_crossing(self) -> float:
+        """Crossing brackets a sentence."""
+        return self.crossing / self.sentences if self.sentences else 0.0
+
+    @property
+    def tagging_accuracy(self) -> float | None:
+        """In percent; None if the judged trees have no tags."""
+        return _percent(self.tags, self.words) if self.words else None
+
+
+def _percent(part: int, whole: int) -> float:
+    return 100.0 * part / whole if whole else 0.0
+
+
+def score_trees(gold: Sequence[Node], judged: Sequence[Node | None], *, max_words: int | None = None) -> BracketScore:
+    """Compare trees, sentence by sentence.
+
+    Args:
+        gold: by people.
+        judged: as many; None where there is no tree.
+        max_words: only sentences of at most so many words (punctuation included).
+
+    Raises: DataError: counts differ.
+    """
+    if len(gold) != len(judged):
+        raise DataError(f"There are {len(judged)} trees to judge but {len(gold)} gold trees; each needs its own.")
+    sums: Counter[str] = Counter()
+    for right, tree in zip(gold, judged, strict=True):
+        if max_words is None or len(_without_traces(right)) <= max_words:
+            sums.update(_compare(right, tree))
+    return BracketScore(**{name: sums[name] for name in BracketScore.__dataclass_fields__})
+
+
+def _compare(gold: Node, judged: Node | None) -> dict[str, int]:
+    """The counts of one sentence."""
+    right = _without_traces(gold)
+    leaves = [] if judged is None else _without_traces(judged)
+    if judged is None or [escape(leaf.word) for leaf in right] != [escape(leaf.word) for leaf in leaves]:
+        return {"errors": 1}
+    kept = [leaf.tag not in PUNCTUATION for leaf in right]
+    gold_brackets, brackets = brackets_of(gold, kept), brackets_of(judged, kept)
+    matched = (gold_brackets & brackets).total()
+    counts = {
+        "sentences": 1,
+        "matched": matched,
+        "gold": gold_brackets.total(),
+        "found": brackets.total(),
+        "exact": int(gold_brackets == brackets),
+        "crossing": sum(count for bracket, count in brackets.items() if _crosses(bracket, gold_brackets)),
+    }
+    if any(leaf.tag != SLOT for leaf in leaves):
+        pairs = [(a.tag, b.tag) for a, b, keep in zip(right, leaves, kept, strict=True) if keep]
+        counts |= {"words": len(pairs), "tags": sum(a == b for a, b in pairs)}
+    return counts
+
+
+def _without_traces(tree: Node) -> list[Leaf]:
+    return [leaf for leaf in leaves_of(tree) if leaf.tag != TRACE]
+
+
+def brackets_of(tree: Node, kept: Iterable[bool]) -> Counter[Bracket]:
+    """The brackets that count.
+
+    Args:
+        tree: any.
+        kept: for each word that is no trace, whether it has a position.
+    """
+    found: Counter[Bracket] = Counter()
+    marks = iter(kept)
+
+    def walk(part: Node | Leaf, start: int) -> int:
+        if isinstance(part, Leaf):
+            return start + (part.tag != TRACE and next(marks))
+        end = start
+        for child in part.children:
+            end = walk(child, end)
+        label = category(part.label)
+        if end > start and label not in OUTER_LABELS:
+            found[EQUAL_LABELS.get(label, label), start, end] += 1
+        return end
+
+    walk(tree, 0)
+    return found
+
+
+def _crosses(bracket: Bracket, others: Iterable[Bracket]) -> bool:
+    _, start, end = bracket
+    return any(a < start < b < end or start < a < end < b for _, a, b in others)

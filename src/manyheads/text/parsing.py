@@ -1,0 +1,116 @@
+"""Parsing as a task for a translation model: what it reads and writes for a tree, and how its folders remember that.
+
+A prepared folder and a model folder of a parser say so, in the manifest and in task.json: `evaluate` and `translate`
+then know that the text of a target is a tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyheads.config.build import build
+from manyheads.errors import ConfigError, DataError, ModelFileError
+from manyheads.text.bracketing import Restored, linearise, restore, sentence_of
+from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.trees import Node, format_tree, parse_tree
+
+__all__ = ["TASK_FILE", "ParsingTask", "load_task", "words_of"]
+
+TASK_FILE = "task.json"
+MAX_FILE_BYTES = 2**16
+_WHITE = " \t\n\r\v\f"
+
+
+def words_of(sentence: str) -> list[str]:
+    """The words of a tokenised sentence. Other than `str.split`, a no-break space is part of a word, as in trees."""
+    return [word for word in sentence.translate(str.maketrans(_WHITE, " " * len(_WHITE))).split(" ") if word]
+
+
+@dataclass(frozen=True)
+class ParsingTask:
+    """From a sentence to its constituents. settings: what of a tree is learned."""
+
+    settings: ParsingSettings = dataclasses.field(default_factory=ParsingSettings)
+
+    def pair(self, tree: Node) -> tuple[str, str]:
+        """A sentence and its tree, whole, as lines of text.
+
+        Raises: DataError: the tree has no words, or is too deep, so that `target` would fail.
+        """
+        linearise(tree, self.settings)
+        return sentence_of(tree), format_tree(tree)
+
+    def target(self, tree: str) -> str:
+        """What the model is to write for a tree.
+
+        Raises: DataError: the text is no tree.
+        """
+        return linearise(parse_tree(tree, "A target"), self.settings)
+
+    def restore(self, sentence: str, written: str) -> Restored:
+        """The tree that the model has written, over the sentence's words."""
+        return restore(written, words_of(sentence), self.settings)
+
+    def text(self, sentence: str, written: str) -> str:
+        """The same as a line of text; empty for a sentence without words."""
+        return format_tree(self.restore(sentence, written).tree) if words_of(sentence) else ""
+
+    def learn_tokenizer(self, pairs: Iterable[tuple[str, str]], settings: TokenizerSettings) -> Tokenizer:
+        """A tokenizer whose pieces come from sentences, and whose symbols are all that is written for their trees.
+
+        Args: pairs: sentences and trees.
+        """
+        counts: Counter[str] = Counter()
+        sentences = []
+        for sentence, tree in pairs:
+            sentences.append(sentence)
+            counts.update(self.target(tree).split(" "))
+        symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+        return Tokenizer.train(sentences, settings, symbols=symbols)
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raises: ConfigError: it has no pieces for brackets."""
+        if not any(symbol.startswith("(") for symbol in tokenizer.symbols):
+            raise ConfigError("This tokenizer has no symbols for the brackets of trees; train one, or take a parser's.")
+
+    def to_json(self) -> dict[str, Any]:
+        """What a folder remembers."""
+        return {"name": "parsing", **dataclasses.asdict(self.settings)}
+
+    @classmethod
+    def from_json(cls, content: Any, where: str) -> ParsingTask:
+        """The inverse of `to_json`.
+
+        Raises: DataError: it is no task that this program knows.
+        """
+        name = content.get("name") if isinstance(content, dict) else None
+        if name != "parsing":
+            raise DataError(f"{where} names the task {name!r}; this program knows `parsing`, and translation without.")
+        try:
+            return cls(build(ParsingSettings, {key: content[key] for key in content if key != "name"}, where))
+        except ConfigError as error:
+            raise DataError(str(error)) from None
+
+
+def load_task(folder: Path) -> ParsingTask | None:
+    """The task of a model folder; None, translation, if it names none.
+
+    Raises: ModelFileError: task.json cannot be read. DataError: it holds no task.
+    """
+    file = folder / TASK_FILE
+    if not file.exists():
+        return None
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise ModelFileError(f"{file} has {file.stat().st_size} bytes; it has at most {MAX_FILE_BYTES}.")
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
+    return ParsingTask.from_json(content, str(file))

@@ -1,0 +1,194 @@
+"""Bracketed trees as treebanks write them: read and written, and nothing else; strings in, strings out.
+
+`(S (NP (PRP She)) (VP (VBZ sleeps)) (. .))`: a bracket holds a label and further brackets, or a part-of-speech tag and
+a word. The outermost label may be empty, as in the Penn Treebank's files. Words spell round brackets -LRB- and -RRB-.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from manyheads.errors import DataError
+
+__all__ = ["MAX_DEPTH", "Leaf", "Node", "escape", "format_tree", "leaves_of", "parse_tree", "read_trees", "unescape"]
+
+MAX_DEPTH = 200
+"""Constituents above a word, at most, in trees that are learned from or given out; real ones have some 40."""
+
+_TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)  # ASCII: a no-break space is part of a word
+_ESCAPED = {"-LRB-": "(", "-RRB-": ")"}
+_PREVIEW = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A word as the file spells it, and its part-of-speech tag."""
+
+    tag: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A constituent: a label (empty at most in the outermost) and what it consists of, at least one child."""
+
+    label: str
+    children: tuple[Node | Leaf, ...]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A bracket that is not closed yet. label: None until something follows the bracket."""
+
+    label: str | None = None
+    word: str | None = None
+    children: list[Node | Leaf] = field(default_factory=list)
+
+
+def read_trees(lines: Iterable[str | None], name: str) -> Iterator[tuple[int, Node]]:
+    """The trees of a file, each on a line of its own or spread over several, with the line that each begins in.
+
+    Args:
+        lines: of the file; None, a line that could not be read, stands for an empty one.
+        name: what messages call the file.
+
+    Raises: DataError: a bracket is missing, too many, empty, without a label, or holds what does not belong together;
+        the file, the line, and what stands there are named.
+    """
+    reader = _Reader(name)
+    for number, line in enumerate(lines, 1):
+        yield from reader.feed(number, line or "")
+    reader.end()
+
+
+def parse_tree(text: str, where: str = "The text") -> Node:
+    """The one tree of a text.
+
+    Raises: DataError: it is no tree (see `read_trees`), or there are several.
+    """
+    trees = [tree for _, tree in read_trees([text], where)]
+    if len(trees) != 1:
+        raise DataError(f"{where} holds {len(trees)} trees, not one: {_preview(text)}.")
+    return trees[0]
+
+
+class _Reader:
+    """Brackets that are open, and where the tree they belong to began."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._open: list[_Open] = []
+        self._began = 0
+        self._suspect = 0
+
+    def feed(self, number: int, line: str) -> Iterator[tuple[int, Node]]:
+        """The trees that end in this line."""
+        if line.startswith("(") and self._open and not self._suspect:
+            self._suspect = number  # most files begin each tree in the first column, and nothing else
+        for match in _TOKEN.finditer(line):
+            token = match[0]
+            if token == "(":
+                if not self._open:
+                    self._began = number
+                self._begin(number, line)
+            elif token == ")":
+                tree = self._end_bracket(number, line)
+                if tree is not None:
+                    self._suspect = 0
+                    yield self._began, tree
+            else:
+                self._name_or_word(token, number, line)
+
+    def end(self) -> None:
+        """Raises: DataError: a tree is not finished."""
+        if self._open:
+            hint = f" Line {self._suspect} looks like the beginning of another tree." if self._suspect else ""
+            raise DataError(
+                f"{self._name}: the tree that begins in line {self._began} is not closed: {len(self._open)} closing"
+                f" brackets are missing.{hint}"
+            )
+
+    def _begin(self, number: int, line: str) -> None:
+        if len(self._open) > MAX_DEPTH + 2:
+            raise self._wrong(number, line, f"brackets are nested more than {MAX_DEPTH} deep")
+        if self._open:
+            above = self._open[-1]
+            if above.word is not None:
+                raise self._wrong(number, line, f"a bracket holds the word {above.word!r} and another bracket")
+            if above.label is None:
+                above.label = ""
+                if len(self._open) > 1:
+                    raise self._wrong(number, line, "a bracket inside a tree has no label")
+        self._open.append(_Open())
+
+    def _name_or_word(self, token: str, number: int, line: str) -> None:
+        if not self._open:
+            raise self._wrong(number, line, f"{token!r} stands outside of all brackets")
+        bracket = self._open[-1]
+        if bracket.label is None:
+            bracket.label = token
+        elif bracket.children:
+            raise self._wrong(number, line, f"the word {token!r} has no bracket of its own")
+        elif bracket.word is not None:
+            raise self._wrong(number, line, f"a bracket holds two words, {bracket.word!r} and {token!r}")
+        else:
+            bracket.word = token
+
+    def _end_bracket(self, number: int, line: str) -> Node | None:
+        """Close the innermost bracket. Returns: the tree, if that was its last."""
+        if not self._open:
+            raise self._wrong(number, line, "a bracket closes that was never opened")
+        bracket = self._open.pop()
+        if bracket.label is None or (bracket.word is None and not bracket.children):
+            raise self._wrong(number, line, f"the bracket ({bracket.label or ''}) is empty")
+        closed: Node | Leaf
+        closed = Leaf(bracket.label, bracket.word) if bracket.word else Node(bracket.label, tuple(bracket.children))
+        if self._open:
+            self._open[-1].children.append(closed)
+            return None
+        if isinstance(closed, Leaf):
+            raise self._wrong(number, line, f"the word {closed.word!r} is no tree; put it into one: (ROOT (TAG word))")
+        return closed
+
+    def _wrong(self, number: int, line: str, what: str) -> DataError:
+        began = f" (the tree begins in line {self._began})" if self._open and self._began != number else ""
+        return DataError(f"{self._name}: line {number}{began}: {what}: {_preview(line)}.")
+
+
+def _preview(text: str) -> str:
+    return repr(text if len(text) <= _PREVIEW else text[:_PREVIEW] + "…")
+
+
+def format_tree(tree: Node | Leaf) -> str:
+    """A tree as one line, with single spaces; `parse_tree` reads it back."""
+    if isinstance(tree, Leaf):
+        return f"({tree.tag} {tree.word})"
+    parts = [f"({tree.label}"]
+    for child in tree.children:
+        parts.append(format_tree(child))
+    return " ".join(parts) + ")"
+
+
+def leaves_of(tree: Node | Leaf) -> list[Leaf]:
+    """Words and tags from left to right."""
+    found: list[Leaf] = []
+    waiting: list[Node | Leaf] = [tree]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Leaf):
+            found.append(part)
+        else:
+            waiting.extend(reversed(part.children))
+    return found
+
+
+def unescape(word: str) -> str:
+    """A word as people write it: -LRB- and -RRB- become round brackets."""
+    return re.sub("-[LR]RB-", lambda found: _ESCAPED[found[0]], word)
+
+
+def escape(word: str) -> str:
+    """A word as it may stand in a tree; the inverse of `unescape` for words that hold no round bracket."""
+    return word.replace("(", "-LRB-").replace(")", "-RRB-")
