@@ -115,7 +115,7 @@ def test_learned_positions_set_a_limit() -> None:
     assert len(translator.translate_nbest(["the cat sees a"], min_new_tokens=5)[0][0].tokens) <= 5
     with pytest.raises(RequestError, match="at most 5 fit"):
         translator.translate("the cat sees a dog")
-    with pytest.raises(RequestError, match="positions for 5"):
+    with pytest.raises(RequestError, match=r"at most 5 fit \(the model's positions\)"):
         translator.score(["the"], ["the cat sees a dog"])
 
 

@@ -15,13 +15,15 @@ from manyheads.cli.evaluation_pairs import held_out_pairs, own_data
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
-from manyheads.cli.translate import one_line, with_line
-from manyheads.cli.truncation import counted_truncations
-from manyheads.data.readers import read_pairs
-from manyheads.errors import ConfigError, DataError, RequestError
+from manyheads.cli.translate import one_line
+from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
+from manyheads.data.lines import describe
+from manyheads.data.readers import ReadReport, read_pairs
+from manyheads.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from manyheads.architectures.seq2seq import Seq2Seq
+    from manyheads.decoding.settings import DecodingSettings
     from manyheads.decoding.translator import Translator
     from manyheads.evaluation.bleu import Score
     from manyheads.evaluation.likelihood import Likelihood
@@ -92,7 +94,8 @@ def run(arguments: Sequence[str]) -> int:
     options = parse(EvaluateOptions, arguments, command="evaluate", description=_DESCRIPTION, examples=_EXAMPLES)
     if options.output is not None:
         refuse_same_file(options.output, options.source, options.reference, options.hypotheses)
-    pairs, name = _pairs(options)
+    report = ReadReport()
+    pairs, name = _pairs(options, report)
     if not pairs:
         raise DataError(f"{name} has no sentences; there is nothing to evaluate.")
     references = [reference for _, reference in pairs]
@@ -114,23 +117,26 @@ def run(arguments: Sequence[str]) -> int:
             writer.write(translations)
     with LineWriter("-") as writer:
         writer.write((_as_json if options.json else _as_text)(scores, likelihood, protocol))
+    tell_bad_lines(report)
     return 0
 
 
-def _pairs(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str]:
+def _pairs(options: EvaluateOptions, report: ReadReport) -> tuple[list[tuple[str, str]], str]:
     """What is compared, (source or hypothesis, reference), and what it is called."""
     first = options.source if options.hypotheses is None else options.hypotheses
     if first is not None and options.reference is not None:
-        pairs = list(read_pairs(first, options.reference, on_bad_utf8=options.on_bad_utf8))
-        return pairs, f"{first} + {options.reference}"
+        pairs = list(read_pairs(first, options.reference, on_bad_utf8=options.on_bad_utf8, report=report))
+        return pairs, f"{describe(first)} + {describe(options.reference)}"
     data, seed = (options.data, 1) if options.data is not None else own_data(options.model)
     pairs, split = held_out_pairs(data, options.split, seed)
     if options.hypotheses is not None:
         from manyheads.data.lines import read_lines
 
-        found = list(read_lines(options.hypotheses, on_bad_utf8=options.on_bad_utf8))
+        found = list(read_lines(options.hypotheses, on_bad_utf8=options.on_bad_utf8, report=report))
         if len(found) != len(pairs):
-            raise DataError(f"{options.hypotheses} has {len(found)} lines, but {data} {split} has {len(pairs)} pairs.")
+            raise DataError(
+                f"{describe(options.hypotheses)} has {len(found)} lines, but {data} {split} has {len(pairs)} pairs."
+            )
         pairs = [(hypothesis, reference) for hypothesis, (_, reference) in zip(found, pairs, strict=True)]
     return pairs, f"{data} {split}"
 
@@ -145,19 +151,19 @@ def _run_model(pairs: list[tuple[str, str]], options: EvaluateOptions) -> tuple[
     translator = Translator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
-    try:
-        with counted_truncations() as counter:
+    assert isinstance(translator.model, Seq2Seq)  # all that from_pretrained gives
+    with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
+        with counted_truncations() as long_references:
+            likelihood = _likelihood(translator.model, translator, pairs, settings)
+        with counted_truncations() as long_sources:
             sources = [source for source, _ in pairs]
             translations = [one_line(text) for text in translator.translate(sources, **overrides)]
-    except RequestError as error:
-        raise RequestError(with_line(str(error), options.source or "the source")) from error
-    assert isinstance(translator.model, Seq2Seq)  # all that from_pretrained gives
-    likelihood = _likelihood(translator.model, translator, pairs, settings.max_tokens)
     protocol = {
         "model": options.model,
         "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
         "tokenizer": translator.tokenizer.digest,
-        "truncated_sources": counter.count,
+        "truncated_sources": long_sources.count,
+        "truncated_references": long_references.count,
         "decoding": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
         "device": str(translator.device),
         "precision": translator.precision,
@@ -166,22 +172,31 @@ def _run_model(pairs: list[tuple[str, str]], options: EvaluateOptions) -> tuple[
     return translations, likelihood, protocol
 
 
-def _likelihood(model: Seq2Seq, translator: Translator, pairs: list[tuple[str, str]], max_tokens: int) -> Likelihood:
-    """Of the references, given the sources, whole; too long ones are refused whatever the search does with them."""
+def _likelihood(
+    model: Seq2Seq, translator: Translator, pairs: list[tuple[str, str]], settings: DecodingSettings
+) -> Likelihood:
+    """Of the references, given the sources as the search sees them; what does not fit is refused or cut likewise."""
     from manyheads.data.store import PairStore
     from manyheads.data.stream import eval_batches
     from manyheads.decoding.device import inference
-    from manyheads.decoding.fit import check_lengths
+    from manyheads.decoding.fit import cut, fit, scored_limit, source_limit
     from manyheads.evaluation.likelihood import evaluate_likelihood
 
-    token = translator.tokenizer
-    sides = [token.encode_batch(list(side)) for side in zip(*pairs, strict=True)]
-    for what, side in zip(("source", "reference"), sides, strict=True):
-        check_lengths([len(ids) + 1 for ids in side], model.max_len, what)
-    store = PairStore.from_lists(zip(*sides, strict=True), token.vocab_size)
-    ids = {"pad_id": token.pad_id, "bos_id": token.bos_id, "eos_id": token.eos_id}
+    both = (translator.tokenizer.source, translator.tokenizer.target)
+    sources, references = (
+        [[*ids, token.eos_id] for ids in token.encode_batch(list(texts))]
+        for token, texts in zip(both, zip(*pairs, strict=True), strict=True)
+    )
+    # Sources that do not fit are named, and counted, by the search.
+    sources = cut(sources, source_limit(settings, model.max_len)[0])
+    limit, reason = scored_limit(settings, model.max_len)
+    numbers = range(1, len(pairs) + 1)
+    references = fit(references, numbers, limit, reason, too_long=settings.too_long, what="reference")
+    bare = ([ids[:-1] for ids in side] for side in (sources, references))  # the store and its batches add EOS
+    store = PairStore.from_lists(zip(*bare, strict=True), max(token.vocab_size for token in both))
+    ids = {name: getattr(both[1], name) for name in ("pad_id", "bos_id", "eos_id")}
     with inference(translator.device, translator.precision):
-        batches = eval_batches(store, max_tokens, **ids)
+        batches = eval_batches(store, settings.max_tokens, **ids)
         return evaluate_likelihood(model, batches, device=translator.device)
 
 
@@ -214,7 +229,7 @@ def _as_text(scores: dict[str, Score], likelihood: Likelihood | None, protocol: 
         *lines,
         f"  model      {protocol['model']}, {protocol['parameters']:,} parameters",
         f"  search     {_search(protocol['decoding'])}",
-        f"  truncated  {protocol['truncated_sources']} sources",
+        f"  truncated  {protocol['truncated_sources']} sources, {protocol['truncated_references']} references",
         f"  precision  {protocol['precision']} on {protocol['device']}",
         f"  versions   {versions}",
     ]
@@ -232,11 +247,11 @@ def _search(decoding: dict[str, Any]) -> str:
             f"beam {decoding['num_beams']}",
             f"length penalty {decoding['length_penalty']} ({decoding['length_penalty_kind']})",
         ]
-        parts += ["early stopping"] * decoding["early_stopping"]
+        parts += ["early stopping"] * (decoding["early_stopping"] is True)
     ratio, offset = decoding["max_len_ratio"], decoding["max_len_offset"]
     limit = decoding["max_new_tokens"] or f"{ratio:g} x source + {offset}"
     parts.append(f"at most {limit} tokens")
-    unusual = {"min_new_tokens": 0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+    unusual = {"min_new_tokens": 0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "rules": "manyheads"}
     parts += [f"{name} {decoding[name]}" for name, usual in unusual.items() if decoding[name] != usual]
     parts += [f"{name} {list(decoding[name])}" for name in ("banned_ids", "forced_prefix_ids") if decoding[name]]
     return ", ".join([*parts, f"batches of {decoding['max_tokens']} tokens"])

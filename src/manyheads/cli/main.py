@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from manyheads import __version__
 from manyheads.config.suggest import did_you_mean
-from manyheads.errors import ManyHeadsError
+from manyheads.errors import ManyHeadsError, SaveError
 
 __all__ = ["COMMANDS", "EXIT_CODES", "guarded", "main"]
 
@@ -54,6 +54,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns: the exit code (see `EXIT_CODES`)."""
+    _occupy_closed_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
@@ -73,8 +74,7 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
     except ManyHeadsError as error:
         return _fail(f"manyheads: {error}", error.exit_code, debug)
     except BrokenPipeError:
-        # Whoever read our output has closed it, as `head` does; keep Python from complaining once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()  # whoever read it has closed it, as `head` does
         return 0
     except KeyboardInterrupt:
         return _fail("manyheads: interrupted", 130, debug)
@@ -92,8 +92,35 @@ def _run(name: str, arguments: list[str]) -> int:
         print(f"Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
     code: int = importlib.import_module(f"manyheads.cli.{name}").run(arguments)
-    sys.stdout.flush()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _abandon_output()
+        raise SaveError(f"Cannot write standard output: {error.strerror or error}.") from None
     return code
+
+
+def _occupy_closed_streams() -> None:
+    """Put the null device where standard input, output or error is closed.
+
+    Otherwise the next file that is opened gets its number, and what a library prints goes into that file; and `print`
+    writes to standard output what was meant for a standard error that is None.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number, which is this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+
+
+def _abandon_output() -> None:
+    """Let what is left unwritten go nowhere; Python would try once more at exit, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _table() -> str:

@@ -44,6 +44,8 @@ class LineWriter:
         Raises: SaveError: the disk is full or refuses. BrokenPipeError: whoever read standard output is gone.
         """
         try:
+            if self._path == "-" and sys.stdout is None:
+                raise SaveError("Standard output is closed; name a file by --output.")
             if self._file is None:
                 self._file = sys.stdout.buffer if self._path == "-" else Path(self._path).open("wb")  # noqa: SIM115
             self._file.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
@@ -60,7 +62,11 @@ class LineWriter:
 def refuse_same_file(output: str, *inputs: str | None) -> None:
     """Raises: ConfigError: the output file is one of the inputs, which writing would destroy."""
     for path in inputs:
-        if path is None or "-" in (path, output) or not Path(path).is_file() or not Path(output).is_file():
+        if path is None or "-" in (path, output):
             continue
-        if Path(path).samefile(output):
+        try:
+            same = os.path.isfile(path) and os.path.samefile(path, output)  # noqa: PTH113, PTH121
+        except (OSError, ValueError):
+            continue  # there is no such file yet, or none that may be looked at; reading or writing it says so
+        if same:
             raise ConfigError(f"--output {output} is the file {describe(path)} that is read; choose another file.")

@@ -13,7 +13,8 @@ from manyheads.cli.decoding_options import DeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
-from manyheads.data.readers import read_pairs
+from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
+from manyheads.data.readers import ReadReport, read_pairs
 
 if TYPE_CHECKING:
     from manyheads.decoding.translation import Scored
@@ -49,7 +50,9 @@ class ScoreOptions:
     on_bad_utf8: Literal["fail", "replace"] = "fail"
     """A line that is not UTF-8: fail, or replace its bad bytes."""
     max_tokens: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the model's)")] = None
-    """A batch's budget: rows x longest side."""
+    """A batch's budget: rows x longest side. A longer side does not fit."""
+    too_long: Literal["fail", "truncate"] = "fail"
+    """A side that does not fit: stop and name its line, or cut it, score what is left and say how many were cut."""
     run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
 
 
@@ -59,17 +62,23 @@ def run(arguments: Sequence[str]) -> int:
     options = parse(ScoreOptions, arguments, command="score", description=_DESCRIPTION, examples=_EXAMPLES)
     refuse_same_file(options.output, options.source, options.target)
     # All pairs first: unequal counts show at the end of the files, and scores of misaligned lines would mislead.
-    pairs = list(read_pairs(options.source, options.target, on_bad_utf8=options.on_bad_utf8))
+    report = ReadReport()
+    pairs = list(read_pairs(options.source, options.target, on_bad_utf8=options.on_bad_utf8, report=report))
     from manyheads.decoding.translator import Translator
 
     translator = Translator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
-    if options.max_tokens is not None:
-        translator.settings = translator.options(max_tokens=options.max_tokens)
-    with LineWriter(options.output) as writer:
+    budget = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
+    translator.settings = translator.options(**budget, too_long=options.too_long)
+    with (
+        counted_truncations(),
+        naming_lines(source=options.source, reference=options.target),
+        LineWriter(options.output) as writer,
+    ):
         for start in range(0, len(pairs), BLOCK_PAIRS):
             sources, targets = zip(*pairs[start : start + BLOCK_PAIRS], strict=True)
             scored = translator.score(sources, targets, first_number=start + 1)
             writer.write(_shown(start + place, one, options.tokens) for place, one in enumerate(scored, 1))
+    tell_bad_lines(report)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,15 +16,15 @@ from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
-from manyheads.cli.truncation import counted_truncations
-from manyheads.data.lines import OnBadUtf8, ReadReport, describe, read_lines
-from manyheads.errors import ConfigError, ManyHeadsError, RequestError
+from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
+from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks
+from manyheads.errors import ConfigError, ManyHeadsError
 
 if TYPE_CHECKING:
     from manyheads.decoding.translation import Translation
     from manyheads.decoding.translator import Translator
 
-__all__ = ["TranslateOptions", "one_line", "run", "with_line"]
+__all__ = ["TranslateOptions", "one_line", "run"]
 
 _DESCRIPTION = """Translate text: one line in, one line out, in order; an empty line gives an empty line.
 Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
@@ -56,7 +56,7 @@ class TranslateOptions:
     on_bad_utf8: OnBadUtf8 = "fail"
     """A line that is not UTF-8: fail, replace its bad bytes, or skip (an empty line comes out)."""
     lines_at_once: Annotated[int, arg(metavar="N")] = 256
-    """Lines read before they are translated together; 1 answers every line at once."""
+    """Most lines that are translated together; fewer where a pipe has no more to give at the moment."""
     verbose: Annotated[bool, arg(aliases=["-v"], help_behavior_hint="")] = False
     """Print the settings and the speed on standard error."""
     run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
@@ -83,37 +83,25 @@ def run(arguments: Sequence[str]) -> int:
     settings = translator.options(**overrides)
     if options.verbose:
         print(f"{options.model} on {translator.device}, {translator.precision}: {settings}", file=sys.stderr)
-    if options.input == "-" and sys.stdin.isatty():
+    if options.input == "-" and sys.stdin is not None and sys.stdin.isatty():
         return _converse(translator, overrides, options)
     report = ReadReport()
-    try:
-        with counted_truncations(), LineWriter(options.output) as writer:
-            _translate(translator, overrides, options, report, writer)
-    except RequestError as error:
-        raise RequestError(with_line(str(error), options.input)) from error
-    for count, what in ((report.bad_utf8_replaced, "replaced"), (report.bad_utf8_skipped, "skipped")):
-        if count:
-            print(f"manyheads: {count} lines were not UTF-8 and {what}.", file=sys.stderr)
+    with counted_truncations(), naming_lines(text=options.input), LineWriter(options.output) as writer:
+        _translate(translator, overrides, options, report, writer)
+    tell_bad_lines(report)
     return 0
 
 
 def _translate(
     translator: Translator, overrides: dict[str, Any], options: TranslateOptions, report: ReadReport, writer: LineWriter
 ) -> None:
-    waiting: list[str] = []
-
-    def lines() -> Iterator[str]:
-        for line in read_lines(options.input, on_bad_utf8=options.on_bad_utf8, report=report):
-            waiting.append(line)
-            yield line
-
     start, num_lines, num_tokens = time.perf_counter(), 0, 0
-    for batch in translator.nbest_lines(lines(), lines_at_once=options.lines_at_once, **overrides):
-        numbered = enumerate(zip(waiting, batch, strict=True), num_lines + 1)
+    for lines in read_blocks(options.input, options.lines_at_once, on_bad_utf8=options.on_bad_utf8, report=report):
+        batch = translator.translate_nbest(lines, first_number=num_lines + 1, **overrides)
+        numbered = enumerate(zip(lines, batch, strict=True), num_lines + 1)
         writer.write(line for number, (source, found) in numbered for line in _shown(number, source, found, options))
         num_lines += len(batch)
         num_tokens += sum(len(found[0].tokens) for found in batch)
-        waiting.clear()
         if options.verbose:
             seconds = time.perf_counter() - start
             speed = f"{num_lines / seconds:,.1f} lines/s, {num_tokens / seconds:,.0f} tokens/s"
@@ -145,16 +133,9 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def with_line(message: str, path: str) -> str:
-    """The message with the file's name; what the library calls a text is a line of it."""
-    if not message.startswith("text "):
-        return message
-    return f"{describe(path)}: line {message.removeprefix('text ')}".replace("set too_long to", "use --too-long")
-
-
 def _converse(translator: Translator, overrides: dict[str, Any], options: TranslateOptions) -> int:
     """A prompt for each line until the end of the input. A line that cannot be translated is reported, and no end."""
-    in_terminal = sys.stdout.isatty()
+    in_terminal = sys.stdout is not None and sys.stdout.isatty()
     if in_terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  (the arrow keys of input())

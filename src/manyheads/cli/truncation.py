@@ -1,4 +1,4 @@
-"""What is cut because it is too long is said, and counted."""
+"""What is refused, cut or replaced in the lines of a file is said in the file's terms, and counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["TruncationCounter", "counted_truncations"]
+from manyheads.data.lines import ReadReport, describe
+from manyheads.errors import RequestError
+
+__all__ = ["TruncationCounter", "counted_truncations", "naming_lines", "tell_bad_lines"]
 
 
 class TruncationCounter(logging.Handler):
@@ -24,6 +27,31 @@ class TruncationCounter(logging.Handler):
         self.count += 1
         if self.count <= self.shown:
             print(f"manyheads: {record.getMessage().replace('text ', 'line ', 1)}", file=sys.stderr)
+
+
+@contextmanager
+def naming_lines(**paths: str) -> Iterator[None]:
+    """Name the file and the line where the library speaks of a numbered text that it refuses.
+
+    Args: paths: what the library calls such a text (`text`, `source`, `reference`) -> the file it is a line of.
+
+    Raises: RequestError: as it came, in other words.
+    """
+    try:
+        yield
+    except RequestError as error:
+        kind, _, rest = str(error).partition(" ")
+        if kind not in paths or not rest[:1].isdigit():
+            raise
+        told = f"{describe(paths[kind])}: line {rest}".replace("set too_long to", "use --too-long")
+        raise RequestError(told.replace("max_tokens if", "--max-tokens if")) from error
+
+
+def tell_bad_lines(report: ReadReport) -> None:
+    """Say how many lines were not UTF-8, and what became of them; nothing where there are none."""
+    for count, what in ((report.bad_utf8_replaced, "bad bytes replaced"), (report.bad_utf8_skipped, "skipped")):
+        if count:
+            print(f"manyheads: lines that are not UTF-8, {what}: {count}", file=sys.stderr)
 
 
 @contextmanager

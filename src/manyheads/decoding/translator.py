@@ -16,7 +16,7 @@ from manyheads.architectures.protocols import Scorable, Searchable
 from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, inference
-from manyheads.decoding.fit import check_lengths, check_target_limit, fit_sources
+from manyheads.decoding.fit import check_target_limit, fit, fit_sources, scored_limit
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.scoring import token_log_probs
@@ -24,7 +24,7 @@ from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import Scored, Translation
 from manyheads.errors import ModelFileError, RequestError
-from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
 
 __all__ = ["Scored", "Translation", "Translator"]
 
@@ -34,7 +34,7 @@ class Translator:
 
     Args:
         model: searchable; `score` needs it to be `Scorable` too. It is put into evaluation mode.
-        tokenizer: of source and target.
+        tokenizer: of both sides: a `Tokenizer`, which is one for both languages, or another toolkit's.
         settings: decoding options that calls start from; default `DecodingSettings()`.
         device: where the model is; `auto` asks the machine.
         precision: `fp32`, or `bf16` by autocast.
@@ -45,7 +45,7 @@ class Translator:
     def __init__(
         self,
         model: Searchable,
-        tokenizer: Tokenizer,
+        tokenizer: TranslationTokenizer,
         settings: DecodingSettings | None = None,
         device: str | torch.device = "auto",
         precision: Precision = "fp32",
@@ -68,11 +68,11 @@ class Translator:
         """
         folder = resolve_model_path(path)
         chosen = choose_device(device)
-        if not (folder / "tokenizer.json").is_file():
+        if not has_tokenizer(folder):
             raise ModelFileError(
                 f"{folder} has no tokenizer.json, so it cannot translate text; save the model with its tokenizer."
             )
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        tokenizer = load_tokenizer(folder)
         return cls(load(folder, device=chosen), tokenizer, load_settings(folder), chosen, precision)
 
     def options(self, **overrides: Any) -> DecodingSettings:
@@ -86,7 +86,7 @@ class Translator:
         if overrides:
             values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
             settings = build(DecodingSettings, {**values, **overrides}, "the decoding options")
-        token = self.tokenizer
+        token = self.tokenizer.target
         check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
         check_target_limit(settings, self.model.max_len)
         return settings
@@ -115,13 +115,20 @@ class Translator:
         return self._texts([hypotheses[0] if hypotheses else None for hypotheses in found])
 
     def translate_nbest(
-        self, texts: Sequence[str], *, stop: Callable[[], bool] | None = None, **overrides: Any
+        self,
+        texts: Sequence[str],
+        *,
+        stop: Callable[[], bool] | None = None,
+        first_number: int = 1,
+        **overrides: Any,
     ) -> list[list[Translation]]:
         """Up to num_return_sequences translations of each text, best first; arguments and errors as `translate`.
 
         An empty text gives one empty translation with score 0 and no tokens.
+
+        Args: first_number: what messages call the first text (and what its draws depend on), for one block of many.
         """
-        found = self._search(texts, self.options(**overrides), stop)
+        found = self._search(texts, self.options(**overrides), stop, first_number - 1)
         return [self._translations(hypotheses) for hypotheses in found]
 
     def translate_lines(
@@ -146,18 +153,6 @@ class Translator:
             for text in self._texts([row[0] if row else None for row in batch])
         )
 
-    def nbest_lines(
-        self,
-        lines: Iterable[str],
-        *,
-        lines_at_once: int = 256,
-        stop: Callable[[], bool] | None = None,
-        **overrides: Any,
-    ) -> Iterator[list[list[Translation]]]:
-        """As `translate_lines`, but whole batches of `translate_nbest`: for each line read a list of translations."""
-        found = self._stream(iter(lines), lines_at_once, self.options(**overrides), stop)
-        return ([self._translations(row) for row in batch] for batch in found)
-
     def score(
         self,
         sources: Sequence[str],
@@ -168,9 +163,11 @@ class Translator:
     ) -> list[Scored]:
         """Token log-probabilities of each reference given its source. An empty reference is EOS alone.
 
+        A text that is too long for the model, or for the settings' max_tokens, is refused or cut as `too_long` says.
+
         Args: first_number: what messages call the first pair, for one block of many.
 
-        Raises: RequestError: unequal counts, a text too long for the model, or a model that cannot score.
+        Raises: RequestError: unequal counts, a text that is too long, or a model that cannot score.
         """
         if not isinstance(self.model, Scorable):
             raise RequestError(f"a {type(self.model).__name__} gives no log-probabilities of whole targets.")
@@ -178,11 +175,15 @@ class Translator:
             raise RequestError(
                 f"{len(sources)} sources but {len(references)} references; give two lists of equal length."
             )
-        token = self.tokenizer
-        source_ids = [[*ids, token.eos_id] for ids in self._encode(sources)]
-        labels = [[*ids, token.eos_id] for ids in self._encode(references)]
-        for what, rows in (("source", source_ids), ("reference", labels)):
-            check_lengths([len(row) for row in rows], self.model.max_len, what, first_number)
+        reader, token = self.tokenizer.source, self.tokenizer.target
+        source_ids = [[*ids, reader.eos_id] for ids in self._encode(sources, reader)]
+        labels = [[*ids, token.eos_id] for ids in self._encode(references, token)]
+        numbers = range(first_number, first_number + len(labels))
+        limit, reason = scored_limit(self.settings, self.model.max_len)
+        source_ids, labels = (
+            fit(rows, numbers, limit, reason, too_long=self.settings.too_long, what=what)
+            for what, rows in (("source", source_ids), ("reference", labels))
+        )
         with inference(self.device, self.precision):
             found = token_log_probs(
                 self.model,
@@ -214,9 +215,10 @@ class Translator:
         """Hypotheses of each text; none for an empty one."""
         if isinstance(texts, str):
             raise RequestError("give a list of texts, not one string.")
-        encoded = self._encode(texts)
+        reader, writer = self.tokenizer.source, self.tokenizer.target
+        encoded = self._encode(texts, reader)
         full = [place for place, ids in enumerate(encoded) if ids and texts[place].strip()]
-        sources = [[*encoded[place], self.tokenizer.eos_id] for place in full]
+        sources = [[*encoded[place], reader.eos_id] for place in full]
         sources = fit_sources(sources, [first + place + 1 for place in full], settings, self.model.max_len)
         results: list[list[Hypothesis]] = [[] for _ in texts]
         with inference(self.device, self.precision):
@@ -224,9 +226,9 @@ class Translator:
                 self.model,
                 sources,
                 settings,
-                pad_id=self.tokenizer.pad_id,
-                bos_id=self.tokenizer.bos_id,
-                eos_id=self.tokenizer.eos_id,
+                pad_id=writer.pad_id,
+                bos_id=writer.bos_id,
+                eos_id=writer.eos_id,
                 device=self.device,
                 indices=[first + place for place in full],
                 stop=stop,
@@ -235,19 +237,20 @@ class Translator:
             results[place] = hypotheses
         return results
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str], side: Side) -> list[list[int]]:
         for place, text in enumerate(texts):
             if not isinstance(text, str):
                 raise RequestError(f"text {place + 1} is a {type(text).__name__}; texts are strings.")
-        return self.tokenizer.encode_batch(list(texts))
+        return side.encode_batch(list(texts))
 
     def _texts(self, best: list[Hypothesis | None]) -> list[str]:
-        return self.tokenizer.decode_batch([[] if hypothesis is None else hypothesis.ids for hypothesis in best])
+        return self.tokenizer.target.decode_batch([[] if hypothesis is None else hypothesis.ids for hypothesis in best])
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         return [self._translation(hypothesis) for hypothesis in hypotheses] or [Translation("", 0.0, [], [])]
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
-        ids = [*hypothesis.ids, self.tokenizer.eos_id] if hypothesis.ended else hypothesis.ids
-        text = self.tokenizer.decode(hypothesis.ids)
-        return Translation(text, hypothesis.score, self.tokenizer.tokens(ids), hypothesis.token_log_probs)
+        writer = self.tokenizer.target
+        ids = [*hypothesis.ids, writer.eos_id] if hypothesis.ended else hypothesis.ids
+        text = writer.decode(hypothesis.ids)
+        return Translation(text, hypothesis.score, writer.tokens(ids), hypothesis.token_log_probs)

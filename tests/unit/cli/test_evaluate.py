@@ -107,6 +107,23 @@ def test_prepared_data(
     assert "no test pairs" in capsys.readouterr().err
 
 
+def test_what_is_cut_or_replaced_is_counted(
+    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, reference = tmp_path / "source", tmp_path / "reference"
+    source.write_bytes(source.read_bytes() + b"x" * 40 + b"\nb\xe4d\nlast\n")
+    reference.write_bytes(reference.read_bytes() + b"ok\n" + b"y" * 80 + b"\nlast\n")
+    options = ["--max-tokens", "60", "--too-long", "truncate", "--on-bad-utf8", "replace"]
+    assert manyheads("evaluate", model_folder, *files, *options, "--json") == 0
+    captured = capsys.readouterr()
+    protocol = json.loads(captured.out)["protocol"]
+    assert (protocol["truncated_sources"], protocol["truncated_references"]) == (1, 1)
+    assert protocol["sentences"] == 15
+    assert "line 13 has 42 tokens; only its first 29 are used" in captured.err
+    assert "reference 14 has 82 tokens; only its first 59 are used" in captured.err
+    assert "manyheads: lines that are not UTF-8, bad bytes replaced: 1\n" in captured.err
+
+
 def test_mistakes(
     manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +145,8 @@ def test_mistakes(
         (["--hypotheses", tmp_path / "bad", "--reference", reference], "line 1 is not UTF-8"),
         (["--hypotheses", reference, "--reference", reference, "--tokenize", "x"], "13a"),
         ([model_folder, *files, "--output", reference], "is the file"),
-        ([model_folder, *files, "--max-tokens", "4"], "source: line 1 has"),
+        ([model_folder, *files, "--max-tokens", "4"], "reference: line 1 has 15 tokens, EOS included, but at most 4"),
+        ([model_folder, *files, "--max-tokens", "20"], "source: line 1 has 14 tokens, EOS included, but at most 10"),
     ]
     for arguments, message in cases:
         assert manyheads("evaluate", *arguments) == 2, arguments

@@ -94,3 +94,30 @@ def test_bad_files(
         assert captured.out == ""
         assert message in captured.err
         assert "Traceback" not in captured.err
+
+
+def test_what_is_too_long_is_refused_or_cut_and_counted(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "source").write_bytes(b"a\n" + b"x" * 50 + b"\nb\xe4\n")
+    (tmp_path / "target").write_bytes(b"y" * 70 + b"\nb\nc\n")
+    options = ["--source", tmp_path / "source", "--target", tmp_path / "target", "--max-tokens", "40"]
+    options += ["--on-bad-utf8", "replace"]
+    assert manyheads("score", model_folder, *options) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    expected = (
+        f"manyheads: {tmp_path / 'source'}: line 2 has 52 tokens, EOS included, but at most 40 fit (max_tokens 40);"
+    )
+    assert captured.err.startswith(expected)
+    assert "--too-long truncate" in captured.err
+    assert manyheads("score", model_folder, *options, "--too-long", "truncate") == 0
+    captured = capsys.readouterr()
+    assert [line.split("\t")[1] for line in captured.out.removesuffix("\n").split("\n")] == ["40", "3", "3"]
+    assert captured.err.split("\n") == [
+        "manyheads: source 2 has 52 tokens; only its first 39 are used",
+        "manyheads: reference 1 has 72 tokens; only its first 39 are used",
+        "manyheads: lines cut because they were too long: 2",
+        "manyheads: lines that are not UTF-8, bad bytes replaced: 1",
+        "",
+    ]

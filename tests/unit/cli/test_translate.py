@@ -208,7 +208,8 @@ def test_bad_utf8_replaced_or_skipped(
         lines = captured.out.split("\n")
         assert len(lines) == 4
         assert bool(lines[1]) == (policy == "replace")
-        assert "lines were not UTF-8" in captured.err
+        said = "bad bytes replaced" if policy == "replace" else "skipped"
+        assert captured.err == f"manyheads: lines that are not UTF-8, {said}: 1\n"
 
 
 def test_too_long_lines(manyheads: Cli, model_folder: Path, stdin: Stdin, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,6 +259,44 @@ def test_processes_in_a_pipe(model_folder: Path, tmp_path: Path) -> None:
         assert done.returncode == 2
         assert done.stderr.decode().startswith("manyheads: Cannot write standard output")
         assert done.stderr.count(b"\n") == 1
+
+
+def test_a_pipe_that_pauses_is_answered(model_folder: Path, translator: Translator) -> None:
+    """As behind `tail -f`: no option needed, and the half of a line that is there already holds up nothing."""
+    process = subprocess.Popen(
+        [*PROGRAM, "translate", str(model_folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"I am hungry.\nThe cat\nWhere is")
+    process.stdin.flush()
+    found = [process.stdout.readline(), process.stdout.readline()]
+    process.stdin.write(b" the station?\n")
+    process.stdin.flush()
+    found.append(process.stdout.readline())
+    assert process.communicate(timeout=60) == (b"", None)
+    assert process.returncode == 0
+    expected = translator.translate(["I am hungry.", "The cat", "Where is the station?"])
+    assert b"".join(found).decode() == "".join(f"{line}\n" for line in expected)
+
+
+@pytest.mark.parametrize(
+    ("redirections", "code", "message"),
+    [
+        ("<&-", 2, b"manyheads: Standard input is closed; name a file, or give the text through a pipe.\n"),
+        (">&-", 2, b"manyheads: Standard output is closed; name a file by --output.\n"),
+        ("2>&-", 0, b""),
+        ("2>&- <&-", 2, b""),
+    ],
+)
+def test_closed_streams(model_folder: Path, redirections: str, code: int, message: bytes) -> None:
+    """Nothing that is meant for one stream or file lands in another."""
+    script = f"printf 'a\nb\344d\n' | {' '.join(PROGRAM)} translate {model_folder} --on-bad-utf8 replace {redirections}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, env=ENVIRONMENT, timeout=120, check=False)
+    assert done.returncode == code
+    assert done.stdout.count(b"\n") == (2 if code == 0 else 0)
+    assert b"manyheads:" not in done.stdout
+    assert done.stderr == message
 
 
 def test_a_prompt_in_a_terminal(model_folder: Path, translator: Translator) -> None:

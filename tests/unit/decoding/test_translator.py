@@ -106,7 +106,7 @@ def test_too_long(hash_model: Any, tokenizer: Tokenizer, caplog: pytest.LogCaptu
         translator.translate("the cat sees a", max_tokens=12)
     with caplog.at_level(logging.WARNING):
         assert translator.translate_nbest([long], too_long="truncate") == short
-    assert "text 1 has 6 tokens; only its first 4 are translated" in caplog.text
+    assert "text 1 has 6 tokens; only its first 4 are used" in caplog.text
     with pytest.raises(RequestError, match="6 target tokens"):
         translator.translate("a", max_new_tokens=6)
 
