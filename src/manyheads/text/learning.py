@@ -15,10 +15,11 @@ from tokenizers import models, trainers
 
 from manyheads.text.pipeline import BYTE_PIECES, BYTE_SCORE, SPECIAL_PIECES, assemble, heads_of
 
-__all__ = ["learn_pieces"]
+__all__ = ["MAX_LEARNED_CHARS", "learn_pieces"]
 
 COVERAGE = 0.9999  # share of all characters that get a piece of their own; rarer ones are spelled in bytes
 MIN_FREQUENCY = 2  # a merge seen once would be learned by heart
+MAX_LEARNED_CHARS = 10_000  # of a text: the time that a word takes grows with the square of its length
 SYMBOL_SCORE = -1e6  # no text that other pieces spell leads to a symbol
 SCORE_DECIMALS = 4  # threads add scores in any order, which differs by 1e-14: rounding makes the file the same again
 
@@ -30,11 +31,12 @@ def learn_pieces(
 
     Args:
         kind: `bpe`, `unigram` or `word`.
-        texts: what to learn from.
+        texts: what to learn from; of longer ones their first MAX_LEARNED_CHARS characters.
         vocab_size: most pieces in all; a small text gives fewer.
         lowercase: fold case first.
         symbols: pieces to have in any case; hardly a text leads to one, unless it is learned anyway.
     """
+    texts = [text[:MAX_LEARNED_CHARS] for text in texts]
     if kind == "word":
         return _learn_words(texts, vocab_size, lowercase, symbols)
     heads = [*heads_of(kind), *symbols]

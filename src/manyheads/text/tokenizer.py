@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import normalizers
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.learning import learn_pieces
+from manyheads.text.long_lines import grouped, in_parts
 from manyheads.text.pipeline import SPACE_SIGN, SPECIAL_PIECES, assemble, heads_of, take_apart
 from manyheads.text.settings import TokenizerSettings
 
 __all__ = ["Tokenizer", "check_encodable"]
 
 MAX_FILE_BYTES = 64 * 2**20
+MAX_CHARS_AT_ONCE = 500_000
 
 
 class Tokenizer:
@@ -178,10 +181,26 @@ class Tokenizer:
         Raises: DataError: a text holds half a surrogate pair; the message names its position.
         """
         check_encodable(texts)
-        lists = [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
+        lists: list[list[int]] = []
+        for group in grouped(texts, MAX_CHARS_AT_ONCE):
+            alone = len(group[0]) > MAX_CHARS_AT_ONCE
+            lists += [self._encode_long(group[0])] if alone else _ids(self._library, group)
         if self.kind == "word":  # a word that is spelled like a special piece is not one
             lists = [[self.unk_id if index < self.unk_id else index for index in ids] for ids in lists]
         return lists
+
+    def _encode_long(self, text: str) -> list[int]:
+        """Part by part, each with a space in front unless it goes on within a word."""
+        ids: list[int] = []
+        inside: tokenizers.Tokenizer | None = None
+        for part, begins in in_parts(text, MAX_CHARS_AT_ONCE, through_words=self.kind != "word"):
+            if not begins and inside is None:
+                folding = [normalizers.Lowercase()] if self.lowercase else []
+                inside = tokenizers.Tokenizer.from_str(self._json)
+                inside.normalizer = normalizers.Sequence([normalizers.NFC(), *folding])
+                inside.encode_special_tokens = True
+            ids += _ids(self._library if begins or inside is None else inside, [part])[0]
+        return ids
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of texts of the target side: as `encode_batch`, unless there are symbols.
@@ -235,6 +254,10 @@ class Tokenizer:
     def __repr__(self) -> str:
         case = ", lowercase" if self.lowercase else ""
         return f"Tokenizer({self.kind}, {self.vocab_size} pieces{case}, {self.digest[:12]})"
+
+
+def _ids(library: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 class _TargetSide(Tokenizer):
