@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -129,10 +128,11 @@ def run(arguments: Sequence[str]) -> int:
     def abandon() -> None:
         from rich.console import Console
 
+        from manyheads.data.folder import clear_leftovers
+
         Console(stderr=True).show_cursor()  # the bars have hidden it
         print(f"manyheads: stopped; nothing is left in {output}.", file=sys.stderr, flush=True)
-        for aside in output.absolute().parent.glob(f"{output.name}.tmp-*"):
-            shutil.rmtree(aside, ignore_errors=True)
+        clear_leftovers(output)
 
     try:
         with showing_phases() as show:
@@ -271,4 +271,7 @@ _NOTED = {
     "bad_utf8_replaced": "lines that were not UTF-8, bad bytes replaced",
     "bad_utf8_skipped": "left out, because they are not UTF-8",
     "line_breaks_replaced": "with line breaks inside, made spaces",
+    "columns_ignored": "lines with more than two columns, the others left out",
+    "control_characters": "with control characters inside (NUL, carriage return, ...), kept",
+    "long_lines": "with a side above 10,000 characters, of which a tokenizer learns from the first 10,000",
 }

@@ -13,7 +13,7 @@ from typing import Any
 from manyheads.data.copy_task import copy_pairs
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
 from manyheads.data.folder import read_manifest, verify_file
-from manyheads.data.lines import read_lines
+from manyheads.data.lines import stored_lines
 from manyheads.data.preparing import (
     FORMAT,
     FORMAT_VERSION,
@@ -42,6 +42,9 @@ NOTED = (
     "bad_utf8_replaced",
     "bad_utf8_skipped",
     "line_breaks_replaced",
+    "columns_ignored",
+    "control_characters",
+    "long_lines",
     "source_unknown",
     "target_unknown",
 )
@@ -142,7 +145,7 @@ def _read_text(folder: Path, split: str, known: dict[str, Any], verify: bool, nu
     paths = [text_path(folder, split, side) for side in ("source", "target")]
     for path in paths:
         verify_file(path, known.get(path.name), content=verify)
-    source, target = (list(read_lines(path)) for path in paths)
+    source, target = (list(stored_lines(path)) for path in paths)
     if not len(source) == len(target) == num_pairs:
         raise DataError(f"{paths[0]} and {paths[1]} do not hold {num_pairs} lines each. Prepare the data again.")
     return list(zip(source, target, strict=True))
@@ -185,6 +188,11 @@ def open_data(
         near = difflib.get_close_matches(settings.path, [COPY_TASK, TATOEBA], 1, 0.7)
         hint = f"did you mean {near[0]}?" if near else f"prepare one with `manyheads prepare`, or use {TATOEBA}."
         raise DataError(f"data.path is {settings.path!r}, but there is no such folder; {hint}")
+    if not Path(settings.path).is_dir():
+        raise DataError(
+            f"data.path is {settings.path!r}, which is no folder; training reads a folder that `manyheads prepare` made of"
+            " text files."
+        )
     return PreparedData.open(settings.path, verify=verify)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from manyheads.data.folder import file_record, write_aside, write_manifest
-from manyheads.data.lines import ReadReport, read_lines
+from manyheads.data.lines import ReadReport, stored_lines
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
+from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
@@ -29,6 +31,7 @@ FORMAT_VERSION = 1
 SPLITS = ("train", "valid", "test")
 ENCODE_PAIRS = 4096  # pairs given to the tokenizer at once
 REPORT_PAIRS = 10_000
+CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")  # all but tab and line feed: text seldom means them
 MAX_TOKENIZER_PAIRS = 2_000_000  # above it, every second pair teaches the tokenizer, then every fourth, ...
 
 Progress = Callable[[str, int, int], None]  # (what, done, total); total is 0 where it is not known yet
@@ -128,6 +131,9 @@ def _fill(
             f"No training pairs are left in {splits['train'].describe()}: {counts['train']['lines']} were read and"
             f" {counts['train']['empty_dropped']} of them have an empty side."
         )
+    for name, pairs in splits.items():
+        if not counts[name]["pairs"]:
+            raise DataError(f"There are no {name} pairs in {pairs.describe()}; give others, or leave them out.")
     asked = dataclasses.asdict(tokenizer) if isinstance(tokenizer, TokenizerSettings) else None
     if isinstance(tokenizer, TokenizerSettings):
         progress("train the tokenizer", 0, 1)
@@ -187,7 +193,7 @@ class _Thinned:
 def _read_split(folder: Path, name: str, pairs: Pairs, sample: _Thinned, progress: Progress) -> dict[str, int]:
     """Copy a split's text into the folder and count what was met."""
     report = ReadReport()
-    kept = empty = 0
+    kept = empty = control = long = 0
     paths = [text_path(folder, name, side) for side in ("source", "target")]
     with (
         paths[0].open("w", encoding="utf-8", newline="\n") as source_file,
@@ -199,6 +205,8 @@ def _read_split(folder: Path, name: str, pairs: Pairs, sample: _Thinned, progres
                 if name == "train":
                     continue
             kept += 1
+            control += bool(CONTROL.search(source) or CONTROL.search(target))
+            long += max(len(source), len(target)) > MAX_LEARNED_CHARS
             source_file.write(source + "\n")
             target_file.write(target + "\n")
             if name == "train":
@@ -207,7 +215,8 @@ def _read_split(folder: Path, name: str, pairs: Pairs, sample: _Thinned, progres
                 progress(f"read {name}", kept, 0)
     progress(f"read {name}", kept, kept)
     dropped = "empty_dropped" if name == "train" else "empty_kept"
-    return {**dataclasses.asdict(report), dropped: empty, "pairs": kept}
+    met = {dropped: empty, "control_characters": control, "long_lines": long, "pairs": kept}
+    return {**dataclasses.asdict(report), **met}
 
 
 def _encode_split(
@@ -222,7 +231,7 @@ def _encode_split(
     total = counts["pairs"]
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
-        sides = (read_lines(text_path(folder, name, side)) for side in ("source", "target"))
+        sides = (stored_lines(text_path(folder, name, side)) for side in ("source", "target"))
         pairs = zip(*sides, strict=True)
         done = 0
         while block := list(islice(pairs, ENCODE_PAIRS)):
