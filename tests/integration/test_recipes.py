@@ -74,8 +74,12 @@ def lay_out(folder: Path, shared: Path) -> None:
     for path in newstest.glob("newstest201[34]*.gz"):
         lines = gzip.decompress(path.read_bytes()).split(b"\n")[:12]
         (wmt / path.name.removesuffix(".gz")).write_bytes(b"\n".join(lines) + b"\n")
-    if (shared / "data" / "gum-constituency").is_dir():
-        (folder / "gum-constituency").symlink_to(shared / "data" / "gum-constituency")
+    gum, wsj = shared / "data" / "gum-constituency", folder / "wsj"
+    (folder / "gum-constituency").symlink_to(gum)
+    wsj.mkdir()
+    for name, split in (("02-21.mrg", "train"), ("semi.trees.gz", "train"), ("22.mrg", "dev"), ("23.mrg", "test")):
+        lines = gzip.decompress((gum / f"gum.{split}.ptb.gz").read_bytes()).split(b"\n")[:12]
+        (wsj / name).write_bytes(b"\n".join(lines) + b"\n")
     (folder / "recipes").symlink_to(RECIPES[0].parent)
 
 

@@ -28,16 +28,18 @@ if TYPE_CHECKING:
     from manyheads.evaluation.bleu import Score
     from manyheads.evaluation.likelihood import Likelihood
 
-__all__ = ["EvaluateOptions", "run"]
+__all__ = ["EvaluateOptions", "run", "search_line"]
 
 _DESCRIPTION = """Judge a model on held-out text: BLEU and chrF by sacreBLEU with their signatures, likelihood, and the
 protocol: all that must be equal before two such figures may be compared. Text comes from --source and --reference,
-or --data; without either, from what the run was trained with. --hypotheses judges translations made elsewhere."""
+or --data; without either, from what the run was trained with. --hypotheses judges translations made elsewhere.
+A parser is judged by labelled brackets (evalb's rules), on --trees or its data; so are --hypotheses with --trees."""
 
 _EXAMPLES = (
     "manyheads evaluate runs/demo",
     "manyheads evaluate runs/demo --source test.en --reference test.de --beam 8 --output test.out",
     "manyheads evaluate --hypotheses test.out --reference test.de",
+    "manyheads evaluate runs/parser --trees test.ptb",
 )
 
 
@@ -60,6 +62,12 @@ class EvaluateOptions:
         arg(metavar="{test,valid}", help_behavior_hint="(default: test if there is one)"),
     ] = None
     """Which part of the data."""
+    trees: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Of a parser: the right trees, in brackets; the sentences are their words."""
+    baseline: Annotated[Literal["flat", "right"] | None, arg(metavar="{flat,right}", help_behavior_hint="")] = None
+    """Judge trees that need no model: flat or right-branching ones, with the labels usual in training trees."""
+    train_trees: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: of --data)")] = None
+    """Training trees, whose labels --baseline counts."""
     tokenize: Annotated[str, arg(metavar="{13a,none,intl,char,zh}")] = "13a"
     """BLEU's tokenizer; none for text that is tokenized already."""
     lowercase: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -74,12 +82,16 @@ class EvaluateOptions:
     decoding: Annotated[DecodingOptions, arg(name="")] = field(default_factory=DecodingOptions)
 
     def __post_init__(self) -> None:
+        if self.baseline is None and self.train_trees is not None:
+            raise ConfigError("--train-trees are counted for --baseline; leave them out.")
         if self.hypotheses is not None and (self.model or self.source is not None):
             raise ConfigError("--hypotheses are judged as they are; leave out MODEL and --source.")
+        if self.trees is not None or self.baseline is not None:
+            return
         if self.hypotheses is None and not self.model:
             raise ConfigError("Say what to evaluate: a MODEL, or --hypotheses FILE with --reference FILE.")
         if self.hypotheses is not None and self.reference is None and self.data is None:
-            raise ConfigError("--hypotheses need --reference FILE, or --data, to be compared with.")
+            raise ConfigError("--hypotheses need --reference FILE, or --data (trees: --trees), to be compared with.")
         if self.data is not None and (self.source is not None or self.reference is not None):
             raise ConfigError("--data brings its own sources and references; leave out --source and --reference.")
         if self.split is not None and self.reference is not None:
@@ -92,6 +104,10 @@ def run(arguments: Sequence[str]) -> int:
     """Evaluate. Returns: the exit code."""
     set_up_machine()
     options = parse(EvaluateOptions, arguments, command="evaluate", description=_DESCRIPTION, examples=_EXAMPLES)
+    from manyheads.cli.evaluate_trees import concerns_trees, evaluate_trees
+
+    if concerns_trees(options):
+        return evaluate_trees(options)
     if options.output is not None:
         refuse_same_file(options.output, options.source, options.reference, options.hypotheses)
     report = ReadReport()
@@ -228,14 +244,14 @@ def _as_text(scores: dict[str, Score], likelihood: Likelihood | None, protocol: 
     return [
         *lines,
         f"  model      {protocol['model']}, {protocol['parameters']:,} parameters",
-        f"  search     {_search(protocol['decoding'])}",
+        f"  search     {search_line(protocol['decoding'])}",
         f"  truncated  {protocol['truncated_sources']} sources, {protocol['truncated_references']} references",
         f"  precision  {protocol['precision']} on {protocol['device']}",
         f"  versions   {versions}",
     ]
 
 
-def _search(decoding: dict[str, Any]) -> str:
+def search_line(decoding: dict[str, Any]) -> str:
     """One line about the decoding settings."""
     if decoding["do_sample"]:
         names = ("temperature", "top_k", "top_p", "seed")

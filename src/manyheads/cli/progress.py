@@ -97,12 +97,11 @@ class LiveReporter:
 
     def validation(self, report: ValidationReport) -> None:
         scores = f"  loss {report.loss:.4f}  perplexity {report.perplexity:.2f}"
-        if report.bleu is not None and report.chrf is not None:
-            scores += f"  BLEU {report.bleu:.2f}  chrF {report.chrf:.2f}"
+        scores += "".join(f"  {score}" for score in report.scores())
         best = ("  best so far", "green") if report.best else ("", "")
         self._print(Text.assemble("\n", (f"validation, step {report.step:,}", "bold cyan"), scores, best))
         if self._verbose:
-            for signature in filter(None, (report.bleu_signature, report.chrf_signature)):
+            for signature in report.signatures():
                 self._print(Text(f"  {signature}", "dim"))
         for sample in report.samples:
             self._print(Text(f"  {_line(sample.source)}", "dim"))

@@ -15,6 +15,7 @@ from tyro.conf import Positional, arg
 from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
+from manyheads.cli.parses import Shown
 from manyheads.cli.parsing import parse
 from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks
@@ -28,7 +29,8 @@ __all__ = ["TranslateOptions", "one_line", "run"]
 
 _DESCRIPTION = """Translate text: one line in, one line out, in order; an empty line gives an empty line.
 Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
-With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation."""
+With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation.
+A model trained on trees parses: a sentence, words with spaces between them, gives its tree over exactly these words."""
 
 _EXAMPLES = (
     'echo "I am hungry." | manyheads translate runs/demo',
@@ -53,6 +55,8 @@ class TranslateOptions:
     """The N best translations of each line, as tab-separated values."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """One JSON object a line, with the source, and score, tokens and log-probabilities of each translation."""
+    linearised: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Of a parser: what the model wrote, not the tree that it was made into."""
     on_bad_utf8: OnBadUtf8 = "fail"
     """A line that is not UTF-8: fail, replace its bad bytes, or skip (an empty line comes out)."""
     lines_at_once: Annotated[int, arg(metavar="N")] = 256
@@ -83,23 +87,34 @@ def run(arguments: Sequence[str]) -> int:
     settings = translator.options(**overrides)
     if options.verbose:
         print(f"{options.model} on {translator.device}, {translator.precision}: {settings}", file=sys.stderr)
+    from manyheads.decoding.parser import task_of
+
+    shown = Shown(task_of(translator), linearised=options.linearised)
     if options.input == "-" and sys.stdin is not None and sys.stdin.isatty():
-        return _converse(translator, overrides, options)
+        return _converse(translator, overrides, options, shown)
     report = ReadReport()
     with counted_truncations(), naming_lines(text=options.input), LineWriter(options.output) as writer:
-        _translate(translator, overrides, options, report, writer)
+        _translate(translator, overrides, options, report, writer, shown)
     tell_bad_lines(report)
+    shown.tell()
     return 0
 
 
 def _translate(
-    translator: Translator, overrides: dict[str, Any], options: TranslateOptions, report: ReadReport, writer: LineWriter
+    translator: Translator,
+    overrides: dict[str, Any],
+    options: TranslateOptions,
+    report: ReadReport,
+    writer: LineWriter,
+    shown: Shown,
 ) -> None:
     start, num_lines, num_tokens = time.perf_counter(), 0, 0
     for lines in read_blocks(options.input, options.lines_at_once, on_bad_utf8=options.on_bad_utf8, report=report):
         batch = translator.translate_nbest(lines, first_number=num_lines + 1, **overrides)
         numbered = enumerate(zip(lines, batch, strict=True), num_lines + 1)
-        writer.write(line for number, (source, found) in numbered for line in _shown(number, source, found, options))
+        writer.write(
+            line for number, (source, found) in numbered for line in _lines(number, source, found, options, shown)
+        )
         num_lines += len(batch)
         num_tokens += sum(len(found[0].tokens) for found in batch)
         if options.verbose:
@@ -108,12 +123,14 @@ def _translate(
             print(f"{num_lines:,} lines, {num_tokens:,} tokens in {seconds:.1f} s: {speed}", file=sys.stderr)
 
 
-def _shown(number: int, source: str, translations: list[Translation], options: TranslateOptions) -> list[str]:
+def _lines(
+    number: int, source: str, translations: list[Translation], options: TranslateOptions, shown: Shown
+) -> list[str]:
     """The output lines of one input line."""
     if options.json:
         found = [
             {
-                "text": one.text,
+                **shown.record(source, one.text),
                 "score": one.score,
                 "log_prob": sum(one.token_log_probs),
                 "tokens": one.tokens,
@@ -124,8 +141,9 @@ def _shown(number: int, source: str, translations: list[Translation], options: T
         record = {"line": number, "source": source, "translations": found}
         return [json.dumps(record, ensure_ascii=False)]
     if options.num_return_sequences is None:
-        return [one_line(translations[0].text)]
-    return [f"{number}\t{one.score:.6f}\t" + one_line(one.text).replace("\t", " ") for one in translations]
+        return [one_line(shown.text(source, translations[0].text))]
+    texts = [one_line(shown.text(source, one.text)).replace("\t", " ") for one in translations]
+    return [f"{number}\t{one.score:.6f}\t{text}" for one, text in zip(translations, texts, strict=True)]
 
 
 def one_line(text: str) -> str:
@@ -133,7 +151,7 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def _converse(translator: Translator, overrides: dict[str, Any], options: TranslateOptions) -> int:
+def _converse(translator: Translator, overrides: dict[str, Any], options: TranslateOptions, shown: Shown) -> int:
     """A prompt for each line until the end of the input. A line that cannot be translated is reported, and no end."""
     in_terminal = sys.stdout is not None and sys.stdout.isatty()
     if in_terminal:
@@ -160,4 +178,4 @@ def _converse(translator: Translator, overrides: dict[str, Any], options: Transl
             except ManyHeadsError as error:
                 print(f"manyheads: {error}", file=sys.stderr)
                 continue
-            writer.write(_shown(number, line, found, options))
+            writer.write(_lines(number, line, found, options, shown))

@@ -28,6 +28,7 @@ from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
 from manyheads.errors import ConfigError, DataError, SaveError
 from manyheads.text.parsing import ParsingTask
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -95,6 +96,9 @@ class PreparedData:
         for name in ("tokenizer.json", *(f"{split}/manifest.json" for split in splits)):
             verify_file(path / name, known.get(name), content=verify)
         tokenizer = Tokenizer.load(path / "tokenizer.json")
+        task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json")) if "task" in manifest else None
+        if task is not None:
+            tokenizer = ParsingTokenizer(tokenizer, task)
         stores = {split: PairStore.open(path / split, verify=verify) for split in splits}
         texts: dict[str, list[tuple[str, str]]] = {}
         for split, store in stores.items():
@@ -114,7 +118,7 @@ class PreparedData:
             valid_text=texts.get("valid", []),
             test_text=texts.get("test", []),
             manifest=manifest,
-            task=ParsingTask.from_json(manifest["task"], str(path / "manifest.json")) if "task" in manifest else None,
+            task=task,
         )
 
     @property

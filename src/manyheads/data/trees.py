@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.bracketing import normal_form
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.trees import Leaf, Node, leaves_of, read_trees
 
@@ -47,7 +48,10 @@ class TreeFile:
         report = report if report is not None else ReadReport()
         for tree in read_tree_file(self.path, self.on_bad_utf8, report, self.task):
             yield self.task.pair(tree)
-            for part in _parts(tree, self.subtrees) if self.subtrees else ():
+            if not self.subtrees:
+                continue
+            words = replace(self.task.settings, tags="keep", functions="keep", root=None)  # all but traces, if need be
+            for part in _parts(normal_form(tree, words), self.subtrees):
                 report.lines += 1
                 yield self.task.pair(part)
 

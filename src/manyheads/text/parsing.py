@@ -16,7 +16,7 @@ from typing import Any
 
 from manyheads.config.build import build
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.text.bracketing import Restored, linearise, restore, sentence_of
+from manyheads.text.bracketing import Restored, linearise, normal_form, restore, sentence_of
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.trees import Node, format_tree, parse_tree
@@ -44,8 +44,7 @@ class ParsingTask:
 
         Raises: DataError: the tree has no words, or is too deep, so that `target` would fail.
         """
-        linearise(tree, self.settings)
-        return sentence_of(tree), format_tree(tree)
+        return sentence_of(normal_form(tree, self.settings)), format_tree(tree)
 
     def target(self, tree: str) -> str:
         """What the model is to write for a tree.

@@ -14,6 +14,7 @@ from manyheads.architectures.table import build_model
 from manyheads.config.files import to_plain
 from manyheads.data.prepared import PreparedData, open_data
 from manyheads.data.stream import TrainingStream
+from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 from manyheads.training.ema import MovingAverage
 from manyheads.training.optimiser import build_optimiser
@@ -47,10 +48,19 @@ class Assembly:
 
 
 def resolve_config(config: TrainConfig, data: PreparedData) -> TrainConfig:
-    """Fill in the vocabulary sizes that were left to the tokenizer."""
+    """Fill in the vocabulary sizes that were left to the tokenizer.
+
+    A parser's targets need few of its ids; unless all embeddings are one matrix, its decoder has no others.
+
+    Raises: ConfigError: the best checkpoint is to be found by a score that the data's task does not have.
+    """
+    best_by, task = config.validation.best_by, "translation" if data.task is None else "parsing"
+    if best_by == ("f1" if data.task is None else "bleu"):
+        raise ConfigError(f"validation.best_by is {best_by!r}, but {data.path} is prepared for {task}.")
     size = data.tokenizer.vocab_size
     model = config.model
-    sizes = (model.source_vocab_size or size, model.target_vocab_size or size)
+    target_size = size if model.tie_embeddings == "all" else data.tokenizer.num_target_ids
+    sizes = (model.source_vocab_size or size, model.target_vocab_size or target_size)
     return replace(config, model=replace(model, source_vocab_size=sizes[0], target_vocab_size=sizes[1]))
 
 

@@ -94,12 +94,10 @@ class PlainReporter:
 
     def validation(self, report: ValidationReport) -> None:
         scores = f"validation at step {report.step} | nll {report.loss:.4f} | perplexity {report.perplexity:.2f}"
-        if report.bleu is not None and report.chrf is not None:
-            scores += f" | BLEU {report.bleu:.2f} | chrF {report.chrf:.2f}"
+        scores += "".join(f" | {score}" for score in report.scores())
         self._line(scores + (" | best so far" if report.best else ""))
-        for signature in (report.bleu_signature, report.chrf_signature):
-            if signature:
-                self._line(f"  {signature}")
+        for signature in report.signatures():
+            self._line(f"  {signature}")
         for sample in report.samples:
             self._line(f"  source      {sample.source}")
             self._line(f"  reference   {sample.reference}")

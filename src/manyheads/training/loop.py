@@ -178,8 +178,7 @@ class Trainer:
             report = self._validator.run(counters.step)
         if report is None:
             return False
-        by_bleu = self._config.validation.best_by == "bleu"
-        score = -report.bleu if by_bleu and report.bleu is not None else report.loss
+        score = report.merit(self._config.validation.best_by)
         best = math.isfinite(score) and (counters.best_score is None or score < counters.best_score)
         if best:
             counters.best_score, counters.best_step = score, counters.step

@@ -123,6 +123,13 @@ class Recorder:
                 "bleu_signature": report.bleu_signature,
                 "chrf_signature": report.chrf_signature,
             }
+        if report.f1 is not None:
+            record |= {
+                "f1": report.f1,
+                "exact_match": report.exact_match,
+                "ill_formed": report.ill_formed,
+                "brackets_signature": report.brackets_signature,
+            }
         self._write({**record, "best": report.best})
         if report.samples:
             write_samples(self._folder.samples / f"step-{report.step}.txt", report)

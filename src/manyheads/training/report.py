@@ -61,7 +61,11 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport:
-    """Told after every validation. loss: nats a target token, no smoothing. bleu, chrf: None if not asked for."""
+    """Told after every validation.
+
+    loss: nats a target token, no smoothing. bleu, chrf: None if not asked for. Of a parser instead: f1 of labelled
+    brackets, exact_match, both in percent, and ill_formed, the number of sentences whose trees were mended.
+    """
 
     step: int
     loss: float
@@ -70,8 +74,33 @@ class ValidationReport:
     chrf: float | None = None
     bleu_signature: str | None = None
     chrf_signature: str | None = None
+    f1: float | None = None
+    exact_match: float | None = None
+    ill_formed: int | None = None
+    brackets_signature: str | None = None
     best: bool = False
     samples: tuple[Sample, ...] = ()
+
+    def scores(self) -> list[str]:
+        """`BLEU 31.41` and the like, for people."""
+        named = (
+            ("BLEU", self.bleu, ""),
+            ("chrF", self.chrf, ""),
+            ("F1", self.f1, ""),
+            ("exact", self.exact_match, "%"),
+        )
+        shown = [f"{name} {value:.2f}{unit}" for name, value, unit in named if value is not None]
+        return [*shown, *([] if self.ill_formed is None else [f"ill-formed {self.ill_formed}"])]
+
+    def signatures(self) -> list[str]:
+        """What the scores depend on."""
+        found = (self.bleu_signature, self.chrf_signature, self.brackets_signature)
+        return [signature for signature in found if signature]
+
+    def merit(self, best_by: Literal["loss", "bleu", "f1"]) -> float:
+        """What decides which checkpoint is the best: the loss, or a score negated; lower is better."""
+        score = {"loss": None, "bleu": self.bleu, "f1": self.f1}[best_by]
+        return self.loss if score is None else -score
 
 
 @dataclass(frozen=True, kw_only=True)

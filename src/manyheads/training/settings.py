@@ -81,11 +81,11 @@ class ValidationSettings:
 
     Args:
         every_steps: optimiser steps between two validations; 0 validates at the end only.
-        bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF; 0 skips it;
-            -1 is all.
+        bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF, or of a parser
+            for F1; 0 skips it; -1 is all.
         bleu_tokenize: BLEU's tokenizer: `none` for text that is tokenised already, `13a` (sacreBLEU's default) else.
         num_samples: of those, how many are written to samples/ and shown.
-        best_by: what decides which checkpoint is the best.
+        best_by: what decides which checkpoint is the best; `f1` is of parsers.
         patience: stop after so many validations without a better one; 0 never stops.
     """
 
@@ -93,16 +93,17 @@ class ValidationSettings:
     bleu_sentences: int = 500
     bleu_tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
     num_samples: int = 5
-    best_by: Literal["loss", "bleu"] = "loss"
+    best_by: Literal["loss", "bleu", "f1"] = "loss"
     patience: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("every_steps", 0), ("bleu_sentences", -1), ("num_samples", 0), ("patience", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"validation.{name} is {getattr(self, name)}; it must be at least {least}.")
-        if self.best_by == "bleu" and self.bleu_sentences == 0:
+        if self.best_by != "loss" and self.bleu_sentences == 0:
             raise ConfigError(
-                "validation.best_by is 'bleu' but validation.bleu_sentences is 0; translate some, or use 'loss'."
+                f"validation.best_by is {self.best_by!r} but validation.bleu_sentences is 0; translate some, or use"
+                " 'loss'."
             )
 
 

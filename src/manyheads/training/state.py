@@ -32,7 +32,7 @@ class Counters:
         elapsed_seconds: spent in the loop, over all resumed parts.
         window_loss, window_nll, window_tokens, window_norm, window_steps: sums since the last line of metrics.
         skipped: steps skipped in a row.
-        best_score: of the best validation; lower is better (BLEU is negated). None before the first.
+        best_score: of the best validation; lower is better (BLEU and F1 are negated). None before the first.
         best_step: its step.
         num_worse: validations since then.
         validated_step: of the last validation.

@@ -1,4 +1,4 @@
-"""Held-out loss, and BLEU and chrF of the same search that `translate` uses."""
+"""Held-out loss, and BLEU and chrF (of a parser F1) of the same search that `translate` uses."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from manyheads.data.stream import eval_batches
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.translator import Translator
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
+from manyheads.evaluation.brackets import SIGNATURE
+from manyheads.evaluation.parses import judge_written
+from manyheads.text.parsing import ParsingTask
+from manyheads.text.trees import format_tree
 from manyheads.training.report import Sample, ValidationReport
 from manyheads.training.settings import TrainConfig
 from manyheads.training.signals import StopFlag
@@ -81,6 +85,8 @@ class Validator:
         except SearchStopped:
             return None
         references = [reference for _, reference in texts]
+        if self._data.task is not None:
+            return self._parses(step, loss, self._data.task, texts, translations)
         bleu = corpus_bleu(translations, references, tokenize=self._config.validation.bleu_tokenize)
         chrf = corpus_chrf(translations, references)
         shown = zip(texts, translations, strict=True)
@@ -94,6 +100,26 @@ class Validator:
             bleu_signature=bleu.signature,
             chrf_signature=chrf.signature,
             samples=tuple(samples[: self._config.validation.num_samples]),
+        )
+
+    def _parses(
+        self, step: int, loss: float, task: ParsingTask, texts: list[tuple[str, str]], written: list[str]
+    ) -> ValidationReport:
+        """The report of a parser. texts: sentences and trees; written: what the model made of the sentences."""
+        report = judge_written(task, [sentence for sentence, _ in texts], written, [tree for _, tree in texts])
+        shown = list(zip(texts, report.trees, strict=True))[: self._config.validation.num_samples]
+        return ValidationReport(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)),
+            f1=report.all.f1,
+            exact_match=report.all.exact_match,
+            ill_formed=report.ill_formed,
+            brackets_signature=SIGNATURE,
+            samples=tuple(
+                Sample(source=sentence, reference=tree, translation="" if found is None else format_tree(found))
+                for (sentence, tree), found in shown
+            ),
         )
 
     @torch.no_grad()

@@ -61,15 +61,15 @@ def series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Array, Array
 
 
 def learning_curve_figure(records: Iterable[Mapping[str, Any]], *, title: str = "") -> Figure:
-    """Loss of training and validation, BLEU and chrF where there are any, and the learning rate, over optimiser steps.
+    """Loss of training and validation, BLEU, chrF and F1 where there are any, and the learning rate, over steps.
 
-    Args: records: dicts with `step` and any of train_nll, train_loss, valid_nll, valid_loss, bleu, chrf, learning_rate
-        and grad_norm.
+    Args: records: dicts with `step` and any of train_nll, train_loss, valid_nll, valid_loss, bleu, chrf, f1,
+        learning_rate and grad_norm.
 
     Raises: MissingExtraError: no matplotlib.
     """
     records = list(records)
-    scored = any(len(series(records, key)[0]) for key in ("bleu", "chrf"))
+    scored = any(len(series(records, key)[0]) for key in ("bleu", "chrf", "f1"))
     figure = new_figure(11.0, 5.2)
     if title:
         plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
@@ -121,7 +121,7 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
 
 
 def _scores(axes: Axes, records: list[Mapping[str, Any]]) -> None:
-    for key, name, colour in (("bleu", "BLEU", COLOURS[2]), ("chrf", "chrF", COLOURS[3])):
+    for key, name, colour in (("bleu", "BLEU", COLOURS[2]), ("chrf", "chrF", COLOURS[3]), ("f1", "F1", COLOURS[2])):
         steps, values = series(records, key)
         if len(steps):
             label = f"{name}  {values[-1]:.1f}"

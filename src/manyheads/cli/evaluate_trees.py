@@ -1,0 +1,237 @@
+"""`manyheads evaluate` of a parser: bracket scores by evalb's rules, and everything they depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyheads import __version__
+from manyheads.cli.evaluation_pairs import own_data
+from manyheads.cli.output import LineWriter, refuse_same_file
+from manyheads.cli.parses import repairs_line
+from manyheads.cli.truncation import counted_truncations
+from manyheads.data.lines import ReadReport, describe, read_lines
+from manyheads.errors import ConfigError, DataError
+from manyheads.text.parsing import TASK_FILE, ParsingTask
+
+if TYPE_CHECKING:
+    from manyheads.cli.evaluate import EvaluateOptions
+    from manyheads.data.prepared import PreparedData
+    from manyheads.evaluation.brackets import BracketScore
+    from manyheads.evaluation.parses import ParseReport
+    from manyheads.text.trees import Node
+
+__all__ = ["concerns_trees", "evaluate_trees"]
+
+
+def concerns_trees(options: EvaluateOptions) -> bool:
+    """Whether what is to be evaluated are trees: by an option, or since the model or the data is a parser's."""
+    if options.trees is not None or options.baseline is not None:
+        return True
+    if options.data is not None and _has_task(Path(options.data) / "manifest.json", "task"):
+        return True
+    return any((Path(options.model) / inner / TASK_FILE).is_file() for inner in (".", "model") if options.model)
+
+
+def _has_task(manifest: Path, key: str) -> bool:
+    try:
+        return manifest.is_file() and key in json.loads(manifest.read_bytes())
+    except (OSError, ValueError, RecursionError, TypeError):
+        return False  # whoever opens the folder says what is wrong with it
+
+
+def evaluate_trees(options: EvaluateOptions) -> int:
+    """Evaluate. Returns: the exit code.
+
+    Raises: ConfigError: options contradict each other. DataError: trees cannot be read, or counts differ.
+    """
+    _check(options)
+    gold, name, data = _gold(options)
+    if not gold:
+        raise DataError(f"{name} has no trees; there is nothing to evaluate.")
+    protocol: dict[str, Any] = {"data": name, "sentences": len(gold)}
+    if options.hypotheses is not None:
+        report, more = _judge_file(options.hypotheses, gold, options)
+    elif options.baseline is not None:
+        report, more = _judge_baseline(gold, options, data)
+    else:
+        report, more = _judge_model(gold, options)
+    protocol |= more
+    if options.output is not None:
+        from manyheads.text.trees import format_tree
+
+        with LineWriter(options.output) as writer:
+            writer.write("" if tree is None else format_tree(tree) for tree in report.trees)
+    with LineWriter("-") as writer:
+        writer.write((_as_json if options.json else _as_text)(report, protocol))
+    return 0
+
+
+def _check(options: EvaluateOptions) -> None:
+    for name in ("source", "reference"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"A parser is judged by trees, which bring their sentences; give --trees, not --{name}.")
+    if options.trees is not None and (options.data is not None or options.split is not None):
+        raise ConfigError("--trees are the trees to judge by; leave out --data and --split.")
+    given = [options.hypotheses is not None, options.baseline is not None, bool(options.model)]
+    if sum(given) != 1 and not (options.baseline is not None and options.model and options.hypotheses is None):
+        raise ConfigError("Say what to evaluate, one of: a MODEL, --hypotheses FILE, or --baseline flat|right.")
+    if options.output is not None:
+        refuse_same_file(options.output, options.trees, options.hypotheses, options.train_trees)
+
+
+def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str, PreparedData | None]:
+    """Sentences with their trees, what they are called, and the prepared data that they are from, if any."""
+    from manyheads.data.trees import read_sentences
+
+    if options.trees is not None:
+        return read_sentences(options.trees, ParsingTask(), options.on_bad_utf8), describe(options.trees), None
+    from manyheads.data.prepared import PreparedData
+
+    path = options.data if options.data is not None else own_data(options.model)[0]
+    data = PreparedData.open(path)
+    if data.task is None:
+        raise DataError(f"{path} holds no trees; give --trees FILE.")
+    texts = {"test": data.test_text, "valid": data.valid_text}
+    for split in [options.split] if options.split else ["test", "valid"]:
+        if texts[split]:
+            return texts[split], f"{path} {split}", data
+    raise DataError(f"{path} has no {options.split or 'test or valid'} trees; give --trees FILE.")
+
+
+def _judge_file(path: str, gold: list[tuple[str, str]], options: EvaluateOptions) -> tuple[ParseReport, dict[str, Any]]:
+    """Trees made elsewhere, one a line; an empty line is a sentence without a tree."""
+    from manyheads.evaluation.parses import judge_trees
+    from manyheads.text.trees import parse_tree
+
+    lines = list(read_lines(path, on_bad_utf8=options.on_bad_utf8, report=ReadReport()))
+    name = describe(path)
+    if len(lines) != len(gold):
+        raise DataError(f"{name} has {len(lines)} lines, one tree each, but there are {len(gold)} gold trees.")
+    trees: list[Node | None] = [
+        parse_tree(line, f"{name}: line {number}") if line.strip() else None for number, line in enumerate(lines, 1)
+    ]
+    return judge_trees(trees, [tree for _, tree in gold]), {"judged": name}
+
+
+def _judge_baseline(
+    gold: list[tuple[str, str]], options: EvaluateOptions, data: PreparedData | None
+) -> tuple[ParseReport, dict[str, Any]]:
+    """Trees that need no model, from the labels of training trees."""
+    from manyheads.evaluation.parses import judge_trees
+    from manyheads.evaluation.tree_baselines import Baseline
+
+    assert options.baseline is not None
+    if options.train_trees is not None:
+        from manyheads.data.trees import read_tree_file
+
+        trees = list(read_tree_file(options.train_trees, options.on_bad_utf8, ReadReport(), ParsingTask()))
+        name = describe(options.train_trees)
+    elif data is not None:
+        trees, name = _training_trees(data), f"{data.path} train"
+    else:
+        raise ConfigError("A baseline counts the labels of training trees: give --train-trees FILE.")
+    baseline = Baseline(options.baseline, trees)
+    report = judge_trees([baseline.tree(sentence) for sentence, _ in gold], [tree for _, tree in gold])
+    return report, {"judged": baseline.describe(), "counted_on": name}
+
+
+def _training_trees(data: PreparedData) -> list[Node]:
+    """The training trees of prepared data, which keeps them as ids."""
+    assert data.task is not None
+    sides = [
+        data.tokenizer.decode_batch([data.train[place][side].tolist() for place in range(len(data.train))])
+        for side in (0, 1)
+    ]
+    return [data.task.restore(sentence, written).tree for sentence, written in zip(*sides, strict=True)]
+
+
+def _judge_model(gold: list[tuple[str, str]], options: EvaluateOptions) -> tuple[ParseReport, dict[str, Any]]:
+    """What a model makes of the sentences."""
+    import torch
+
+    from manyheads.decoding.parser import Parser
+    from manyheads.evaluation.parses import judge_written
+
+    parser = Parser.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    translator = parser.translator
+    overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
+    settings = translator.options(**overrides)
+    sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
+    with counted_truncations() as counter:
+        written = translator.translate(sentences, **overrides)
+    report = judge_written(parser.task, sentences, written, trees)
+    assert isinstance(translator.model, torch.nn.Module)
+    return report, {
+        "model": options.model,
+        "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
+        "tokenizer": translator.tokenizer.digest,
+        "task": parser.task.to_json(),
+        "truncated_sources": counter.count,
+        "decoding": dataclasses.asdict(settings),
+        "device": str(translator.device),
+        "precision": translator.precision,
+        "versions": {"manyheads": __version__, "torch": str(torch.__version__)},
+    }
+
+
+def _figures(score: BracketScore) -> dict[str, Any]:
+    return {
+        "f1": score.f1,
+        "precision": score.precision,
+        "recall": score.recall,
+        "exact_match": score.exact_match,
+        "average_crossing": score.average_crossing,
+        "tagging_accuracy": score.tagging_accuracy,
+        **dataclasses.asdict(score),
+    }
+
+
+def _as_json(report: ParseReport, protocol: dict[str, Any]) -> list[str]:
+    from manyheads.evaluation.brackets import SIGNATURE
+
+    record = {
+        "brackets": {**_figures(report.all), "signature": SIGNATURE},
+        "brackets_40": {**_figures(report.short), "signature": f"{SIGNATURE}|words<=40"},
+        "ill_formed": report.ill_formed,
+        "repairs": dict(report.repairs),
+    }
+    return [json.dumps({**record, "protocol": protocol}, ensure_ascii=False, indent=2)]
+
+
+def _as_text(report: ParseReport, protocol: dict[str, Any]) -> list[str]:
+    from manyheads.cli.evaluate import search_line
+    from manyheads.evaluation.brackets import SIGNATURE
+
+    lines = [f"F1 = {report.all.f1:.2f}", f"  {SIGNATURE}"]
+    for name, score in (("all", report.all), ("<= 40 words", report.short)):
+        lines.append(
+            f"  {name:<12} P {score.precision:.2f}  R {score.recall:.2f}  F1 {score.f1:.2f}"
+            f"  exact {score.exact_match:.2f}%  crossing {score.average_crossing:.2f}"
+            f"  ({score.sentences:,} sentences, {score.gold:,} brackets)"
+        )
+    if report.all.tagging_accuracy is not None:
+        lines.append(f"  tags         {report.all.tagging_accuracy:.2f}%")
+    if report.all.errors:
+        lines.append(
+            f"  errors       {report.all.errors:,} sentences left out: no tree, or other words than the gold tree"
+        )
+    if report.ill_formed is not None:
+        lines.append(f"  ill-formed   {report.ill_formed:,} trees mended: {repairs_line(report.repairs)}")
+    lines += ["protocol", f"  data       {protocol['data']}", f"  sentences  {protocol['sentences']:,}"]
+    if "model" not in protocol:
+        lines.append(f"  judged     {protocol['judged']}")
+        return [*lines, *([f"  counted on {protocol['counted_on']}"] if "counted_on" in protocol else [])]
+    task = ", ".join(f"{key} {value}" for key, value in protocol["task"].items() if key != "name")
+    versions = ", ".join(f"{name} {version}" for name, version in protocol["versions"].items())
+    return [
+        *lines,
+        f"  model      {protocol['model']}, {protocol['parameters']:,} parameters",
+        f"  task       {protocol['task']['name']}: {task}",
+        f"  search     {search_line(protocol['decoding'])}",
+        f"  truncated  {protocol['truncated_sources']} sources",
+        f"  precision  {protocol['precision']} on {protocol['device']}",
+        f"  versions   {versions}",
+    ]

@@ -1,0 +1,54 @@
+"""Sentences in, constituency trees out: a translator whose targets are trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from manyheads.decoding.device import Precision
+from manyheads.decoding.translator import Translator
+from manyheads.errors import RequestError
+from manyheads.text.bracketing import Restored
+from manyheads.text.parsing import ParsingTask, words_of
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
+
+__all__ = ["Parser", "task_of"]
+
+
+def task_of(translator: Translator) -> ParsingTask | None:
+    """What the model parses; None if it translates."""
+    tokenizer = translator.tokenizer
+    return tokenizer.task if isinstance(tokenizer, ParsingTokenizer) else None
+
+
+class Parser:
+    """A model that parses tokenised sentences (Vaswani et al. 2017, sec. 6.3).
+
+    Args: translator: of a model that was trained on trees; its settings are those of the search.
+
+    Raises: RequestError: the model is no parser.
+    """
+
+    def __init__(self, translator: Translator) -> None:
+        task = task_of(translator)
+        if task is None:
+            raise RequestError("This model translates and does not parse: it was not trained on trees.")
+        self.translator = translator
+        self.task = task
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, device: str = "auto", precision: Precision = "fp32") -> Self:
+        """A parser from a model folder, a run folder, or `owner/name` on the Hugging Face hub. Errors as there."""
+        return cls(Translator.from_pretrained(path, device, precision))
+
+    def parse(
+        self, sentences: Sequence[str], *, stop: Callable[[], bool] | None = None, **overrides: Any
+    ) -> list[Restored | None]:
+        """The tree of each sentence, over exactly its words, and what had to be mended; None without words.
+
+        Args: sentences: words with spaces between them; others as of `Translator.translate`, and errors too.
+        """
+        written = self.translator.translate(list(sentences), stop=stop, **overrides)
+        pairs = zip(sentences, written, strict=True)
+        return [self.task.restore(sentence, text) if words_of(sentence) else None for sentence, text in pairs]
