@@ -82,6 +82,8 @@ def _verify_file(folder: Path, name: str, entry: dict[str, Any], strict: bool) -
     path = folder / name
     if strict and path.is_symlink():
         raise CheckpointError(f"{folder} is refused: {name} is a symbolic link.")
+    if not path.is_file():  # a pipe or a device would be read for ever
+        raise CheckpointError(f"{folder} is refused: {name} is no regular file.")
     size = path.stat().st_size
     if size != entry["size"]:
         raise CheckpointError(f"{folder} is damaged: {name} has {size} bytes, its manifest says {entry['size']}.")

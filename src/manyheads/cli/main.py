@@ -34,6 +34,9 @@ EXIT_CODES = (
     "exit codes: 0 success, 2 a mistake in the input, 1 a bug of ours, 130 and 143 stopped by Ctrl-C and SIGTERM"
 )
 
+_MOST_LINES = 10
+_LONGEST_LINE = 2000
+
 _HELP = """usage: manyheads COMMAND [OPTIONS]     manyheads COMMAND --help
 
 Transformer, Transformer-XL and Reformer: train, evaluate, translate, look inside.
@@ -134,8 +137,19 @@ def _table() -> str:
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(message, file=sys.stderr)
+    print(_printable(message), file=sys.stderr)
     return code
+
+
+def _printable(message: str) -> str:
+    """A message for a terminal: names that come from files must not paint it, nor fill it."""
+    lines = [
+        "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line) for line in message.split("\n")
+    ]
+    lines = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in lines]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES - 1 :] = [f"... and {len(lines) - _MOST_LINES + 1} lines more"]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

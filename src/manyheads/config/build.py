@@ -20,6 +20,8 @@ __all__ = ["build", "resolve"]
 
 T = TypeVar("T")
 _MISSING = object()
+MOST_HINTS = 50
+"""Unknown settings after so many are listed without the nearest name: finding it takes a while."""
 
 
 def build(cls: type[T], values: Mapping[str, Any], name: str = "the settings") -> T:
@@ -76,7 +78,7 @@ def _section(cls: type, values: Any, path: str, mistakes: list[tuple[str, str]])
     wrong: set[str] = set()
     for name, value in values.items():
         if name not in annotations:
-            near = did_you_mean(str(name), annotations, prefix=dot)
+            near = did_you_mean(str(name), annotations, prefix=dot) if len(mistakes) < MOST_HINTS else ""
             mistakes.append((f"{dot}{name}", f"there is no setting {dot}{name}.{near}"))
             continue
         noted = len(mistakes)

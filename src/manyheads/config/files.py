@@ -16,6 +16,8 @@ __all__ = ["MAX_BYTES", "Source", "load_yaml", "parse_yaml", "to_json", "to_plai
 
 MAX_BYTES = 64 * 1024
 """A settings file is a page or two; a bigger file is a mistake, and YAML is slow enough to hang on it."""
+MAX_NODES = 10_000
+"""Values of a file once every alias is written out: a page of nested aliases can stand for billions."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def parse_yaml(text: str, name: str) -> Source:
             if not isinstance(node, yaml.MappingNode):
                 found = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
                 raise ConfigError(f"{name} holds no settings: expected lines such as `seed: 1`, found {found}.")
-            _walk(node, "", name, lines, set())
+            _walk(node, "", name, lines, {})
             values = loader.construct_document(node)
         finally:
             loader.dispose()
@@ -91,16 +93,32 @@ def parse_yaml(text: str, name: str) -> Source:
     return Source(values, name, lines)
 
 
-def _walk(node: yaml.Node, path: str, name: str, lines: dict[str, int], seen: set[int]) -> None:
-    """Note the line of every key and refuse doubled ones; an aliased node is visited once, lest aliases explode."""
-    if id(node) in seen:
-        return
-    seen.add(id(node))
+def _walk(node: yaml.Node, path: str, name: str, lines: dict[str, int], sizes: dict[int, int]) -> int:
+    """Note the line of every key; refuse doubled keys, aliases that explode and such as lie within themselves.
+
+    Returns: the number of values, aliases written out; an aliased node is visited once.
+    """
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise ConfigError(f"{name}, line {node.start_mark.line + 1}: an alias lies within what it stands for.")
+        return sizes[id(node)]
+    sizes[id(node)] = 0
+    size = 1
     if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _walk(item, path, name, lines, seen)
-    if not isinstance(node, yaml.MappingNode):
-        return
+        size += sum(_walk(item, path, name, lines, sizes) for item in node.value)
+    if isinstance(node, yaml.MappingNode):
+        size += _walk_mapping(node, path, name, lines, sizes)
+    if size > MAX_NODES:
+        raise ConfigError(
+            f"{name}, line {node.start_mark.line + 1}: what stands here is over {MAX_NODES:,} values once its aliases"
+            " are written out."
+        )
+    sizes[id(node)] = size
+    return size
+
+
+def _walk_mapping(node: yaml.MappingNode, path: str, name: str, lines: dict[str, int], sizes: dict[int, int]) -> int:
+    size = 0
     keys: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
@@ -114,7 +132,8 @@ def _walk(node: yaml.Node, path: str, name: str, lines: dict[str, int], seen: se
         keys[key.value] = line
         inner = f"{path}.{key.value}" if path else key.value
         lines[inner] = line
-        _walk(value, inner, name, lines, seen)
+        size += _walk(value, inner, name, lines, sizes)
+    return size
 
 
 def to_plain(value: Any) -> Any:

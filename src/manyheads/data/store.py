@@ -215,7 +215,7 @@ def _map_side(folder: Path, side: str, dtype: np.dtype[Any], num_pairs: int) -> 
         raise DataError(f"{offsets_path} does not hold {num_pairs + 1} offsets. Prepare the data again.")
     offsets = np.array(np.memmap(offsets_path, OFFSET_DTYPE, "r")).astype(np.int64)
     size = ids_path.stat().st_size
-    if offsets[0] != 0 or offsets[-1] * dtype.itemsize != size or (np.diff(offsets) < 0).any():
+    if offsets[0] != 0 or int(offsets[-1]) * dtype.itemsize != size or (np.diff(offsets) < 0).any():
         raise DataError(f"{offsets_path} does not fit {ids_path.name}. Prepare the data again.")
     # an empty file cannot be mapped; ndarray, not memmap, as numpy makes slices of the latter ten times slower
     ids = np.asarray(np.memmap(ids_path, dtype, "r")) if size else np.empty(0, dtype)

@@ -10,6 +10,21 @@ from manyheads.errors import ConfigError
 
 __all__ = ["DecodingSettings"]
 
+MOST: dict[str, float] = {
+    "num_beams": 1_000,
+    "num_return_sequences": 10_000,
+    "length_penalty": 100,
+    "max_new_tokens": 100_000,
+    "max_len_ratio": 1_000,
+    "max_len_offset": 100_000,
+    "min_new_tokens": 100_000,
+    "no_repeat_ngram_size": 100_000,
+    "temperature": 1e6,
+    "repetition_penalty": 1e6,
+    "max_tokens": 2**31,
+}
+MOST_IDS = 100_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
@@ -88,6 +103,12 @@ class DecodingSettings:
         for name, bound in least.items():
             if not getattr(self, name) >= bound:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {bound}.")
+        for name, bound in MOST.items():  # a file may ask for anything; this is what could not be meant
+            if not getattr(self, name) <= bound:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at most {bound:,}.")
+        for name in ("banned_ids", "forced_prefix_ids"):
+            if len(getattr(self, name)) > MOST_IDS:
+                raise ConfigError(f"{name} has {len(getattr(self, name)):,} ids; there may be {MOST_IDS:,}.")
         if not self.temperature > 0:
             raise ConfigError(
                 f"temperature is {self.temperature}; it must be above 0 (for greedy search leave do_sample off)."

@@ -42,10 +42,9 @@ class Machine:
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
-        start = None
+        start = file.tell()
         for count, (opcode, argument, position) in enumerate(pickletools.genops(file)):
-            start = position if start is None else start
-            if count > _MOST_OPCODES or position - start > MOST_PICKLE_BYTES:
+            if count > _MOST_OPCODES or (position or 0) - start > MOST_PICKLE_BYTES:
                 raise RefusedError(f"its pickle has more than {_MOST_OPCODES:,} opcodes or {MOST_PICKLE_BYTES:,} bytes")
             if opcode.name == "STOP":
                 return self._stack.pop()

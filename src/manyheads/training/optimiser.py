@@ -104,6 +104,8 @@ def load_optimiser_tensors(
                 f"The optimiser's {full_name!r} has shape {tuple(tensor.shape)},"
                 f" the parameter {tuple(parameter.shape)}."
             )
+        if not tensor.is_floating_point() or (key == "step" and tensor.numel() != 1):
+            raise CheckpointError(f"The optimiser's {full_name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}.")
         states.setdefault(name, {})[key] = tensor
     for name, state in states.items():
         parameter = named[name]

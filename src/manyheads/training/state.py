@@ -5,6 +5,7 @@ Generators and schedules are missing on purpose: both are functions of the seed 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -68,9 +69,23 @@ class Counters:
             odd = sorted(names ^ set(record)) if isinstance(record, dict) else ["all"]
             raise CheckpointError(f"The checkpoint's counters do not fit this version of manyheads: {', '.join(odd)}.")
         for name, value in record.items():
-            if not isinstance(value, int | float) and not (value is None and name.startswith("best_")):
-                raise CheckpointError(f"The checkpoint's counter {name} is {value!r}, which is no number.")
+            if not _fits(name, value):
+                raise CheckpointError(f"The checkpoint's counter {name} is {_shown(value)}, which cannot be.")
         return cls(**record)
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a counter can have that value: sums and scores are finite, all else are counts."""
+    if value is None:
+        return name in ("best_score", "best_step")
+    if name in ("elapsed_seconds", "window_loss", "window_nll", "window_norm", "best_score"):
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -107,6 +107,8 @@ class TransformerConfig:
         for name in unsigned:
             if getattr(self, name) < 0:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
+        if not 0 <= self.norm_eps < 1:
+            raise ConfigError(f"model.norm_eps is {self.norm_eps}; it must be in [0, 1).")
         for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; a rate must be in [0, 1).")
