@@ -78,6 +78,11 @@ class Keeper:
         for change in check_same_run(checkpoint.scalars, **assembly.identity):
             self._warn(f"changed since the checkpoint: {change}")
         assembly.counters = Counters.from_json(checkpoint.scalars.get("counters"))
+        row, rows = assembly.counters.row, assembly.stream.rows(assembly.counters.epoch)
+        if row >= rows:
+            raise CheckpointError(
+                f"{checkpoint.path} goes on at row {row:,} of an epoch of {rows:,} rows; it is damaged."
+            )
         restore(checkpoint.tensors, assembly.model, assembly.optimiser, assembly.average)
 
     def check_space(self) -> None:
