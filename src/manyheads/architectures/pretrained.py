@@ -36,6 +36,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
+_MOST_CONFIG_BYTES = 1 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -75,6 +76,13 @@ def load_portable_state(model: nn.Module, tensors: Mapping[str, Tensor], where: 
     Raises: ModelFileError: a name is missing or unknown, or a shape differs; the first few are listed.
     """
     own = portable_state(model)
+    _check_fit(tensors, own, where)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _check_fit(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
     problems = [f"{name} is missing" for name in own if name not in tensors]
     problems += [f"{name} is not part of this model" for name in tensors if name not in own]
     problems += [
@@ -82,12 +90,14 @@ def load_portable_state(model: nn.Module, tensors: Mapping[str, Tensor], where: 
         for name in own
         if name in tensors and tensors[name].shape != own[name].shape
     ]
+    problems += [
+        f"{name} holds {tensors[name].dtype}, the model needs {own[name].dtype}"
+        for name in own
+        if name in tensors and tensors[name].is_floating_point() != own[name].is_floating_point()
+    ]
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise ModelFileError(f"{where} do not fit the model of this config: {'; '.join(problems[:5])}{more}.")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
 
 
 def save_pretrained(
@@ -150,6 +160,7 @@ def load(
     tensors = _read_weights(folder, config)
     with torch.device("meta"):
         model = build_model(config)
+    _check_fit(tensors, portable_state(model), str(folder / WEIGHTS))  # before memory is taken for what a config asks
     model.to_empty(device=device)
     model.tie_weights()
     load_portable_state(model, tensors, where=str(folder / WEIGHTS))
@@ -163,6 +174,8 @@ def read_config(folder: Path) -> Any:
     """
     file = folder / CONFIG
     try:
+        if file.exists() and not (file.is_file() and file.stat().st_size <= _MOST_CONFIG_BYTES):
+            raise ModelFileError(f"{file} is refused: it must be a file of at most {_MOST_CONFIG_BYTES:,} bytes.")
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelFileError(f"{folder} is not a model folder: it has no {CONFIG}.") from error
@@ -184,7 +197,7 @@ def read_config(folder: Path) -> Any:
 
 def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
     file = folder / WEIGHTS
-    if not file.exists():
+    if not file.is_file():
         pickled = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
         hint = (
             f" {pickled[0]} is a pickle, which can run code when opened, and is refused; convert it to safetensors."
