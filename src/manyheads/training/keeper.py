@@ -10,7 +10,7 @@ from manyheads.checkpoint.commit import remove_stale
 from manyheads.checkpoint.faults import check_free_space
 from manyheads.checkpoint.format import Checkpoint, checkpoint_name, needed_bytes, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, read_pointer, set_aside_newer, write_pointer
-from manyheads.errors import SaveError
+from manyheads.errors import CheckpointError, SaveError
 from manyheads.training.assembly import Assembly
 from manyheads.training.log import MetricsLog
 from manyheads.training.resume import check_same_run, choose_checkpoint
