@@ -15,13 +15,13 @@ from tyro.conf import Positional, arg
 from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
-from manyheads.cli.parses import Shown
 from manyheads.cli.parsing import parse
 from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks
 from manyheads.errors import ConfigError, ManyHeadsError
 
 if TYPE_CHECKING:
+    from manyheads.cli.parses import Shown
     from manyheads.decoding.translation import Translation
     from manyheads.decoding.translator import Translator
 
@@ -87,6 +87,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = translator.options(**overrides)
     if options.verbose:
         print(f"{options.model} on {translator.device}, {translator.precision}: {settings}", file=sys.stderr)
+    from manyheads.cli.parses import Shown
     from manyheads.decoding.parser import task_of
 
     shown = Shown(task_of(translator), linearised=options.linearised)
