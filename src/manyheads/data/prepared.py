@@ -194,8 +194,8 @@ def open_data(
         raise DataError(f"data.path is {settings.path!r}, but there is no such folder; {hint}")
     if not Path(settings.path).is_dir():
         raise DataError(
-            f"data.path is {settings.path!r}, which is no folder; training reads a folder that `manyheads prepare` made of"
-            " text files."
+            f"data.path is {settings.path!r}, which is no folder; training reads a folder that `manyheads prepare` made"
+            " of text files."
         )
     return PreparedData.open(settings.path, verify=verify)
 

@@ -13,8 +13,10 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.checkpoint.faults import saving
 from manyheads.data.prepared import PreparedData
 from manyheads.data.stream import eval_batches
+from manyheads.decoding.fit import source_limit
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.translator import Translator
+from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 from manyheads.evaluation.brackets import SIGNATURE
 from manyheads.evaluation.parses import judge_written
@@ -25,6 +27,8 @@ from manyheads.training.settings import TrainConfig
 from manyheads.training.signals import StopFlag
 
 __all__ = ["Translate", "Validator", "build_translate", "write_samples"]
+
+SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
 
 Translate = Callable[[list[str], Callable[[], bool]], list[str]]
 """Source lines to target lines; the second argument is asked often, and answers True to make it raise SearchStopped."""
@@ -46,6 +50,8 @@ class Validator:
         device: where the model is.
         translate: source lines to target lines; None leaves out BLEU and chrF.
         stop: looked at between batches.
+
+    Raises: DataError: a validation pair is too long; better now than hours later, at the first validation.
     """
 
     def __init__(
@@ -63,10 +69,31 @@ class Validator:
         self._device = device
         self._translate = translate
         self._stop = stop
+        if self:
+            self._refuse_too_long()
 
     def __bool__(self) -> bool:
         """Whether there is anything to validate on."""
         return self._data.valid is not None and len(self._data.valid) > 0
+
+    def _refuse_too_long(self) -> None:
+        """Held-out text is judged whole, so what does not fit is neither cut nor left out unless that is asked for."""
+        store, config = self._data.valid, self._config
+        assert store is not None
+        max_len = getattr(self._model, "max_len", None)
+        budget = config.data.max_tokens if max_len is None else min(config.data.max_tokens, max_len)
+        why = "data.max_tokens" if budget == config.data.max_tokens else "the model's positions"
+        sides = [(side, getattr(store, f"{side}_lengths") + more, budget, why) for side, more in SPECIAL_TOKENS.items()]
+        count = config.validation.bleu_sentences
+        if self._translate is not None and config.decoding.too_long == "fail" and count:
+            searched = store.source_lengths[: count if count > 0 else None] + 1
+            sides.insert(0, ("source", searched, *source_limit(config.decoding, max_len)))
+        for side, lengths, limit, why in sides:
+            if len(lengths) and lengths.max() > limit:
+                raise DataError(
+                    f"Validation pair {int(lengths.argmax()) + 1} of {self._data.path} has {lengths.max()} {side}"
+                    f" tokens, but at most {limit} fit ({why}); shorten it, leave it out, or raise that limit."
+                )
 
     def run(self, step: int) -> ValidationReport | None:
         """Loss and scores now; None if the stop flag was raised meanwhile."""

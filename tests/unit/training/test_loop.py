@@ -18,8 +18,11 @@ from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints, read_pointer
 from manyheads.checkpoint.verify import verify_folder
+from manyheads.data.prepared import prepare_corpus
+from manyheads.data.preparing import PairList
 from manyheads.decoding.hypothesis import SearchStopped
-from manyheads.errors import CheckpointError, ConfigError, NonFiniteError, SaveError
+from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, SaveError
+from manyheads.text.settings import TokenizerSettings
 from manyheads.training.dry_run import dry_run
 from manyheads.training.loop import train
 from manyheads.training.report import TrainResult, ValidationReport
@@ -98,6 +101,38 @@ def test_bleu_is_tokenized_as_the_settings_say(name: str, small: Make) -> None:
     signatures = {record["bleu_signature"] for record in metrics(config) if "bleu_signature" in record}
     assert all(f"tok:{name}" in signature for signature in signatures)
     assert signatures
+
+
+def test_a_validation_pair_that_does_not_fit_is_refused_before_the_first_step(small: Make, tmp_path: Path) -> None:
+    """Its loss and its translation would end the run at the first validation, hours later."""
+    train_pairs, words = PairList("made up", [("1 2 3", "3 2 1")] * 20), "1 2 " * 200
+    settings = TokenizerSettings(kind="word", vocab_size=16)
+    for name, pair in (("source", (words, "1")), ("target", ("1", words))):
+        valid = PairList("made up", [("1", "2"), pair])
+        prepare_corpus(tmp_path / name, train=train_pairs, valid=valid, tokenizer=settings)
+    run = tmp_path / "run"
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("source", {}, r"Validation pair 2 of .*source has 401 source tokens, but at most 256 fit \(data.max_tokens\)"),
+        (
+            "target",
+            {},
+            r"has 402 target tokens, but at most 256 fit \(data.max_tokens\); shorten it, leave it out, or raise",
+        ),
+        (
+            "source",
+            {
+                "data": {"path": "", "max_tokens": 512},
+                "decoding": {"max_tokens": 300},
+                "validation": {"bleu_sentences": 2},
+            },
+            r"has 401 source tokens, but at most 300 fit \(max_tokens 300 / 1 beams\)",
+        ),
+    ]
+    for name, changes, message in cases:
+        changes["data"] = {**changes.get("data", {}), "path": str(tmp_path / name)}
+        with pytest.raises(DataError, match=message):
+            train(small(**changes))
+        assert not list(run.glob("checkpoints/*"))
 
 
 def test_the_loss_falls_and_the_seed_decides(small: Make, tmp_path: Path) -> None:
@@ -391,12 +426,40 @@ def test_too_little_space_is_said_before_the_first_step(small: Make, monkeypatch
     assert not reporter.of("step")
 
 
-def test_out_of_memory_names_the_remedy(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(self: Stepper, *args: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        MemoryError(),
+    ],
+    ids=["CUDA", "CPU", "Python"],
+)
+def test_out_of_memory_names_the_remedy(small: Make, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Reported with the tokens of the step; what was saved before stays."""
+    real, calls = Stepper.take, []
+
+    def take(self: Stepper, batches: Any, step: int, rate: float) -> Any:
+        calls.append(step)
+        if step == 5:
+            raise error
+        return real(self, batches, step, rate)
 
     monkeypatch.setattr(Stepper, "take", take)
-    with pytest.raises(ConfigError, match=r"max_tokens 256 .* raise accumulate"):
+    message = r"step 5, whose largest part is \d+ pairs of \d+ source .* max_tokens 256, .* raise accumulate to 2"
+    config = small()
+    with pytest.raises(ConfigError, match=message):
+        train(config)
+    assert calls == [1, 2, 3, 4, 5]
+    verify_folder(Path(config.run_dir) / "checkpoints" / "step-00000003")
+
+
+def test_other_errors_are_not_taken_for_too_little_memory(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(self: Stepper, *_: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(Stepper, "take", take)
+    with pytest.raises(RuntimeError, match="shapes"):
         train(small())
 
 
