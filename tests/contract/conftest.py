@@ -41,6 +41,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "head_bias": True,
             "activation": "gelu",
         },
+        "stacks unlike": {
+            "num_decoder_heads": 2,
+            "decoder_d_ff": 48,
+            "tie_embeddings": "embeddings",
+            "positions": "sinusoidal_halves",
+            "scale_embedding": False,
+            "activation": "gelu_tanh",
+        },
     },
 }
 """Changes to the debug preset. `on SDPA` sends dot products there, which short sequences never reach by themselves."""

@@ -1,7 +1,7 @@
 """Model folders: written, checked and read again.
 
     model/   config.json  model.safetensors  README.md  manifest.json
-             and, if given, tokenizer.json  generation_config.json
+             and, if given, tokenizer.json (or another toolkit's files)  generation_config.json
 
 Names in the file are the body's own (`encoder.layers.0.self_attn.q_proj.weight`), with `head.` before the head's; a
 tied matrix is stored once. Nothing in a folder can run code: the formats are safetensors and JSON.
@@ -27,14 +27,13 @@ from manyheads.checkpoint.verify import MANIFEST, verify_folder
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
-from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.sides import TranslationTokenizer
 
 __all__ = ["load", "load_portable_state", "portable_state", "read_config", "save_pretrained"]
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
 _MOST_CONFIG_BYTES = 1 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -104,10 +103,11 @@ def save_pretrained(
     model: Seq2Seq,
     path: str | Path,
     *,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: TranslationTokenizer | None = None,
     generation: Any = None,
     card: str | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    more: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a model folder in one step: it is whole, or it is not there.
 
@@ -118,6 +118,7 @@ def save_pretrained(
         generation: decoding settings, a dataclass.
         card: README.md; None writes a short one.
         weights: other values under the same names, such as an average; None takes the model's own.
+        more: further files, name -> content.
 
     Raises: SaveError: it could not be written; an older folder is as it was.
     """
@@ -129,8 +130,8 @@ def save_pretrained(
         config = {"format_version": FORMAT_VERSION, **to_plain(model.config)}
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(card or _card(model, tensors), encoding="utf-8")
-        if tokenizer is not None:
-            tokenizer.save(folder / TOKENIZER)
+        for name, content in {**({} if tokenizer is None else tokenizer.files()), **(more or {})}.items():
+            (folder / name).write_bytes(content)
         if generation is not None:
             (folder / GENERATION).write_text(to_json(generation), encoding="utf-8")
 
@@ -217,7 +218,8 @@ def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
 def _check_size(config: Any, num_values: int, num_tensors: int, file: Path) -> None:
     """Refuse a config that asks for far more than the file holds before anything of that size is built."""
     layers = config.num_encoder_layers + config.num_decoder_layers
-    widest = config.d_model * max(config.source_vocab_size, config.target_vocab_size, config.d_ff, config.d_model)
+    sizes = (config.source_vocab_size, config.target_vocab_size, config.d_ff, config.decoder_d_ff, config.d_model)
+    widest = config.d_model * max(sizes)
     if layers > num_tensors or (widest > num_values):
         raise ModelFileError(
             f"{file} holds {num_values:,} numbers in {num_tensors} tensors, far fewer than its {CONFIG} describes"

@@ -17,7 +17,7 @@ from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AverageOptions", "run"]
+__all__ = ["AverageOptions", "check_output", "run"]
 
 _DESCRIPTION = """Average the weights of several checkpoints of a run into a model folder (Vaswani et al. 2017, 6.1).
 Its config, tokenizer and decoding options are those of the run's own model."""
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     folder, output = Path(options.run_folder), Path(options.output)
     if not (folder / "checkpoints").is_dir():
         raise CheckpointError(f"{folder} is not a run folder: there is no folder {folder / 'checkpoints'}.")
-    _check_output(output, options.replace)
+    check_output(output, options.replace)
     if not (folder / "model" / "config.json").is_file():
         raise ModelFileError(
             f"{folder / 'model'} holds no model yet, and an average needs its config and tokenizer;"
@@ -76,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check_output(output: Path, replace: bool) -> None:
+def check_output(output: Path, replace: bool) -> None:
     """Refuse to destroy what is there.
 
     Raises: ConfigError: the folder exists, and is no model folder or was not to be replaced.
@@ -94,13 +94,13 @@ def _save(folder: Path, output: Path, weights: dict[str, Tensor], what: str) -> 
     from manyheads.architectures.pretrained import load_portable_state, read_config, save_pretrained
     from manyheads.architectures.table import build_model
     from manyheads.decoding.generation_config import load_settings
-    from manyheads.text.tokenizer import Tokenizer
+    from manyheads.text.sides import has_tokenizer, load_tokenizer
 
     source = folder / "model"
     config = read_config(source)
     model = build_model(config)
     load_portable_state(model, weights, where=f"the checkpoints of {folder}")
-    tokenizer = Tokenizer.load(source / "tokenizer.json") if (source / "tokenizer.json").is_file() else None
+    tokenizer = load_tokenizer(source) if has_tokenizer(source) else None
     card = _card(config, what)
     save_pretrained(model, output, tokenizer=tokenizer, generation=load_settings(source), card=card)
 

@@ -10,7 +10,7 @@ from tyro.conf import arg
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
-    from manyheads.text.tokenizer import Tokenizer
+    from manyheads.text.sides import TranslationTokenizer
 
 __all__ = ["DecodingOptions", "DeviceOptions"]
 
@@ -32,6 +32,7 @@ _SAME_NAME = (
     "max_tokens",
     "too_long",
     "seed",
+    "rules",
 )
 
 
@@ -85,6 +86,11 @@ class DecodingOptions:
     """Every translation begins with this text."""
     banned_ids: Annotated[tuple[int, ...], arg(metavar="ID ...", help_behavior_hint="")] = ()
     """Token ids that are never produced."""
+    rules: Annotated[
+        Literal["manyheads", "marian", "marian-5"] | None,
+        arg(metavar="{manyheads,marian,marian-5}", help_behavior_hint=_MODELS),
+    ] = None
+    """How beams are scored and stopped: ours, or as Marian models in transformers 4 or 5."""
     seed: Annotated[int | None, _NUMBER] = None
     """Of sampling; the same seed gives the same translations."""
     max_tokens: Annotated[int | None, _NUMBER] = None
@@ -94,7 +100,7 @@ class DecodingOptions:
     ] = None
     """A source that does not fit: stop and name its line, or cut it and say how many were cut."""
 
-    def overrides(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def overrides(self, tokenizer: TranslationTokenizer) -> dict[str, Any]:
         """The fields of `DecodingSettings` that were given, for `Translator`.
 
         Raises: ConfigError: two options contradict each other.
@@ -117,5 +123,5 @@ class DecodingOptions:
         if self.banned_ids:
             values["banned_ids"] = self.banned_ids
         if self.forced_prefix is not None:
-            values["forced_prefix_ids"] = tuple(tokenizer.encode(self.forced_prefix))
+            values["forced_prefix_ids"] = tuple(tokenizer.target.encode(self.forced_prefix))
         return values

@@ -161,10 +161,10 @@ def draw_attention(translator: Translator, source: str, translation: str, path: 
     from manyheads.visualise.attention import attention_figure
     from manyheads.visualise.figure import save_figure
 
-    model, token = translator.model, translator.tokenizer
+    model, reader, token = translator.model, translator.tokenizer.source, translator.tokenizer.target
     if not isinstance(model, Seq2Seq):
         raise TypeError(f"{type(model).__name__} has no cross-attention to draw")
-    source_ids = [*token.encode(source), token.eos_id]
+    source_ids = [*reader.encode(source), reader.eos_id]
     target_ids = token.encode(translation)
     with torch.inference_mode(), record_attention(model) as weights:
         model.log_probs(
@@ -176,7 +176,7 @@ def draw_attention(translator: Translator, source: str, translation: str, path: 
     figure = attention_figure(
         weights[last][0][0],  # (heads, target, source)
         query_tokens=token.tokens([*target_ids, token.eos_id]),
-        key_tokens=token.tokens(source_ids),
+        key_tokens=reader.tokens(source_ids),
         title="Where the model looks in the source as it writes each word",
         query_name="the word that is written next",
         key_name="source",

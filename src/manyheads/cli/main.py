@@ -25,6 +25,7 @@ COMMANDS = {
     "translate": "lines in, translations out; a prompt in a terminal",
     "score": "log-probabilities of given translations",
     "average": "average the weights of a run's checkpoints into a model",
+    "convert": "models of other implementations into ours, and back",
     "info": "what is in a model, a run or prepared data",
     "doctor": "is this machine ready: versions, devices, speed",
     "completion": "tab completion for bash, zsh or fish",

@@ -38,6 +38,8 @@ def describe_folder(path: Path, *, verify: bool = False) -> dict[str, Any]:
 def _model(path: Path, verify: bool) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
+    from manyheads.text.sides import has_tokenizer
+
     config = _read_json(path / "config.json")
     manifest = _read_json(path / "manifest.json") if (path / "manifest.json").is_file() else {"files": {}}
     parts: Counter[str] = Counter()
@@ -57,8 +59,8 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         "weights_sha256": manifest["files"].get("model.safetensors", {}).get("sha256"),
         "config": config,
     }
-    if (path / "tokenizer.json").is_file():
-        record["tokenizer"] = _tokenizer(path / "tokenizer.json")
+    if has_tokenizer(path):
+        record["tokenizer"] = _tokenizer(path)
     if (path / "generation_config.json").is_file():
         record["decoding"] = _read_json(path / "generation_config.json")
     if verify:
@@ -124,7 +126,7 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
         "kind": "prepared data",
         "path": str(path),
         "digest": data.digest,
-        "tokenizer": _tokenizer(path / "tokenizer.json"),
+        "tokenizer": _tokenizer(path),
         "counts": data.manifest.get("counts", {}),
     }
     record |= {key: data.manifest[key] for key in ("sources", "settings") if key in data.manifest}
@@ -132,15 +134,10 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
 
 
 def _tokenizer(path: Path) -> dict[str, Any]:
-    from manyheads.text.tokenizer import Tokenizer
+    from manyheads.text.sides import load_tokenizer
 
-    tokenizer = Tokenizer.load(path)
-    return {
-        "kind": tokenizer.kind,
-        "vocab_size": tokenizer.vocab_size,
-        "lowercase": tokenizer.lowercase,
-        "sha256": tokenizer.digest,
-    }
+    tokenizer = load_tokenizer(path)
+    return {"kind": tokenizer.kind, **tokenizer.describe(), "sha256": tokenizer.digest}
 
 
 def _damages(folders: list[Path]) -> list[str]:

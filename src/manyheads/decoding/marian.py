@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyheads.decoding.rules import BeamRules
 
-__all__ = ["MarianRules"]
+__all__ = ["Marian5Rules", "MarianRules"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class MarianRules(BeamRules):
       best_found / (length + 1) ** p, where best_found may itself have ended. That is a guess: with p > 0 a running
       hypothesis may still come to more by growing longer. `never` takes the limit for the length, and is no guess.
 
-    Paper: none; the guess is discussed in the project's pull request 20901.
+    Paper: none; the guess is discussed in that project's pull request 20901.
     """
 
     cut_competes = True
@@ -33,9 +33,23 @@ class MarianRules(BeamRules):
         return self.score(sums, length + 1)
 
     def finished(self, kept: Tensor, best_found: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
+        return self._settled(kept, best_found, length + 1, limits + 1)
+
+    def _settled(self, kept: Tensor, best: Tensor, length: int, limits: Tensor) -> Tensor:
         worst = kept[:, self.num_beams - 1]
         full = ~worst.isneginf()
         if self.early_stopping is True:
             return full
         is_certain = self.early_stopping == "never" and self.exponent > 0
-        return full & (worst >= best_found / self.penalty(limits + 1 if is_certain else length + 1))
+        return full & (worst >= best / self.penalty(limits if is_certain else length))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marian5Rules(MarianRules):
+    """Beam search as `transformers` 5 does it: no length counts the start token, and only what runs on gives hope."""
+
+    def score_cut(self, sums: Tensor, length: int) -> Tensor:
+        return self.score(sums, length)
+
+    def finished(self, kept: Tensor, best_found: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
+        return self._settled(kept, best_running, length, limits)

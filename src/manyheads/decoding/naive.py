@@ -81,7 +81,7 @@ def naive_marian_search(
     eos_id: int,
 ) -> list[Hypothesis]:
     """As `naive_beam_search`, by the rules that Marian models have in `transformers`; arguments and result alike."""
-    width = settings.num_beams
+    width, start = settings.num_beams, 0 if settings.rules == "marian-5" else 1
     prefix = list(settings.forced_prefix_ids)
     running = [_Path(prefix, [0.0] * len(prefix), 0.0)]
     kept: list[Hypothesis] = []
@@ -101,18 +101,21 @@ def naive_marian_search(
         candidates = sorted(candidates, key=lambda candidate: -candidate[0].total)[: 2 * width]
         running = [path for path, token in candidates if token != eos_id][:width]
         for path, token in candidates[:width]:
-            if token == eos_id:  # ids on paper: start token, the others, EOS; all but EOS count
-                score = path.total / _penalty(1 + len(path.ids) - 1, settings)
+            if token == eos_id:
+                score = path.total / _penalty(len(path.ids), settings)
                 kept.append(Hypothesis(path.ids[:-1], score, path.log_probs, True))
         kept = sorted(kept, key=lambda hypothesis: -hypothesis.score)[:width]
         if len(kept) == width:
             supposed = limit if settings.early_stopping == "never" and settings.length_penalty > 0 else length
-            hope = candidates[0][0].total / _penalty(1 + supposed, settings)
+            best = candidates[0][0] if start else (running or [candidates[0][0]])[0]
+            hope = best.total / _penalty(start + supposed, settings)
             is_done = settings.early_stopping is True or kept[-1].score >= hope
         if is_done or not running:
             break
     if not is_done:
-        kept += [Hypothesis(p.ids, p.total / _penalty(1 + len(p.ids), settings), p.log_probs, False) for p in running]
+        kept += [
+            Hypothesis(p.ids, p.total / _penalty(start + len(p.ids), settings), p.log_probs, False) for p in running
+        ]
     return sorted(kept, key=lambda hypothesis: -hypothesis.score)[: settings.num_return_sequences]
 
 

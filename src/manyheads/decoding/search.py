@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.beam import beam_search
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.marian import MarianRules
+from manyheads.decoding.marian import Marian5Rules, MarianRules
 from manyheads.decoding.rules import BeamRules, Rules
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.single import single_search
@@ -18,7 +18,7 @@ from manyheads.decoding.task import Task, length_limits
 
 __all__ = ["RULES", "cut_batches", "search", "search_all"]
 
-RULES: dict[str, type[BeamRules]] = {"manyheads": BeamRules, "marian": MarianRules}
+RULES: dict[str, type[BeamRules]] = {"manyheads": BeamRules, "marian": MarianRules, "marian-5": Marian5Rules}
 """`DecodingSettings.rules` -> class."""
 
 

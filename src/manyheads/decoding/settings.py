@@ -50,11 +50,11 @@ class DecodingSettings:
         no_repeat_ngram_size: no n-gram of this size occurs twice in an output; 0 is off.
         num_return_sequences: hypotheses returned for each input, best first.
         banned_ids: token ids never produced (pad and BOS never are).
+        forced_prefix_ids: token ids that every output begins with, after BOS.
         forced_eos: the last token that the limit allows is EOS, at no cost; otherwise a hypothesis counts as cut there.
         renormalize_logits: what remains after bans and penalties is made probabilities again.
-        rules: how beams are scored and stopped: `manyheads` (see `rules.BeamRules`), or those that models converted
-            from `transformers` were made for: `marian` (see `marian.MarianRules`).
-        forced_prefix_ids: token ids that every output begins with, after BOS.
+        rules: how beams are scored and stopped: `manyheads` (see `rules.BeamRules`), or as in `transformers`, for
+            models from there: `marian` (4.35; see `marian.MarianRules`) or `marian-5` (5; see `marian.Marian5Rules`).
         max_tokens: a batch's budget in tokens (rows x beams x longest source).
         too_long: what happens to a source that is longer than the model or the budget allows (one sentence's
             beams must fit into max_tokens): fail, or truncate it (EOS is kept) with a warning.
@@ -82,7 +82,7 @@ class DecodingSettings:
     forced_prefix_ids: tuple[int, ...] = ()
     forced_eos: bool = False
     renormalize_logits: bool = False
-    rules: Literal["manyheads", "marian"] = "manyheads"
+    rules: Literal["manyheads", "marian", "marian-5"] = "manyheads"
     max_tokens: int = 8192
     too_long: Literal["fail", "truncate"] = "fail"
     seed: int = 0
@@ -90,7 +90,7 @@ class DecodingSettings:
     def __post_init__(self) -> None:
         least: dict[str, float] = {
             "num_beams": 1,
-            "length_penalty": -math.inf if self.rules == "marian" else 0,  # our own bound holds for p >= 0 only
+            "length_penalty": 0 if self.rules == "manyheads" else -math.inf,  # our own bound holds for p >= 0 only
             "max_new_tokens": 0,
             "max_len_ratio": 0,
             "max_len_offset": 0,

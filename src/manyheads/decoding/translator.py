@@ -24,6 +24,7 @@ from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import Scored, Translation
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["Scored", "Translation", "Translator"]
@@ -34,7 +35,7 @@ class Translator:
 
     Args:
         model: searchable; `score` needs it to be `Scorable` too. It is put into evaluation mode.
-        tokenizer: of source and target.
+        tokenizer: of both sides: a `Tokenizer`, which is one for both languages, or another toolkit's.
         settings: decoding options that calls start from; default `DecodingSettings()`.
         device: where the model is; `auto` asks the machine.
         precision: `fp32`, or `bf16` by autocast.
@@ -45,7 +46,7 @@ class Translator:
     def __init__(
         self,
         model: Searchable,
-        tokenizer: Tokenizer,
+        tokenizer: TranslationTokenizer,
         settings: DecodingSettings | None = None,
         device: str | torch.device = "auto",
         precision: Precision = "fp32",
@@ -68,12 +69,14 @@ class Translator:
         """
         folder = resolve_model_path(path)
         chosen = choose_device(device)
-        if not (folder / "tokenizer.json").is_file():
+        if not has_tokenizer(folder):
             raise ModelFileError(
                 f"{folder} has no tokenizer.json, so it cannot translate text; save the model with its tokenizer."
             )
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
-        return cls(load(folder, device=chosen), tokenizer, load_settings(folder), chosen, precision)
+        tokenizer = load_tokenizer(folder)
+        model = load(folder, device=chosen)
+        _check_vocabularies(model.config, tokenizer, folder)
+        return cls(model, tokenizer, load_settings(folder), chosen, precision)
 
     def options(self, **overrides: Any) -> DecodingSettings:
         """The settings of a call. `do_sample=True` alone also sets num_beams to 1.
@@ -86,7 +89,7 @@ class Translator:
         if overrides:
             values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
             settings = build(DecodingSettings, {**values, **overrides}, "the decoding options")
-        token = self.tokenizer
+        token = self.tokenizer.target
         check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
         check_target_limit(settings, self.model.max_len)
         return settings
@@ -175,9 +178,9 @@ class Translator:
             raise RequestError(
                 f"{len(sources)} sources but {len(references)} references; give two lists of equal length."
             )
-        token = self.tokenizer
-        source_ids = [[*ids, token.eos_id] for ids in self._encode(sources)]
-        labels = [[*ids, token.eos_id] for ids in self._encode(references)]
+        reader, token = self.tokenizer.source, self.tokenizer.target
+        source_ids = [[*ids, reader.eos_id] for ids in self._encode(sources, reader)]
+        labels = [[*ids, token.eos_id] for ids in self._encode(references, token)]
         numbers = range(first_number, first_number + len(labels))
         limit, reason = scored_limit(self.settings, self.model.max_len)
         source_ids, labels = (
@@ -215,9 +218,10 @@ class Translator:
         """Hypotheses of each text; none for an empty one."""
         if isinstance(texts, str):
             raise RequestError("give a list of texts, not one string.")
-        encoded = self._encode(texts)
+        reader, writer = self.tokenizer.source, self.tokenizer.target
+        encoded = self._encode(texts, reader)
         full = [place for place, ids in enumerate(encoded) if ids and texts[place].strip()]
-        sources = [[*encoded[place], self.tokenizer.eos_id] for place in full]
+        sources = [[*encoded[place], reader.eos_id] for place in full]
         sources = fit_sources(sources, [first + place + 1 for place in full], settings, self.model.max_len)
         results: list[list[Hypothesis]] = [[] for _ in texts]
         with inference(self.device, self.precision):
@@ -225,9 +229,9 @@ class Translator:
                 self.model,
                 sources,
                 settings,
-                pad_id=self.tokenizer.pad_id,
-                bos_id=self.tokenizer.bos_id,
-                eos_id=self.tokenizer.eos_id,
+                pad_id=writer.pad_id,
+                bos_id=writer.bos_id,
+                eos_id=writer.eos_id,
                 device=self.device,
                 indices=[first + place for place in full],
                 stop=stop,
@@ -236,19 +240,35 @@ class Translator:
             results[place] = hypotheses
         return results
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str], side: Side) -> list[list[int]]:
         for place, text in enumerate(texts):
             if not isinstance(text, str):
                 raise RequestError(f"text {place + 1} is a {type(text).__name__}; texts are strings.")
-        return self.tokenizer.encode_batch(list(texts))
+        return side.encode_batch(list(texts))
 
     def _texts(self, best: list[Hypothesis | None]) -> list[str]:
-        return self.tokenizer.decode_batch([[] if hypothesis is None else hypothesis.ids for hypothesis in best])
+        return self.tokenizer.target.decode_batch([[] if hypothesis is None else hypothesis.ids for hypothesis in best])
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         return [self._translation(hypothesis) for hypothesis in hypotheses] or [Translation("", 0.0, [], [])]
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
-        ids = [*hypothesis.ids, self.tokenizer.eos_id] if hypothesis.ended else hypothesis.ids
-        text = self.tokenizer.decode(hypothesis.ids)
-        return Translation(text, hypothesis.score, self.tokenizer.tokens(ids), hypothesis.token_log_probs)
+        writer = self.tokenizer.target
+        ids = [*hypothesis.ids, writer.eos_id] if hypothesis.ended else hypothesis.ids
+        text = writer.decode(hypothesis.ids)
+        return Translation(text, hypothesis.score, writer.tokens(ids), hypothesis.token_log_probs)
+
+
+def _check_vocabularies(config: Any, tokenizer: TranslationTokenizer, folder: Path) -> None:
+    """Every id that a text can have has a row in the model; every id that the model can give has a text.
+
+    Raises: ModelFileError: the two were not made for each other.
+    """
+    target = tokenizer.target
+    fewest = target.num_target_ids if isinstance(target, Tokenizer) else target.vocab_size
+    most = target.vocab_size if isinstance(target, Tokenizer) else config.target_vocab_size
+    if tokenizer.source.vocab_size > config.source_vocab_size or not fewest <= config.target_vocab_size <= most:
+        raise ModelFileError(
+            f"{folder}: the model knows {config.source_vocab_size:,} source and {config.target_vocab_size:,} target"
+            f" ids, its tokenizer {tokenizer.source.vocab_size:,} and {target.vocab_size:,}; they do not fit."
+        )

@@ -135,7 +135,7 @@ def generation_to_peer(settings: DecodingSettings, ids: MarianIds, max_len: int)
     Args: max_len: positions of the model: the limit where ours is in proportion to the source.
     """
     differs = []
-    if settings.rules != "marian":
+    if settings.rules == "manyheads":
         differs.append("beams stop by the peer's guess, not by our bound")
     kind, penalty = settings.length_penalty_kind, settings.length_penalty
     if kind == "gnmt" and penalty:
@@ -146,7 +146,6 @@ def generation_to_peer(settings: DecodingSettings, ids: MarianIds, max_len: int)
         differs.append("sources that are too long fail; cutting them is the tokenizer's business there")
     options: dict[str, Any] = {
         "pad_token_id": ids.pad,
-        "bos_token_id": ids.eos,
         "eos_token_id": ids.eos,
         "decoder_start_token_id": ids.start,
         "forced_eos_token_id": ids.eos if settings.forced_eos else None,

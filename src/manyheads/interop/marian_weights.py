@@ -21,7 +21,7 @@ from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.names import Pair, export_weights, import_weights, pick
 from manyheads.nn.positions import sinusoidal_table
 
-__all__ = ["OPTIONS", "build", "to_peer"]
+__all__ = ["ACTIVATIONS", "OPTIONS", "build", "to_peer"]
 
 OPTIONS: dict[str, Any] = {
     "vocab_size": 58101,
@@ -49,7 +49,7 @@ OPTIONS: dict[str, Any] = {
 """MarianConfig's defaults: what a config.json leaves out."""
 # What earlier peers knew, and would compute something else with.
 _REFUSED = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "tie_encoder_decoder")
-_ACTIVATIONS = {
+ACTIVATIONS = {
     **{"relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "swish": "swish", "silu": "swish", "tanh": "tanh"},
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
     **{name: name for name in ("quick_gelu", "relu6", "leaky_relu", "mish", "sigmoid", "linear")},
@@ -77,9 +77,9 @@ def build(options: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Seq2S
             raise ConfigError(f"{name} is set in Marian's config; the layers that it asks for are not known here.")
     if options.get("model_type", "marian") != "marian":
         raise ConfigError(f"this is a config of model_type {options['model_type']!r}, not of a Marian model.")
-    if peer["activation_function"] not in _ACTIVATIONS:
+    if peer["activation_function"] not in ACTIVATIONS:
         raise ConfigError(
-            f"activation_function is {peer['activation_function']!r}; known are {', '.join(sorted(_ACTIVATIONS))}."
+            f"activation_function is {peer['activation_function']!r}; known are {', '.join(sorted(ACTIVATIONS))}."
         )
     tensors = {name: tensor for name, tensor in state_dict.items() if not name.endswith("embed_positions.weight")}
     positions = {side: state_dict.get(f"model.{side}.embed_positions.weight") for side in ("encoder", "decoder")}
@@ -119,7 +119,7 @@ def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise ConfigError(f"Marian cannot hold a model with {name} {getattr(config, name)!r}; it has {value!r}.")
     if config.positions == "sinusoidal":
         raise ConfigError("Marian cannot hold a model with positions 'sinusoidal'; it has 'sinusoidal_halves'.")
-    activation = next(peer for peer, ours in _ACTIVATIONS.items() if ours == config.activation)
+    activation = next(peer for peer, ours in ACTIVATIONS.items() if ours == config.activation)
     options = {
         "vocab_size": config.source_vocab_size,
         "decoder_vocab_size": config.target_vocab_size,
@@ -142,6 +142,8 @@ def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
     weights = export_weights(module.state_dict(), _pairs(config))
     vocab_size = config.target_vocab_size
     weights[_BIAS] = weights[_BIAS].view(1, -1) if config.head_bias else torch.zeros(1, vocab_size)
+    if config.tie_embeddings == "embeddings":  # where the output is apart, peers do not agree on what else is
+        weights |= {_TABLES[side]: weights[_SHARED].clone() for side in ("source", "target")}
     return {"model": options}, weights
 
 
@@ -161,7 +163,7 @@ def _config(peer: Mapping[str, Any], tie: Literal["all", "decoder", "embeddings"
         dropout=float(peer["dropout"]),
         attention_dropout=float(peer["attention_dropout"]),
         feed_forward_dropout=float(peer["activation_dropout"]),
-        activation=_ACTIVATIONS[peer["activation_function"]],  # type: ignore[arg-type]
+        activation=ACTIVATIONS[peer["activation_function"]],  # type: ignore[arg-type]
         positions="sinusoidal_halves",
         max_len=peer["max_position_embeddings"],
         scale_embedding=peer["scale_embedding"],

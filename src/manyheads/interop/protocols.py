@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-__all__ = ["Loader", "Wrapper"]
+__all__ = ["Exporter", "Loader", "Wrapper"]
 
 
 class Wrapper(Protocol):
@@ -45,5 +45,16 @@ class Loader(Protocol):
             state_dict: the peer's parameters and buffers under its own names.
 
         Raises: ConfigError: an option we do not know. ModelFileError: names or shapes that do not fit.
+        """
+        ...
+
+
+class Exporter(Loader, Protocol):
+    """A loader whose peer can hold our models."""
+
+    def to_peer(self, module: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The inverse of `from_peer`: the config, and the state dict under the peer's names.
+
+        Raises: ConfigError: the peer has no such thing as one of the options.
         """
         ...

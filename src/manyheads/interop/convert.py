@@ -1,0 +1,200 @@
+"""Whole model folders: another implementation's to ours, and ours to another's.
+
+A peer's folder holds config.json and model.safetensors, and with `transformers/Marian` what `save_pretrained` writes
+beside them: generation_config.json, source.spm, target.spm, vocab.json, tokenizer_config.json. What the peer's two
+config files said is kept in our folder as peer.json, so that the way back loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from manyheads.architectures.pretrained import load, read_config, save_pretrained
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.checkpoint.commit import write_folder
+from manyheads.checkpoint.format import needed_bytes, write_tensors
+from manyheads.config.files import to_json
+from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError, ModelFileError
+from manyheads.interop import PEERS, marian_folder
+from manyheads.interop.marian_weights import build
+from manyheads.interop.protocols import Exporter
+from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+
+__all__ = ["Conversion", "export_folder", "guess_peer", "import_folder"]
+
+MARIAN, TORCH = "transformers/Marian", "torch/Transformer"
+PEER_FILE = "peer.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was done. notes: what a user should know about it, a sentence each."""
+
+    peer: str
+    num_parameters: int
+    has_tokenizer: bool
+    notes: list[str] = field(default_factory=list)
+
+
+def guess_peer(folder: Path) -> str:
+    """The peer that wrote a folder, by its config.json.
+
+    Raises: ModelFileError: there is none, or it does not tell.
+    """
+    config = _read_object(folder / "config.json")
+    if config.get("model_type") == "marian":
+        return MARIAN
+    if "format_version" in config:
+        raise ModelFileError(f"{folder} is a model of manyheads already; to convert it back, say --to PEER.")
+    if isinstance(config.get("model"), dict) and {"src_vocab", "tgt_vocab"} <= config["model"].keys():
+        return "annotated-transformer"
+    kind = f"model_type {config['model_type']!r}" if "model_type" in config else "no model_type"
+    raise ModelFileError(f"{folder / 'config.json'} has {kind}; models of these can be converted: {', '.join(PEERS)}.")
+
+
+def import_folder(source: Path, output: Path, *, peer: str | None = None, from_pickle: bool = False) -> Conversion:
+    """Read a peer's folder and write ours; one that is there is replaced.
+
+    Args:
+        peer: who wrote it; None looks at its config.json.
+        from_pickle: where there is no model.safetensors, take tensors from a pickle, by an allow-list in a process of
+            its own.
+
+    Raises: ModelFileError, ConfigError, DataError: files are missing, damaged, or ask for what we do not have.
+        MissingExtraError: the tokenizer needs a package. SaveError: our folder could not be written.
+    """
+    peer = peer or guess_peer(source)
+    if peer == TORCH:
+        raise ConfigError(f"a model of {TORCH} is two stacks without embeddings or output: there is nothing to run.")
+    config = _read_object(source / "config.json")
+    weights = _read_weights(source, from_pickle)
+    tokenizer: TranslationTokenizer | None = None
+    settings: DecodingSettings | None = None
+    notes: list[str] = []
+    if peer == MARIAN:
+        model = build(config, weights)
+        files = marian_folder.read(source, config, model.config)
+        tokenizer, settings, notes = files.tokenizer, files.settings, files.notes
+        kept = {"peer": peer, "config": config, "generation": files.generation}
+    else:
+        model = cast(Seq2Seq, PEERS[peer].from_peer(config, weights).module)
+        kept = {"peer": peer, "config": config}
+    if tokenizer is None:
+        notes.append("There was no tokenizer, so the model translates ids, not text.")
+    save_pretrained(
+        model.float(),
+        output,
+        tokenizer=tokenizer,
+        generation=settings,
+        card=_card(model, peer, source.name),
+        more={PEER_FILE: to_json(kept).encode("utf-8")},
+    )
+    return Conversion(peer, _count(model), tokenizer is not None, notes)
+
+
+def export_folder(source: Path, output: Path, peer: str) -> Conversion:
+    """Read a folder of ours and write a peer's; one that is there is replaced.
+
+    Raises: ModelFileError, ConfigError, DataError: the model cannot be read, or the peer has no such thing as a part of
+        it. SaveError: the folder could not be written.
+    """
+    model = load(source)
+    kept = _read_object(source / PEER_FILE) if (source / PEER_FILE).is_file() else {}
+    kept = kept if kept.get("peer") == peer else {}
+    tokenizer = load_tokenizer(source) if has_tokenizer(source) else None
+    notes: list[str] = []
+    exporter = cast(Exporter, PEERS[peer])
+    files: Mapping[str, bytes] = {}
+    if peer == MARIAN:
+        described, weights = exporter.to_peer(model)
+        exported = marian_folder.export(described["model"], load_settings(source), tokenizer, kept, read_config(source))
+        config, files, notes = exported.config, exported.files, exported.notes
+    else:
+        module: nn.Module = model.body if peer == TORCH else model
+        config, weights = exporter.to_peer(module)
+        if peer == TORCH:
+            notes.append("Embeddings and output have no place in torch.nn.Transformer and were left out.")
+        if tokenizer is not None:
+            config["pad"] = tokenizer.source.pad_id
+
+    def write(folder: Path) -> None:
+        write_tensors(folder / "model.safetensors", weights)
+        (folder / "config.json").write_text(to_json(config), encoding="utf-8")
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+
+    write_folder(output, write, needed_bytes=needed_bytes({"model": weights}))
+    written = any(name.endswith(".spm") for name in files)
+    return Conversion(peer, sum(tensor.numel() for tensor in weights.values()), written, notes)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Raises: ModelFileError: the file is missing or not one JSON object."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelFileError(f"{path.parent} is not a model's folder: it has no {path.name}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise ModelFileError(f"{path} must hold one JSON object, not a {type(values).__name__}.")
+    return values
+
+
+def _read_weights(folder: Path, from_pickle: bool) -> dict[str, Tensor]:
+    """Raises: ModelFileError: there are none, they are damaged, or only a pickle is there and was not asked for."""
+    file = folder / "model.safetensors"
+    if file.is_file():
+        try:
+            return load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(f"{file} is not an intact safetensors file: {error}.") from error
+    pickles = sorted(path for path in folder.iterdir() if path.suffix in _PICKLES and path.is_file())
+    if len(pickles) > 1:
+        pickles = [path for path in pickles if path.name == "pytorch_model.bin"] or pickles
+    if not pickles:
+        shards = " (its weights in several files are not read)" if list(folder.glob("*.index.json")) else ""
+        raise ModelFileError(f"{folder} has no model.safetensors{shards}.")
+    if not from_pickle:
+        raise ModelFileError(
+            f"{folder} has no model.safetensors, only {pickles[0].name}, a pickle, which can run code when it is opened"
+            " in the usual way. With --from-pickle its tensors are read by an allow-list, in a process of its own."
+        )
+    if len(pickles) > 1:
+        names = ", ".join(path.name for path in pickles)
+        raise ModelFileError(f"{folder} has several pickles: {names}; keep the one that holds the model.")
+    from manyheads.interop.legacy_pickle import read_tensors
+
+    return read_tensors(pickles[0])
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _card(model: Seq2Seq, peer: str, name: str) -> str:
+    return f"""---
+library_name: manyheads
+tags: [translation, {model.config.architecture}]
+---
+# {name}, converted from {peer}
+
+{_count(model):,} parameters. Licence and origin are those of the model that was converted.
+
+```python
+import manyheads
+translator = manyheads.Translator.from_pretrained(".")
+print(translator.translate(["..."]))
+```
+"""

@@ -1,0 +1,187 @@
+"""The files of a Marian tokenizer, read with suspicion: sizes, SHA-256, and every entry of a vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manyheads.errors import DataError
+
+__all__ = ["MarianOptions", "file_names", "own_part", "read_bytes", "read_files", "read_json", "read_vocab"]
+
+FORMAT_VERSION = 1
+OWN = "manyheads"  # the name of our own part of tokenizer_config.json
+MAX_FILE_BYTES = 64 * 2**20
+MAX_PIECES = 1_000_000
+_TEXTS = ("unk_token", "eos_token", "pad_token")
+# A vocabulary may name more pieces that are kept whole; what the peer does with those, nobody has asked for yet.
+_MORE_SPECIAL = (
+    *("additional_special_tokens", "extra_special_tokens"),
+    *("bos_token", "sep_token", "cls_token", "mask_token"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarianOptions:
+    """What a tokenizer_config.json says.
+
+    Args:
+        source_lang: for people.
+        target_lang: for people.
+        unk_token: the piece that stands for all unknown ones.
+        eos_token: the last piece of every sequence.
+        pad_token: what rows are filled up with.
+        separate_vocabs: target_vocab.json numbers the target's pieces.
+        clean_up_spaces: decoding takes spaces away before signs and English contractions.
+        start_id: what the decoder is given first; None: padding, as with all of OPUS-MT.
+        peer: the whole file, if it came from one, kept for the way back.
+    """
+
+    source_lang: str | None = None
+    target_lang: str | None = None
+    unk_token: str = "<unk>"
+    eos_token: str = "</s>"
+    pad_token: str = "<pad>"
+    separate_vocabs: bool = False
+    clean_up_spaces: bool = False
+    start_id: int | None = None
+    peer: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_peer(cls, values: Mapping[str, Any], where: str, start_id: int | None = None) -> MarianOptions:
+        """Of a tokenizer_config.json.
+
+        Raises: DataError: an option of a wrong type, or one whose effect we do not know.
+        """
+        more = {name: value for name, value in values.items() if name != OWN}
+        texts = {name: _text(more.pop(name, getattr(cls, name)), name, where) for name in _TEXTS}
+        flags = {name: more.pop(name, None) for name in ("separate_vocabs", "clean_up_tokenization_spaces")}
+        languages = {name: more.pop(name, None) for name in ("source_lang", "target_lang")}
+        for name, value in [*flags.items(), *languages.items()]:
+            kind = bool if name in flags else str
+            if value is not None and not isinstance(value, kind):
+                raise DataError(f"{where}: {name} is {value!r}; it must be of type {kind.__name__}, or null.")
+        _refuse_more(more, texts, where)
+        return cls(
+            source_lang=languages["source_lang"],
+            target_lang=languages["target_lang"],
+            unk_token=texts["unk_token"],
+            eos_token=texts["eos_token"],
+            pad_token=texts["pad_token"],
+            separate_vocabs=bool(flags["separate_vocabs"]),
+            clean_up_spaces=bool(flags["clean_up_tokenization_spaces"]),
+            start_id=start_id,
+            peer={name: value for name, value in values.items() if name != OWN},
+        )
+
+    def to_peer(self) -> dict[str, Any]:
+        """The peer's tokenizer_config.json."""
+        if self.peer:
+            return dict(self.peer)
+        own: dict[str, Any] = {name: getattr(self, name) for name in ("source_lang", "target_lang", *_TEXTS)}
+        own |= {"separate_vocabs": self.separate_vocabs, "clean_up_tokenization_spaces": self.clean_up_spaces}
+        return {"tokenizer_class": "MarianTokenizer", **own}
+
+
+def _text(token: Any, name: str, where: str) -> str:
+    """A special piece, which may also be given as an object with its flags."""
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str) or not content:
+        raise DataError(f"{where}: {name} is {token!r}; it must be a piece of text.")
+    return content
+
+
+def _refuse_more(more: Mapping[str, Any], texts: Mapping[str, str], where: str) -> None:
+    """Raises: DataError: other special pieces, or options of SentencePiece, which we would not honour."""
+    listed = [more.get(name) for name in _MORE_SPECIAL]
+    added = more.get("added_tokens_decoder")
+    listed += list(added.values()) if isinstance(added, dict) else []
+    for one in [one for item in listed for one in (item if isinstance(item, list) else [item])]:
+        piece = one.get("content") if isinstance(one, dict) else one
+        if piece and piece not in texts.values():
+            known = ", ".join(texts.values())
+            raise DataError(f"{where} names the special piece {piece!r}; only {known} are known here.")
+        flags = ("lstrip", "rstrip", "single_word", "normalized")
+        set_flags = [flag for flag in flags if isinstance(one, dict) and one.get(flag)]
+        if set_flags:
+            raise DataError(f"{where}: {set_flags[0]} of the special piece {piece!r} is not known here.")
+    for name in ("sp_model_kwargs", "split_special_tokens"):
+        if more.get(name):
+            raise DataError(f"{where}: {name} is {more[name]!r}, which is not known here.")
+
+
+def own_part(files: Mapping[str, bytes], start_id: int) -> dict[str, Any]:
+    """What we add to a tokenizer_config.json, where the peer does not look: the digests of the files beside it."""
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
+    return {OWN: {"format_version": FORMAT_VERSION, "decoder_start_token_id": start_id, "sha256": digests}}
+
+
+def file_names(separate_vocabs: bool) -> list[str]:
+    """The files beside tokenizer_config.json."""
+    return ["source.spm", "target.spm", "vocab.json", *(["target_vocab.json"] if separate_vocabs else [])]
+
+
+def read_files(folder: Path) -> tuple[dict[str, bytes], MarianOptions]:
+    """Contents and options of a folder that manyheads wrote.
+
+    Raises: DataError: a file is missing, too large, or not what its SHA-256 says; or the folder was made by others.
+    """
+    path = folder / "tokenizer_config.json"
+    config = read_json(read_bytes(path), str(path))
+    own = config.get(OWN)
+    if not isinstance(own, dict) or not isinstance(own.get("sha256"), dict):
+        raise DataError(f"{path} was not written by manyheads; convert the model: manyheads convert {folder} -o MODEL")
+    version = own.get("format_version")
+    if version != FORMAT_VERSION:
+        raise DataError(f"{path} has format_version {version!r}; this manyheads reads {FORMAT_VERSION}.")
+    start_id = own.get("decoder_start_token_id")
+    if type(start_id) is not int or not 0 <= start_id < MAX_PIECES:
+        raise DataError(f"{path}: decoder_start_token_id is {start_id!r}; it must be an id.")
+    options = MarianOptions.from_peer(config, str(path), start_id)
+    files = {name: read_bytes(folder / name) for name in file_names(options.separate_vocabs)}
+    for name, content in files.items():
+        if hashlib.sha256(content).hexdigest() != own["sha256"].get(name):
+            raise DataError(f"{folder / name} is damaged: its contents differ from their SHA-256 in {path.name}.")
+    return files, options
+
+
+def read_bytes(path: Path) -> bytes:
+    """Raises: DataError: the file is missing, cannot be read, or is too large."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise DataError(f"{path} has {size} bytes; a tokenizer's file has at most {MAX_FILE_BYTES}.")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"Cannot read the tokenizer's {path}: {error.strerror or error}.") from None
+
+
+def read_json(content: bytes, where: str) -> dict[str, Any]:
+    """Raises: DataError: it is not one JSON object in UTF-8."""
+    try:
+        values = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not JSON: {error}.") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{where} must hold one JSON object, not a {type(values).__name__}.")
+    return values
+
+
+def read_vocab(content: bytes, where: str) -> dict[str, int]:
+    """Piece -> id.
+
+    Raises: DataError: it is not that, or an id stands there twice.
+    """
+    vocab = read_json(content, where)
+    if not 0 < len(vocab) <= MAX_PIECES:
+        raise DataError(f"{where} has {len(vocab)} pieces; 1 to {MAX_PIECES} are possible.")
+    for piece, index in vocab.items():
+        if type(index) is not int or not 0 <= index < MAX_PIECES:
+            raise DataError(f"{where}: the piece {piece!r} has the id {index!r}; ids are 0 to {MAX_PIECES - 1}.")
+    if len(set(vocab.values())) != len(vocab):
+        raise DataError(f"{where}: two pieces have the same id.")
+    return vocab
