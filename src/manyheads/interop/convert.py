@@ -15,12 +15,13 @@ from typing import Any, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from safetensors.torch import save as serialized
 from torch import Tensor, nn
 
 from manyheads.architectures.pretrained import load, read_config, save_pretrained
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.checkpoint.commit import write_folder
-from manyheads.checkpoint.format import needed_bytes, write_tensors
+from manyheads.checkpoint.format import needed_bytes
 from manyheads.config.files import to_json
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
@@ -129,7 +130,7 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
             config["pad"] = tokenizer.source.pad_id
 
     def write(folder: Path) -> None:
-        write_tensors(folder / "model.safetensors", weights)
+        (folder / "model.safetensors").write_bytes(serialized(weights, metadata={"format": "pt"}))
         (folder / "config.json").write_text(to_json(config), encoding="utf-8")
         for name, content in files.items():
             (folder / name).write_bytes(content)

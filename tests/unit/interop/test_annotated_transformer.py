@@ -55,7 +55,7 @@ def wrapper(**more: Any) -> Any:
 def test_peers_are_listed_without_importing_torch() -> None:
     code = "import sys; from manyheads.interop import PEERS; print(sorted(PEERS), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['annotated-transformer', 'torch/Transformer'] False"
+    assert done.stdout.strip() == "['annotated-transformer', 'torch/Transformer', 'transformers/Marian'] False"
     with pytest.raises(KeyError):
         PEERS["nobody"]
 
@@ -65,9 +65,10 @@ def test_loaders_know_their_own(peer: str) -> None:
     texts = {
         "annotated-transformer": "harvardnlp/annotated-transformer make_model",
         "torch/Transformer": "torch.nn.Transformer (eval)",
+        "transformers/Marian": "transformers MarianMTModel (eval, dropout 0)",
     }
     assert [name for name, loader in PEERS.items() if loader.matches({"peer": texts[peer]})] == [peer]
-    assert not any(loader.matches({"kind": "hf_marian", "peer": texts[peer]}) for loader in PEERS.values())
+    assert not any(loader.matches({"kind": "hf_reformer", "peer": texts[peer]}) for loader in PEERS.values())
     assert not PEERS["torch/Transformer"].matches({"peer": "torch.nn.TransformerEncoder"})
     assert callable(PEERS[peer].from_peer)
     assert callable(PEERS[peer].to_peer)  # type: ignore[attr-defined]
