@@ -129,7 +129,13 @@ def test_chunked_loss_has_the_gradients_of_the_whole(
     assert max((o - e).abs().max().item() for o, e in zip(ours, exact, strict=True)) <= allowed
 
 
-@pytest.mark.parametrize("lengths", [([0, 0], [2, 2]), ([1, 1], [2, 2]), ([0, 4], [5, 1]), ([3, 3], [1, 1])], ids=str)
+DEGENERATE = [
+    *(([0, 0], [2, 2]), ([1, 1], [2, 2]), ([0, 4], [5, 1]), ([3, 3], [1, 1])),
+    *(([0, 0], [1, 1]), ([0, 0], [0, 0]), ([4, 0], [0, 3])),
+]
+
+
+@pytest.mark.parametrize("lengths", DEGENERATE, ids=str)
 def test_degenerate_batches_stay_finite(subject: Any, precision: Any, make_batch: Any, lengths: Any) -> None:
     """Sources of padding alone, single tokens, targets with nothing to say: finite values and gradients."""
     model = subject.build()
@@ -141,9 +147,20 @@ def test_degenerate_batches_stay_finite(subject: Any, precision: Any, make_batch
         log_probs = model.log_probs(batch.source, batch.source_lengths, batch.target_input)
     assert log_probs.isfinite().all()
     assert output.loss_sum.isfinite()
-    assert output.num_tokens == sum(n - 1 for n in target)
+    assert output.num_tokens == sum(max(0, n - 1) for n in target)
     grads = torch.autograd.grad(output.loss_sum, list(model.parameters()), allow_unused=True)
     assert all(grad is None or bool(grad.isfinite().all()) for grad in grads)
+
+
+@pytest.mark.parametrize("source", [[0, 0], [1, 0], [1, 1]], ids=str)
+def test_nothing_to_read_gives_finite_words(subject: Any, precision: Any, make_batch: Any, source: list[int]) -> None:
+    """Searching from a source of padding, a token at a time."""
+    model, batch = subject.build(), make_batch([1, 1], [4, 4])
+    with torch.no_grad(), precision.on():
+        state = model.start(batch.source, torch.tensor(source))
+        for position in range(3):
+            log_probs, state = model.step(batch.target_input[:, position : position + 1], state)
+            assert log_probs.isfinite().all()
 
 
 def test_evaluation_is_deterministic_and_training_is_not(subject: Any, make_batch: Any) -> None:

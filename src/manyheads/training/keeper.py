@@ -10,9 +10,10 @@ from manyheads.checkpoint.commit import remove_stale
 from manyheads.checkpoint.faults import check_free_space
 from manyheads.checkpoint.format import Checkpoint, checkpoint_name, needed_bytes, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, read_pointer, set_aside_newer, write_pointer
-from manyheads.errors import CheckpointError, SaveError
+from manyheads.errors import CheckpointError, NonFiniteError, SaveError
 from manyheads.training.assembly import Assembly
 from manyheads.training.log import MetricsLog
+from manyheads.training.nonfinite import first_bad
 from manyheads.training.resume import check_same_run, choose_checkpoint
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.state import Counters, gather, restore
@@ -83,6 +84,11 @@ class Keeper:
             raise CheckpointError(
                 f"{checkpoint.path} goes on at row {row:,} of an epoch of {rows:,} rows; it is damaged."
             )
+        bad = first_bad(checkpoint.tensors)
+        if bad is not None:
+            raise CheckpointError(
+                f"{checkpoint.path} holds NaN or infinity in {bad}; go on from an older one: --resume PATH."
+            )
         restore(checkpoint.tensors, assembly.model, assembly.optimiser, assembly.average)
 
     def check_space(self) -> None:
@@ -118,6 +124,12 @@ class Keeper:
         counters = assembly.counters
         counters.metrics_bytes = self._metrics.num_bytes()
         tensors = gather(assembly.model, assembly.optimiser, assembly.average)
+        bad = first_bad(tensors)
+        if bad is not None:
+            raise NonFiniteError(
+                f"After step {counters.step} there is NaN or infinity in {bad}, so no checkpoint is saved; the last one"
+                f" is {self.last or 'none'}. Try a lower learning rate, a longer warm-up or optimiser.clip_norm."
+            )
         scalars = {"counters": counters.to_json(), **assembly.identity}
         path = save_checkpoint(folder.checkpoints, counters.step, tensors, scalars)
         self._saved, self.last = self._done(), path

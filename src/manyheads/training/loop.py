@@ -8,11 +8,12 @@ is missing; with a fixed number of steps its files end up byte for byte as if it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import choose_device
 from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError
 from manyheads.training.assembly import Assembly, assemble
@@ -174,7 +175,7 @@ class Trainer:
         if not (due and self._validator and counters.validated_step < counters.step):
             return True
         average = self._assembly.average
-        with nullcontext() if average is None else average.applied():
+        with nullcontext() if average is None else average.applied(), _explained_memory(self._config, "validation"):
             report = self._validator.run(counters.step)
         if report is None:
             return False
@@ -204,8 +205,9 @@ class Trainer:
         counters = assembly.counters
         step = counters.step + 1
         rate = self._rate(step)
-        with _explained_memory(self._config):
-            result = self._stepper.take(assembly.stream.at(counters.epoch, counters.row), step, rate)
+        batches = assembly.stream.at(counters.epoch, counters.row)
+        with _explained_memory(self._config, _sizes(step, batches)):
+            result = self._stepper.take(batches, step, rate)
         if result.fault is not None:
             self._check_skip(result.fault)
         counters.step = step
@@ -253,8 +255,15 @@ class Trainer:
         return result
 
 
+def _sizes(step: int, batches: Sequence[PairBatch]) -> str:
+    """What a step asks of memory at once, in words."""
+    shapes = [(*batch.source.shape, batch.target.shape[1]) for batch in batches]
+    rows, source_len, target_len = max(shapes, key=lambda shape: shape[0] * max(shape[1:]), default=(0, 0, 0))
+    return f"step {step}, whose largest part is {rows} pairs of {source_len} source and {target_len} target tokens"
+
+
 @contextmanager
-def _explained_memory(config: TrainConfig) -> Iterator[None]:
+def _explained_memory(config: TrainConfig, what: str) -> Iterator[None]:
     """Out of memory is the user's to solve, so say how."""
     try:
         yield
@@ -263,6 +272,8 @@ def _explained_memory(config: TrainConfig) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
             raise
         raise ConfigError(
-            f"There was not enough memory for a step of data.max_tokens {config.data.max_tokens} in data.accumulate"
-            f" {config.data.accumulate} parts; lower max_tokens, or raise accumulate to split the step ({text})."
+            f"There was not enough memory for {what} (data.max_tokens {config.data.max_tokens}, data.accumulate"
+            f" {config.data.accumulate}): lower max_tokens, or raise accumulate to {2 * config.data.accumulate}, which"
+            f" splits each step into smaller parts; either makes it a new run. The last checkpoint is intact"
+            f" ({text or 'out of memory'})."
         ) from error

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.seeding import derive_seed
-from manyheads.training.nonfinite import Fault, locate
+from manyheads.training.nonfinite import Fault, locate, locate_in_state, total_of
 from manyheads.training.settings import TrainConfig
 
 __all__ = ["StepResult", "Stepper"]
@@ -58,7 +58,7 @@ class Stepper:
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._config.precision == "bf16")
 
     def take(self, batches: Sequence[PairBatch], step: int, learning_rate: float) -> StepResult:
-        """Update the model on all micro-batches of a step, unless the loss or a gradient is not finite.
+        """Update the model on all micro-batches of a step, unless loss, gradients, weights or moments are not finite.
 
         The loss of every micro-batch is divided by the target tokens of all of them, so that the split does not matter.
         """
@@ -74,15 +74,15 @@ class Stepper:
                 nlls.append(output.nll_sum.detach())
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        state = total_of(self._parameters, self._optimiser)
         sums = torch.stack(
-            [torch.stack(losses).sum(), torch.stack(nlls).sum(), norm]
+            [torch.stack(losses).sum(), torch.stack(nlls).sum(), norm, state]
         ).tolist()  # one wait for the device
-        loss_sum, nll_sum, grad_norm = sums
-        if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
-            fault = self._find_fault(batches, step, loss_sum, grad_norm)
-            return StepResult(loss_sum, nll_sum, num_tokens, grad_norm, fault)
-        self._update(norm, learning_rate)
-        return StepResult(loss_sum, nll_sum, num_tokens, grad_norm)
+        loss_sum, nll_sum, grad_norm, _ = sums
+        fault = None if all(map(math.isfinite, sums)) else self._find_fault(batches, step, loss_sum, grad_norm)
+        if fault is None:
+            self._update(norm, learning_rate)
+        return StepResult(loss_sum, nll_sum, num_tokens, grad_norm, fault)
 
     def _forward(self, batch: PairBatch, step: int, micro: int) -> Output:
         torch.manual_seed(derive_seed(self._config.seed, "dropout", step, micro))
@@ -100,7 +100,10 @@ class Stepper:
             group["lr"] = learning_rate * group.get("rate_scale", 1.0)
         self._optimiser.step()
 
-    def _find_fault(self, batches: Sequence[PairBatch], step: int, loss_sum: float, grad_norm: float) -> Fault:
+    def _find_fault(self, batches: Sequence[PairBatch], step: int, loss_sum: float, grad_norm: float) -> Fault | None:
+        sample_ids = [batch.sample_ids.tolist() for batch in batches]
+        if math.isfinite(loss_sum) and math.isfinite(grad_norm):
+            return locate_in_state(self._model, self._optimiser, step, sample_ids)
         if math.isfinite(loss_sum):
             what = f"the gradient's norm is {grad_norm}"
         else:
@@ -109,6 +112,6 @@ class Stepper:
             self._model,
             step,
             what,
-            [batch.sample_ids.tolist() for batch in batches],
+            sample_ids,
             lambda micro: self._forward(batches[micro], step, micro).loss_sum,
         )

@@ -1,0 +1,368 @@
+"""NaN and infinity, put wherever a step can meet them, stop the step before its update and are named (R12)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.data.prepared import open_data
+from manyheads.data.settings import DataSettings
+from manyheads.errors import NonFiniteError
+from manyheads.text.settings import TokenizerSettings
+from manyheads.training.ema import MovingAverage
+from manyheads.training.loop import train
+from manyheads.training.settings import (
+    OptimiserSettings,
+    ScheduleSettings,
+    TrainConfig,
+    TrainingSettings,
+    ValidationSettings,
+)
+from manyheads.training.step import Stepper, StepResult
+
+STEPS = 6
+KINDS = ("weight", "overflow", "gradient", "activation", "unused row", "used row", "buffer", "moment", "loss")
+
+
+@dataclass(frozen=True)
+class Injection:
+    """What is made bad, when, and in which kind of run."""
+
+    kind: str
+    step: int
+    micro: int
+    value: float
+    seed: int
+    optimiser: str
+    precision: str
+    skip: bool
+
+
+def injections(count: int) -> list[Injection]:
+    """Every kind with every optimiser and precision in turn, the rest at random but always the same."""
+    draw = random.Random(12)
+    found = []
+    for number in range(count):
+        kind = KINDS[number % len(KINDS)]
+        found.append(
+            Injection(
+                kind=kind,
+                step=draw.randint(3, STEPS),
+                micro=draw.randint(0, 1),
+                value=draw.choice([float("nan"), float("inf"), -float("inf")]),
+                seed=draw.randrange(10**6),
+                optimiser=("adam", "muon", "adamw")[number % 3],
+                precision=("fp32", "bf16")[number // len(KINDS) % 2],
+                skip=kind in ("activation", "gradient", "loss") and draw.random() < 0.5,
+            )
+        )
+    return found
+
+
+@pytest.fixture(scope="session")
+def copy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = DataSettings(path="copy-task", max_source_len=16, max_target_len=16, num_train_pairs=120)
+    return open_data(settings, TokenizerSettings(kind="word", vocab_size=32), 1, tmp_path_factory.mktemp("data")).path
+
+
+def config_of(case: Injection, data: Path, run_dir: Path) -> TrainConfig:
+    return TrainConfig(
+        run_dir=str(run_dir),
+        seed=case.seed,
+        num_threads=1,
+        device="cpu",
+        precision=case.precision,  # type: ignore[arg-type]
+        data=DataSettings(path=str(data), max_tokens=256, accumulate=2, max_source_len=16, max_target_len=16),
+        model=TransformerConfig(
+            d_model=16, num_heads=2, d_ff=32, num_encoder_layers=1, num_decoder_layers=1, tie_embeddings="none"
+        ),
+        optimiser=OptimiserSettings(name=case.optimiser, learning_rate=3e-3),  # type: ignore[arg-type]
+        schedule=ScheduleSettings(kind="constant", warmup_steps=1),
+        training=TrainingSettings(
+            max_steps=STEPS,
+            save_every=2,
+            keep=5,
+            plots=False,
+            tensorboard=False,
+            ema_decay=0.9,
+            on_nonfinite="skip" if case.skip else "stop",
+        ),
+        validation=ValidationSettings(every_steps=0, bleu_sentences=0),
+    )
+
+
+class Injector:
+    """Stands in for `Stepper.take` and makes one step bad; keeps what was there before and after it.
+
+    Attributes:
+        target: the name of what was made bad.
+        changed: names of tensors that the bad step changed all the same.
+        result: what the step said.
+    """
+
+    def __init__(self, case: Injection, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.case = case
+        self.target = ""
+        self.changed: list[str] | None = None
+        self.result: StepResult | None = None
+        self._draw = random.Random(case.seed)
+        self._micro = -1
+        self._step = 0
+        self._averages: list[MovingAverage] = []
+        take, forward, average = Stepper.take, Stepper._forward, MovingAverage.__init__
+
+        def note(average_self: MovingAverage, *arguments: Any) -> None:
+            average(average_self, *arguments)
+            self._averages.append(average_self)
+
+        def run_forward(stepper: Stepper, batch: Any, step: int, micro: int) -> Any:
+            self._micro, self._step = micro, step
+            output = forward(stepper, batch, step, micro)
+            bad = case.kind == "loss" and self._now()
+            return output._replace(loss_sum=output.loss_sum * case.value) if bad else output
+
+        def run(stepper: Stepper, batches: Any, step: int, rate: float) -> StepResult:
+            if step != case.step:
+                return take(stepper, batches, step, rate)
+            remove = self._inject(stepper, batches)
+            before = self._state(stepper)
+            self.result = take(stepper, batches, step, rate)
+            after = self._state(stepper)
+            self.changed = [name for name in before if before[name] != after.get(name)]
+            remove()
+            return self.result
+
+        monkeypatch.setattr(MovingAverage, "__init__", note)
+        monkeypatch.setattr(Stepper, "_forward", run_forward)
+        monkeypatch.setattr(Stepper, "take", run)
+
+    def _now(self) -> bool:
+        return self._step == self.case.step and self._micro == self.case.micro
+
+    def _state(self, stepper: Stepper) -> dict[str, bytes]:
+        """Weights, buffers, moments and averages, as bytes."""
+        tensors: dict[str, Tensor] = dict(stepper._model.named_parameters()) | dict(stepper._model.named_buffers())
+        for name, parameter in stepper._model.named_parameters():
+            for key, value in stepper._optimiser.state.get(parameter, {}).items():
+                tensors[f"{key} of {name}"] = value
+        for average in self._averages:
+            tensors |= {f"average of {name}": tensor for name, tensor in average.tensors.items()}
+        return {
+            name: tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+            if tensor.ndim
+            else str(tensor.item()).encode()
+            for name, tensor in tensors.items()
+        }
+
+    def _inject(self, stepper: Stepper, batches: Any) -> Callable[[], None]:
+        model = stepper._model
+        return getattr(self, "_" + self.case.kind.replace(" ", "_"))(model, stepper._optimiser, batches)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _weight(self, model: nn.Module, *_: Any) -> Callable[[], None]:
+        self.target, parameter = self._draw.choice(sorted(model.named_parameters()))
+        parameter.view(-1)[self._draw.randrange(parameter.numel())] = self.case.value
+        return lambda: None
+
+    @torch.no_grad()
+    def _overflow(self, model: nn.Module, *_: Any) -> Callable[[], None]:
+        """Weights that are finite, but whose products are not."""
+        names = [name for name, parameter in model.named_parameters() if "proj.weight" in name and parameter.ndim == 2]
+        self.target = self._draw.choice([name for name in names if "out_proj" in name])
+        dict(model.named_parameters())[self.target].fill_(3e38)
+        return lambda: None
+
+    def _gradient(self, model: nn.Module, *_: Any) -> Callable[[], None]:
+        self.target, parameter = self._draw.choice(sorted(model.named_parameters()))
+
+        def poison(gradient: Tensor) -> Tensor | None:
+            return gradient * self.case.value if self._now() else None
+
+        return parameter.register_hook(poison).remove
+
+    def _activation(self, model: nn.Module, *_: Any) -> Callable[[], None]:
+        run = [
+            (name, module)
+            for name, module in model.named_modules()
+            if type(module).__name__ in ("LayerNorm", "FeedForward", "Embedding")
+        ]
+        self.target, module = self._draw.choice(run)
+
+        def poison(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor | None:
+            return output * self.case.value if self._now() else None
+
+        return module.register_forward_hook(poison).remove
+
+    @torch.no_grad()
+    def _unused_row(self, model: nn.Module, _optimiser: Any, batches: Any) -> Callable[[], None]:
+        """A source word that no sentence of this step has: neither loss nor gradients show it."""
+        used = {int(number) for batch in batches for number in batch.source.unique()}
+        return self._spoil_row(model, next(number for number in range(1, 20) if number not in used))
+
+    @torch.no_grad()
+    def _used_row(self, model: nn.Module, _optimiser: Any, batches: Any) -> Callable[[], None]:
+        return self._spoil_row(model, int(batches[min(self.case.micro, len(batches) - 1)].source[0, 0]))
+
+    def _spoil_row(self, model: nn.Module, row: int) -> Callable[[], None]:
+        self.target = "body.source_embedding.weight"
+        dict(model.named_parameters())[self.target][row] = self.case.value
+        return lambda: None
+
+    @torch.no_grad()
+    def _buffer(self, model: nn.Module, *_: Any) -> Callable[[], None]:
+        self.target, table = self._draw.choice(
+            [(name, value) for name, value in model.named_buffers() if value.is_floating_point()]
+        )
+        table[0] = self.case.value
+        return lambda: None
+
+    @torch.no_grad()
+    def _moment(self, model: nn.Module, optimiser: torch.optim.Optimizer, *_: Any) -> Callable[[], None]:
+        name, parameter = self._draw.choice(sorted(model.named_parameters()))
+        key = self._draw.choice([key for key in sorted(optimiser.state[parameter]) if key != "step"])
+        self.target = f"{name} ({key})"
+        optimiser.state[parameter][key].view(-1)[0] = self.case.value
+        return lambda: None
+
+    def _loss(self, *_: Any) -> Callable[[], None]:
+        return lambda: None
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder."""
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def check(case: Injection, data: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run it. Returns: "stopped" or "skipped"; anything else fails."""
+    config = config_of(case, data, run_dir)
+    with monkeypatch.context() as patch:
+        injector = Injector(case, patch)
+        taken = Stepper.take
+        saved: dict[str, str] = {}
+
+        def take(stepper: Stepper, batches: Any, step: int, rate: float) -> StepResult:
+            if step == case.step:
+                saved.update(digests(run_dir / "checkpoints"))
+            return taken(stepper, batches, step, rate)
+
+        patch.setattr(Stepper, "take", lambda *arguments: take(*arguments))
+        error = None
+        try:
+            ended = train(config)
+        except NonFiniteError as raised:
+            error = str(raised)
+    assert injector.changed == [], f"{case}: the bad step changed {injector.changed}"
+    fault = injector.result.fault if injector.result else None
+    assert fault is not None, case
+    assert fault.step == case.step
+    assert fault.sample_ids
+    assert named(case, injector.target, fault), f"{case}: {injector.target} is not named by: {fault}"
+    now = digests(run_dir / "checkpoints")
+    kept = {path: digest for path, digest in saved.items() if "step-" in path}  # a run that goes on moves its pointers
+    assert {path: now.get(path) for path in kept} == kept, "a checkpoint was touched"
+    assert saved
+    if case.skip:
+        assert error is None
+        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+        assert [line["step"] for line in lines if "skipped" in line] == [case.step]
+        assert ended.step == STEPS
+        return "skipped"
+    assert error is not None, case
+    assert f"Step {case.step}: " in error
+    assert "sample ids" in error
+    assert "First bad module: " in error
+    assert now == saved
+    return "stopped"
+
+
+def named(case: Injection, target: str, fault: Any) -> bool:
+    """Whether the fault says where it came from: the very module, or the one around it that computes for it."""
+    module = (fault.module or "").partition(" ")[0]
+    if case.kind in ("weight", "unused row", "used row"):
+        return target in fault.bad_parameters and bool(module)
+    if case.kind == "moment":
+        return target in fault.bad_moments and target.startswith(module)
+    if case.kind == "gradient":
+        return target in fault.bad_gradients and fault.micro_batch == case.micro and target.startswith(module)
+    if case.kind == "activation":
+        return module == target and fault.micro_batch == case.micro
+    if case.kind == "loss":
+        return module == "the" and fault.micro_batch == case.micro  # the head
+    return bool(target.startswith(module) and module)
+
+
+@pytest.mark.parametrize(
+    "case", injections(len(KINDS) + 1), ids=lambda case: f"{case.kind}-{case.optimiser}-{case.precision}"
+)
+def test_it_stops_before_the_update(
+    case: Injection, copy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(case, copy_data, tmp_path / "run", monkeypatch)
+
+
+@pytest.mark.slow
+def test_fifty_injections(
+    copy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[..., None]
+) -> None:
+    cases = injections(54)
+    outcomes = [check(case, copy_data, tmp_path / str(number), monkeypatch) for number, case in enumerate(cases)]
+    figure(
+        "R12",
+        "injected NaN and infinity",
+        injections=len(cases),
+        stopped_before_the_update=outcomes.count("stopped"),
+        skipped_without_a_trace=outcomes.count("skipped"),
+        named=len(outcomes),
+        checkpoints_touched=0,
+    )
+    assert len(outcomes) >= 50
+
+
+def test_at_most_so_many_in_a_row(copy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two skips are allowed; the third ends the run, and nothing was ever updated by any of them."""
+    case = replace(injections(1)[0], skip=True)
+    config = config_of(case, copy_data, tmp_path / "run")
+    config = replace(config, training=replace(config.training, max_skips=2))
+    real = Stepper._forward
+
+    def forward(self: Stepper, batch: Any, step: int, micro: int) -> Any:
+        output = real(self, batch, step, micro)
+        return output._replace(loss_sum=output.loss_sum * float("nan")) if step in (2, 4, 5, 6) else output
+
+    monkeypatch.setattr(Stepper, "_forward", forward)
+    with pytest.raises(NonFiniteError, match=r"Step 6: .*The 2 updates before it were skipped"):
+        train(config)
+
+
+def test_weights_that_an_update_made_bad_are_not_saved(
+    copy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update itself may overflow; then the checkpoint before it stays the last one."""
+    config = config_of(injections(1)[0], copy_data, tmp_path / "run")
+    real = Stepper._update
+
+    def update(self: Stepper, *arguments: Any) -> None:
+        real(self, *arguments)
+        update.count += 1  # type: ignore[attr-defined]
+        if update.count == 4:  # type: ignore[attr-defined]
+            with torch.no_grad():
+                next(iter(self._parameters)).view(-1)[0] = float("inf")
+
+    update.count = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(Stepper, "_update", update)
+    with pytest.raises(NonFiniteError, match=r"After step 4 there is NaN or infinity in model: .*step-00000002"):
+        train(config)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000002"]
