@@ -1,17 +1,25 @@
 """Trains the run folders named on standard input, each in a child process that can be killed.
 
 Forking from a process that has imported torch saves two seconds a trial; the child is killed like any other process.
-Lines in: run folders. Lines out: the child's process id, then, once it is gone, its exit status.
+Lines in: run folders, or `FOLDER<tab>N`: then the child kills itself right before its N-th operation on the disk below
+that folder. Lines out: the child's process id, then, once it is gone, its exit status. Beside the run folder,
+FOLDER.step holds the last step that was done, FOLDER.last the operation before which the child killed itself.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch._dynamo  # what the optimiser would import in every child
+from file_operations import REAL_OPEN, Operation, Watch
 
 import manyheads.training.loop
 from manyheads.architectures.transformer.config import TransformerConfig
@@ -30,10 +38,15 @@ STEP_SECONDS = 0.012  # so slow that a random moment falls into steps as well as
 
 
 class Slow:
-    """A reporter that makes every step last."""
+    """A reporter that notes every step, and makes it last."""
+
+    def __init__(self, run_dir: str, seconds: float) -> None:
+        self._seconds = seconds
+        self._file = os.open(f"{run_dir}.step", os.O_WRONLY | os.O_CREAT)
 
     def step(self, report: Any) -> None:
-        time.sleep(STEP_SECONDS)
+        os.pwrite(self._file, f"{report.step:8d}".encode(), 0)
+        time.sleep(self._seconds)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
@@ -55,9 +68,25 @@ def config(run_dir: str) -> TrainConfig:
         training=TrainingSettings(
             max_steps=60, log_every=3, save_every=5, keep=2, ema_decay=0.9, plots=False, tensorboard=False
         ),
-        validation=ValidationSettings(every_steps=12, bleu_sentences=4, num_samples=2),
+        validation=ValidationSettings(every_steps=12, bleu_sentences=4, num_samples=2, patience=20),
         decoding=DecodingSettings(num_beams=2, max_len_offset=5),
     )
+
+
+def kill_before(run_dir: str, number: int) -> Watch:
+    """Ends this process, as a kill would, right before its operation `number` below the run's folder."""
+
+    def before(count: int, operation: Operation) -> None:
+        if count == number:
+            note(f"{run_dir}.last", f"{operation.kind} {operation.path.relative_to(run_dir)}")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Watch(Path(run_dir), before)
+
+
+def note(path: str, text: str) -> None:
+    with REAL_OPEN(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def serve() -> None:
@@ -65,7 +94,10 @@ def serve() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            result = manyheads.training.loop.train(config(line.strip()), resume="auto", reporter=Slow())
+            run_dir, _, number = line.strip().partition("\t")
+            with kill_before(run_dir, int(number)) if number else nullcontext():
+                reporter = Slow(run_dir, 0 if number else STEP_SECONDS)
+                result = manyheads.training.loop.train(config(run_dir), resume="auto", reporter=reporter)
             os._exit(0 if result.stopped_by == "steps" else 128 + (result.signal_number or 0))
         print(child, flush=True)
         _, status = os.waitpid(child, 0)

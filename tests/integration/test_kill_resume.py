@@ -8,16 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tiny_run import outcome
 
+from manyheads.checkpoint.format import step_of
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.checkpoint.verify import verify_folder
 
 KILLS = 10
 LONG_KILLS = 100
+SAVE_EVERY = 5  # in kill_worker.py
 PATIENCE_SECONDS = 60
 
 
@@ -35,9 +40,10 @@ class Worker:
         assert self.process.stdout is not None
         return int(self.process.stdout.readline())
 
-    def start(self, run_dir: Path) -> int:
+    def start(self, run_dir: Path, kill_before: int | None = None) -> int:
+        """kill_before: the number of the operation on disk before which the child is to kill itself."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{run_dir}\n")
+        self.process.stdin.write(f"{run_dir}\n" if kill_before is None else f"{run_dir}\t{kill_before}\n")
         self.process.stdin.flush()
         return self._read()
 
@@ -67,14 +73,6 @@ def undisturbed(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> tup
     return run, float(lines[-2].split('"elapsed_seconds": ')[1].split(",")[0])
 
 
-def compared(run: Path) -> dict[str, bytes]:
-    """Every file that must not depend on interruptions."""
-    names = [run / "metrics.jsonl", *(run / "model").iterdir(), *(run / "samples").iterdir()]
-    names += (run / "checkpoints" / "step-00000060").glob("*.safetensors")
-    names += [run / "checkpoints" / "latest", run / "checkpoints" / "best"]
-    return {str(path.relative_to(run)): path.read_bytes() for path in names}
-
-
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
 
@@ -95,14 +93,37 @@ def wait_for_save(pid: int, run: Path) -> None:
         time.sleep(0.0002)
 
 
-def disturb(worker: Worker, run: Path, seconds: float, kills: int, rng: random.Random) -> tuple[int, int]:
-    """Kill and resume until the run is done or `kills` are used up. Returns: kills, and those that cut a save."""
-    killed = cut = 0
-    while killed < kills:
+@dataclass
+class Kills:
+    """done: kills. within_saves: of them. most_lost: steps that one kill cost at most. before: phase -> kills there."""
+
+    done: int = 0
+    within_saves: int = 0
+    runs: int = 0
+    most_lost: int = 0
+    before: Counter[str] = field(default_factory=Counter)
+
+    def note(self, run: Path) -> None:
+        """After a kill: all checkpoints must be whole, and no more than one save interval of steps lost."""
+        self.done += 1
+        checkpoints = run / "checkpoints"
+        self.within_saves += checkpoints.exists() and any(".tmp-" in path.name for path in checkpoints.iterdir())
+        for path in list_checkpoints(checkpoints):
+            verify_folder(path)
+        newest = max((step_of(path) or 0 for path in list_checkpoints(checkpoints)), default=0)
+        note = run.with_name(f"{run.name}.step")
+        reached = int(note.read_text(encoding="utf-8") or 0) if note.exists() else 0
+        self.most_lost = max(self.most_lost, reached - newest)
+        assert reached - newest <= SAVE_EVERY, f"step {reached} was done, the newest checkpoint is of step {newest}"
+
+
+def disturb(worker: Worker, run: Path, seconds: float, most: int, rng: random.Random, kills: Kills) -> None:
+    """Kill and resume until the run is done or `most` kills are used up; then let it end."""
+    for number in range(most):
         log = run / "train.log"
         before = log.stat().st_size if log.exists() else 0
         pid = worker.start(run)
-        if killed % 2:
+        if number % 2:
             wait_for_save(pid, run)
             time.sleep(rng.uniform(0, 0.02))
         else:
@@ -111,44 +132,115 @@ def disturb(worker: Worker, run: Path, seconds: float, kills: int, rng: random.R
         if is_alive(pid):
             os.kill(pid, signal.SIGKILL)
         if worker.wait() == 0:
-            return killed, cut
-        killed += 1
-        checkpoints = run / "checkpoints"
-        cut += checkpoints.exists() and any(".tmp-" in path.name for path in checkpoints.iterdir())
-        for path in list_checkpoints(checkpoints):
-            verify_folder(path)
+            return
+        kills.note(run)
     worker.start(run)
     assert worker.wait() == 0
-    return killed, cut
 
 
-def check(worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, kills: int, seed: int) -> None:
-    expected, seconds = undisturbed
-    wanted = compared(expected)
-    assert {"checkpoints/step-00000060/model.safetensors", "checkpoints/step-00000060/ema.safetensors"} < wanted.keys()
-    rng = random.Random(seed)
-    killed = cut = runs = 0
-    while killed < kills:
-        run = tmp_path / f"run-{runs}"
-        more, more_cut = disturb(worker, run, seconds, min(kills - killed, 12), rng)
-        killed, cut, runs = killed + more, cut + more_cut, runs + 1
-        found = compared(run)
-        assert found.keys() == wanted.keys()
-        assert [name for name in wanted if found[name] != wanted[name]] == []
-        assert not list((run / "checkpoints").glob("*.tmp-*"))
-    print(f"{killed} kills, {cut} of them within a save, in {runs} runs")
-    assert cut >= kills // 10
+def disturb_at_operations(worker: Worker, run: Path, most: int, rng: random.Random, kills: Kills) -> None:
+    """The same, killed right before an operation on disk; often early ones, which belong to start-up and resume."""
+    for _ in range(most):
+        worker.start(run, int(rng.choice((40, 150, 600)) * rng.random()))
+        if worker.wait() == 0:
+            return
+        kills.before[phase(run.with_name(f"{run.name}.last").read_text(encoding="utf-8"))] += 1
+        kills.note(run)
+    worker.start(run)
+    assert worker.wait() == 0
+
+
+def phase(last: str) -> str:
+    """What an operation such as `unlink checkpoints/step-00000005.tmp-77/scalars.json` belongs to."""
+    kind, _, path = last.partition(" ")
+    place = path.split("/")[0]
+    if place == "data":
+        return "preparing or opening data"
+    if place == "checkpoints" and (kind in ("unlink", "rmdir")):
+        return "retention and clearing up"
+    known = {"checkpoints": "checkpoints and pointers", "samples": "validation", "model": "the best model"}
+    known |= {"metrics.jsonl": "metrics", "timing.jsonl": "metrics", "train.log": "log"}
+    return known.get(place.split(".tmp-")[0], "start-up")
+
+
+def check(undisturbed: tuple[Path, float], run: Path) -> None:
+    """The run ended with the bytes of one that nothing happened to."""
+    wanted, found = outcome(undisturbed[0]), outcome(run)
+    name = "checkpoints/step-00000060/ema.safetensors"
+    assert name in wanted
+    assert found.keys() == wanted.keys()
+    own, other = (str(path).encode() for path in (run, undisturbed[0]))
+    assert [name for name in wanted if found[name].replace(own, other) != wanted[name]] == []
+    assert not list(run.rglob("*.tmp-*"))
+
+
+def kill_at_random(worker: Worker, undisturbed: tuple[Path, float], place: Path, number: int) -> Kills:
+    rng, kills = random.Random(), Kills()
+    while kills.done < number:
+        run = place / f"run-{kills.runs}"
+        disturb(worker, run, undisturbed[1], min(number - kills.done, 12), rng, kills)
+        check(undisturbed, run)
+        kills.runs += 1
+    assert kills.within_saves >= number // 10
+    return kills
+
+
+def kill_at_operations(worker: Worker, undisturbed: tuple[Path, float], place: Path, number: int) -> Kills:
+    rng, kills = random.Random(), Kills()
+    while kills.done < number:
+        run = place / f"run-{kills.runs}"
+        disturb_at_operations(worker, run, min(number - kills.done, 8), rng, kills)
+        check(undisturbed, run)
+        kills.runs += 1
+    return kills
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 def test_ten_kills_leave_no_trace(worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path) -> None:
-    check(worker, undisturbed, tmp_path, KILLS, seed=random.randrange(2**32))
+    kill_at_random(worker, undisturbed, tmp_path, KILLS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
+def test_kills_before_operations_leave_no_trace(
+    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path
+) -> None:
+    kill_at_operations(worker, undisturbed, tmp_path, KILLS)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_a_hundred_kills_leave_no_trace(worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path) -> None:
-    check(worker, undisturbed, tmp_path, LONG_KILLS, seed=random.randrange(2**32))
+def test_a_hundred_kills_leave_no_trace(
+    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, figure: Callable[..., None]
+) -> None:
+    kills = kill_at_random(worker, undisturbed, tmp_path, LONG_KILLS)
+    figure(
+        "R1",
+        "SIGKILL at random moments, every second one aimed at a save",
+        kills=kills.done,
+        within_saves=kills.within_saves,
+        runs=kills.runs,
+        most_steps_lost_by_a_kill=kills.most_lost,
+        save_every=SAVE_EVERY,
+        unequal_bytes=0,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
+def test_a_hundred_kills_before_operations_leave_no_trace(
+    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, figure: Callable[..., None]
+) -> None:
+    kills = kill_at_operations(worker, undisturbed, tmp_path, LONG_KILLS)
+    assert len(kills.before) >= 5
+    figure(
+        "R1",
+        "SIGKILL right before an operation on disk, in any phase of a run",
+        kills=kills.done,
+        runs=kills.runs,
+        before=dict(kills.before),
+        most_steps_lost_by_a_kill=kills.most_lost,
+        unequal_bytes=0,
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
@@ -156,7 +248,7 @@ def test_a_hundred_kills_leave_no_trace(worker: Worker, undisturbed: tuple[Path,
 def test_signals_end_in_a_complete_checkpoint_and_leave_no_trace(
     worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, number: signal.Signals
 ) -> None:
-    expected, seconds = undisturbed
+    seconds = undisturbed[1]
     run = tmp_path / "run"
     rng = random.Random()
     stopped = 0
@@ -182,4 +274,4 @@ def test_signals_end_in_a_complete_checkpoint_and_leave_no_trace(
         worker.start(run)
         assert worker.wait() == 0
     assert stopped >= 2
-    assert compared(run) == compared(expected)
+    check(undisturbed, run)

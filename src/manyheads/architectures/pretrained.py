@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.commit import write_folder
+from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.checkpoint.verify import MANIFEST, verify_folder
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["load", "load_portable_state", "portable_state", "read_config", "save_pretrained"]
+__all__ = ["load", "load_portable_state", "load_weights", "portable_state", "read_config", "save_pretrained"]
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
@@ -122,11 +122,10 @@ def save_pretrained(
 
     Raises: SaveError: it could not be written; an older folder is as it was.
     """
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in (weights or portable_state(model)).items()}
+    tensors = weights or portable_state(model)
 
     def write(folder: Path) -> None:
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        (folder / WEIGHTS).chmod(0o644)  # safetensors makes files that only their owner can read
+        write_tensors(folder / WEIGHTS, tensors)
         config = {"format_version": FORMAT_VERSION, **to_plain(model.config)}
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(card or _card(model, tensors), encoding="utf-8")
@@ -135,7 +134,7 @@ def save_pretrained(
         if generation is not None:
             (folder / GENERATION).write_text(to_json(generation), encoding="utf-8")
 
-    write_folder(Path(path), write, needed_bytes=sum(t.numel() * t.element_size() for t in tensors.values()))
+    write_folder(Path(path), write, needed_bytes=needed_bytes({"model": tensors}))
 
 
 def load(
@@ -152,11 +151,8 @@ def load(
     Raises: ModelFileError: files are missing, damaged, of another format version, or pickled. ConfigError: bad config.
     """
     folder = resolve_model_path(path, revision=revision)
-    if verify and (folder / MANIFEST).exists():
-        try:
-            verify_folder(folder, strict=False)
-        except CheckpointError as error:
-            raise ModelFileError(str(error)) from error
+    if verify:
+        _verify(folder)
     config = read_config(folder)
     tensors = _read_weights(folder, config)
     with torch.device("meta"):
@@ -166,6 +162,29 @@ def load(
     model.tie_weights()
     load_portable_state(model, tensors, where=str(folder / WEIGHTS))
     return model.eval()
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """The verified tensors of a model folder, by their names in files.
+
+    Raises: as `load`.
+    """
+    _verify(folder)
+    return _read_weights(folder, read_config(folder))
+
+
+def _verify(folder: Path) -> None:
+    if not (folder / MANIFEST).exists():
+        read_config(folder)  # which says more of a folder that is none of ours
+        _find_weights(folder)
+        raise ModelFileError(
+            f"{folder} has no {MANIFEST}, without which damage cannot be seen; copy the whole folder again, or load it"
+            " with verify=False."
+        )
+    try:
+        verify_folder(folder, strict=False)
+    except CheckpointError as error:
+        raise ModelFileError(str(error)) from error
 
 
 def read_config(folder: Path) -> Any:
@@ -196,7 +215,7 @@ def read_config(folder: Path) -> Any:
     return build(ARCHITECTURES[name].config, values, str(file))
 
 
-def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
+def _find_weights(folder: Path) -> Path:
     file = folder / WEIGHTS
     if not file.is_file():
         pickled = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
@@ -206,6 +225,11 @@ def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
             else ""
         )
         raise ModelFileError(f"{folder} has no {WEIGHTS}.{hint}")
+    return file
+
+
+def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
+    file = _find_weights(folder)
     try:
         with safe_open(file, framework="pt") as reader:
             names = list(reader.keys())

@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from manyheads.checkpoint.faults import check_free_space, saving
-from manyheads.checkpoint.verify import MANIFEST, make_manifest
+from manyheads.checkpoint.verify import MANIFEST, list_files, list_folders, make_manifest
 
-__all__ = ["remove_folder", "remove_stale", "write_folder", "write_text"]
+__all__ = ["make_folder", "remove_folder", "remove_stale", "sync", "write_folder", "write_text"]
 
-_TEMPORARY = re.compile(r".+\.tmp-(\d+)")
+_TEMPORARY = re.compile(r"(.+?)(\.old)?\.tmp-(\d+)")
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -38,25 +38,39 @@ def write_folder(final: Path, write: Callable[[Path], None], *, needed_bytes: in
     temporary = _aside(final)
     with saving(final, needed_bytes):
         check_free_space(final.parent, needed_bytes)
-        final.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(final.parent)
         _discard(temporary)
         try:
             temporary.mkdir()
             write(temporary)
-            for path in sorted(temporary.rglob("*"), reverse=True):
-                _sync(path)
+            for name in list_files(temporary):
+                sync(temporary / name)
+            for path in list_folders(temporary):
+                sync(path)
             with (temporary / MANIFEST).open("w", encoding="utf-8", newline="\n") as file:
                 file.write(make_manifest(temporary))
                 file.flush()
                 os.fsync(file.fileno())
-            _sync(temporary)
-            if final.exists():
-                _exchange(temporary, final)
-            else:
+            sync(temporary)
+            if not final.exists():
                 temporary.rename(final)
-            _sync(final.parent)
+            elif not _swap(temporary, final):
+                _exchange(temporary, final)
+            sync(final.parent)
         finally:
             _discard(temporary)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, so that a crash cannot take them away again under what is written in them."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.absolute().parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        with suppress(PermissionError):  # a parent that may be passed through but not opened
+            sync(folder.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -67,14 +81,14 @@ def write_text(path: Path, text: str) -> None:
     temporary = _aside(path)
     data = text.encode()
     with saving(path, len(data)):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             _discard(temporary)
 
@@ -85,21 +99,28 @@ def remove_folder(folder: Path) -> None:
     with saving(folder, 0):
         _discard(temporary)
         folder.rename(temporary)
-        _sync(folder.parent)
+        sync(folder.parent)
         _discard(temporary)
 
 
 def remove_stale(parent: Path) -> list[str]:
     """Delete what dead processes (and failed saves of this one) left aside in `parent`.
 
+    A folder that was cut off between the two renames of `_exchange` gets its name back instead.
+
     Returns: the names that were deleted.
     """
     removed = []
     for path in sorted(parent.glob("*.tmp-*")):
         match = _TEMPORARY.fullmatch(path.name)
-        if match and not _is_other_process(int(match[1])):
-            _discard(path)
-            removed.append(path.name)
+        if not match or _is_other_process(int(match[3])):
+            continue
+        if match[2] and not path.with_name(match[1]).exists():
+            with suppress(OSError):
+                path.rename(path.with_name(match[1]))
+                continue
+        _discard(path)
+        removed.append(path.name)
     return removed
 
 
@@ -119,7 +140,8 @@ def _is_other_process(pid: int) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows cannot sync a directory
     handle = os.open(path, os.O_RDONLY)
@@ -138,13 +160,18 @@ def _discard(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def _swap(new: Path, old: Path) -> bool:
+    """Exchange two names by one system call, so that `old` exists at every instant. Returns: False if there is none."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return bool(
+        rename and rename(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0
+    )  # some file systems cannot
+
+
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders' names, by one system call where there is one, so that `old` exists at every instant."""
-    if sys.platform == "linux":
-        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-        if rename and rename(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0:
-            return
-    # Elsewhere, and on file systems that cannot swap, the name is free for an instant; a crash there leaves it free.
+    """Exchange two names by renaming: `old` is free for an instant, and `remove_stale` mends a crash there."""
     spare = old.with_name(f"{old.name}.old.tmp-{os.getpid()}")
     _discard(spare)
     old.rename(spare)

@@ -36,14 +36,19 @@ def free_bytes(path: Path) -> int:
     return -1
 
 
-def check_free_space(path: Path, needed_bytes: int) -> None:
+def check_free_space(path: Path, needed_bytes: int, *, also: str = "") -> None:
     """Refuse to begin what cannot be finished.
+
+    Args:
+        path: what is to be written.
+        needed_bytes: its size.
+        also: another remedy.
 
     Raises: SaveError: fewer than `needed_bytes` are free where `path` is to be written.
     """
     free = free_bytes(path)
     if 0 <= free < needed_bytes:
-        raise SaveError(_describe(path, os.strerror(errno.ENOSPC), needed_bytes, _REMEDIES[errno.ENOSPC]))
+        raise SaveError(_describe(path, errno.ENOSPC, os.strerror(errno.ENOSPC), needed_bytes) + also)
 
 
 @contextmanager
@@ -56,19 +61,15 @@ def saving(path: Path, needed_bytes: int) -> Iterator[None]:
         if number is None:
             raise
         code = int(number[1])
-        raise SaveError(_describe(path, os.strerror(code), needed_bytes, _remedy(code))) from error
+        raise SaveError(_describe(path, code, os.strerror(code), needed_bytes)) from error
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
-        raise SaveError(_describe(path, reason, needed_bytes, _remedy(error.errno or 0))) from error
+        raise SaveError(_describe(path, error.errno or 0, reason, needed_bytes)) from error
 
 
-def _remedy(code: int) -> str:
-    return _REMEDIES.get(code, "check the folder, or choose another one")
-
-
-def _describe(path: Path, reason: str, needed_bytes: int, remedy: str) -> str:
+def _describe(path: Path, code: int, reason: str, needed_bytes: int) -> str:
     free = free_bytes(path)
-    left = f"{free} bytes are free" if free >= 0 else "free space unknown"
-    return (
-        f"Cannot save {path}: {reason} ({needed_bytes} bytes are needed, {left}). Older files are untouched; {remedy}."
-    )
+    space = f"{free} bytes are free" if free >= 0 else "free space unknown"
+    space = f" ({needed_bytes} bytes are needed, {space})" if needed_bytes else f" ({space})"
+    remedy = _REMEDIES.get(code, "check the folder, or choose another one")
+    return f"Cannot save {path}: {reason}{space}. Older files are untouched; {remedy}."

@@ -20,7 +20,18 @@ from manyheads.checkpoint.commit import write_folder
 from manyheads.checkpoint.verify import FORMAT_VERSION, verify_folder
 from manyheads.errors import CheckpointError
 
-__all__ = ["SCALARS", "Checkpoint", "checkpoint_name", "load_checkpoint", "needed_bytes", "save_checkpoint", "step_of"]
+__all__ = [
+    "SCALARS",
+    "Checkpoint",
+    "checkpoint_name",
+    "load_checkpoint",
+    "needed_bytes",
+    "read_scalars",
+    "save_checkpoint",
+    "step_of",
+    "verify_checkpoint",
+    "write_tensors",
+]
 
 SCALARS = "scalars.json"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -54,6 +65,12 @@ def needed_bytes(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
     return _SLACK_BYTES + sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one safetensors file. (Its own writer makes files that only their owner can read.)"""
+    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    path.write_bytes(safetensors.torch.save(plain, metadata={"format": "pt"}))
+
+
 def save_checkpoint(
     checkpoints_dir: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]
 ) -> Path:
@@ -73,8 +90,7 @@ def save_checkpoint(
         for stem, group in tensors.items():
             if not _STEM.fullmatch(stem):
                 raise ValueError(f"{stem!r} is no file stem")
-            data = safetensors.torch.save({name: tensor.detach().contiguous() for name, tensor in group.items()})
-            (folder / f"{stem}.safetensors").write_bytes(data)
+            write_tensors(folder / f"{stem}.safetensors", group)
         record = {"format_version": FORMAT_VERSION, "step": step, "scalars": dict(scalars)}
         (folder / SCALARS).write_bytes((json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
 
@@ -94,10 +110,32 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
     """
     if verify:
         verify_folder(path)
+    step, scalars = read_scalars(path)
+    try:
+        files = sorted(file for file in path.glob("*.safetensors") if file.name[0] != ".")
+        tensors = {file.stem: safetensors.torch.load_file(file) for file in files}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    return Checkpoint(step, tensors, scalars, path)
+
+
+def verify_checkpoint(path: Path) -> None:
+    """Check a checkpoint folder without reading tensors.
+
+    Raises: CheckpointError: see `load_checkpoint`.
+    """
+    verify_folder(path)
+    read_scalars(path)
+
+
+def read_scalars(path: Path) -> tuple[int, dict[str, Any]]:
+    """The step and the scalars of a checkpoint folder; the files themselves are not verified.
+
+    Raises: CheckpointError: they cannot be read, are of another format version, or of another step than the name says.
+    """
     try:
         record = json.loads((path / SCALARS).read_bytes())
-        tensors = {file.stem: safetensors.torch.load_file(file) for file in sorted(path.glob("*.safetensors"))}
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     if not isinstance(record, dict) or record.keys() != {"format_version", "step", "scalars"}:
         raise CheckpointError(f"{path} is damaged: {SCALARS} must hold format_version, step and scalars.")
@@ -111,4 +149,4 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
         raise CheckpointError(f"{path} is damaged: in {SCALARS} step must be an integer and scalars an object.")
     if step_of(path) not in (None, step):
         raise CheckpointError(f"{path} holds step {step}, not the one in its name; it is a copy of another checkpoint.")
-    return Checkpoint(step, tensors, scalars, path)
+    return step, scalars

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from manyheads.checkpoint.commit import remove_folder, write_text
 from manyheads.checkpoint.faults import saving
-from manyheads.checkpoint.format import step_of
-from manyheads.checkpoint.verify import verify_folder
-from manyheads.errors import CheckpointError
+from manyheads.checkpoint.format import step_of, verify_checkpoint
+from manyheads.errors import CheckpointError, SaveError
 
 __all__ = [
     "LEAST_KEPT",
@@ -21,16 +21,26 @@ __all__ = [
 ]
 
 LEAST_KEPT = 2
+_POINTER = re.compile(rb"(step-\d{8,})\n")
 
 
 def list_checkpoints(checkpoints_dir: Path) -> list[Path]:
-    """All checkpoint folders, oldest first; temporary ones are not among them."""
-    if not checkpoints_dir.is_dir():
+    """All checkpoint folders, oldest first; temporary ones are not among them.
+
+    Raises: CheckpointError: the folder cannot be listed (which is not the same as empty).
+    """
+    return [path for path in _list_named(checkpoints_dir) if path.is_dir()]
+
+
+def _list_named(checkpoints_dir: Path) -> list[Path]:
+    """Whatever bears a checkpoint's name, oldest first."""
+    try:
+        named = [(step, path) for path in checkpoints_dir.iterdir() if (step := step_of(path)) is not None]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [
-        (step, path) for path in checkpoints_dir.iterdir() if (step := step_of(path)) is not None and path.is_dir()
-    ]
-    return [path for _, path in sorted(found)]
+    except OSError as error:
+        raise CheckpointError(f"{checkpoints_dir} cannot be read: {error.strerror or error}.") from error
+    return [path for _, path in sorted(named)]
 
 
 def write_pointer(checkpoints_dir: Path, pointer: str, target: Path) -> None:
@@ -43,25 +53,41 @@ def write_pointer(checkpoints_dir: Path, pointer: str, target: Path) -> None:
 
 def read_pointer(checkpoints_dir: Path, pointer: str) -> Path | None:
     """The checkpoint that `pointer` names; None if there is no such pointer or no such checkpoint."""
+    target = _named_by(checkpoints_dir, pointer)
+    return target if target is not None and target.is_dir() else None
+
+
+def _named_by(checkpoints_dir: Path, pointer: str) -> Path | None:
+    """Where `pointer` points, whether there is anything or not; None if it says nothing of sense."""
     try:
-        name = (checkpoints_dir / pointer).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
+        text = (checkpoints_dir / pointer).read_bytes()
+    except OSError:
         return None
-    target = checkpoints_dir / Path(name).name
-    return target if step_of(target) is not None and target.is_dir() else None
+    match = _POINTER.fullmatch(text)
+    return checkpoints_dir / match[1].decode() if match else None
+
+
+def _step(path: Path) -> int:
+    return step_of(path) or 0
 
 
 def find_latest(checkpoints_dir: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that passes verification.
 
-    The pointer `latest` is not asked: a crash between the checkpoint's commit and the pointer's leaves it too old.
+    The pointer `latest` decides nothing: a crash between the checkpoint's commit and the pointer's leaves it too old.
+    But if it names a newer one than there is, that one was lost.
 
     Returns: the folder, or None if there is none, and one sentence for each newer one that had to be skipped.
+    Raises: CheckpointError: the folder cannot be listed.
     """
-    warnings = []
-    for path in reversed(list_checkpoints(checkpoints_dir)):
+    warnings: list[str] = []
+    named = _list_named(checkpoints_dir)
+    latest = _named_by(checkpoints_dir, "latest")
+    if latest is not None and latest not in named and (not named or _step(latest) > _step(named[-1])):
+        warnings.append(f"Skipped checkpoint {latest.name}: the pointer latest names it, but it is gone.")
+    for path in reversed(named):
         try:
-            verify_folder(path)
+            verify_checkpoint(path)
         except CheckpointError as error:
             warnings.append(f"Skipped checkpoint {path.name}: {error}")
         else:
@@ -72,11 +98,19 @@ def find_latest(checkpoints_dir: Path) -> tuple[Path | None, list[str]]:
 def apply_retention(checkpoints_dir: Path, keep: int) -> list[Path]:
     """Delete all but the newest `keep` checkpoints (never fewer than 2) and the best one.
 
+    As long as the pointer `best` cannot be understood nothing is deleted: it could be any.
+
     Returns: what was deleted.
-    Raises: SaveError: a folder could not be deleted.
+    Raises: SaveError: the folders could not be listed, or one not deleted.
     """
-    best = read_pointer(checkpoints_dir, "best")
-    doomed = [path for path in list_checkpoints(checkpoints_dir)[: -max(keep, LEAST_KEPT)] if path != best]
+    best = _named_by(checkpoints_dir, "best")
+    if best is None and (checkpoints_dir / "best").exists():
+        return []
+    try:
+        found = list_checkpoints(checkpoints_dir)
+    except CheckpointError as error:
+        raise SaveError(str(error)) from error
+    doomed = [path for path in found[: -max(keep, LEAST_KEPT)] if path != best]
     for path in doomed:
         remove_folder(path)
     return doomed
@@ -90,7 +124,7 @@ def set_aside_newer(checkpoints_dir: Path, step: int) -> list[Path]:
     """
     moved = []
     for path in list_checkpoints(checkpoints_dir):
-        if (step_of(path) or 0) > step:
+        if _step(path) > step:
             aside = path.with_name(path.name + ".aside")
             if aside.exists():
                 remove_folder(aside)

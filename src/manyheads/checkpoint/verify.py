@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 from manyheads.errors import CheckpointError
 
-__all__ = ["FORMAT_VERSION", "MANIFEST", "file_sha256", "is_intact", "list_files", "make_manifest", "verify_folder"]
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "file_sha256",
+    "is_intact",
+    "list_files",
+    "list_folders",
+    "make_manifest",
+    "verify_folder",
+]
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 16 << 20
+_READ = (".safetensors", ".json", ".spm", ".md")
 
 
 def file_sha256(path: Path) -> str:
@@ -26,11 +38,31 @@ def file_sha256(path: Path) -> str:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Every file below `folder` but its manifest, as sorted relative names with forward slashes."""
-    names = (
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
-    )
+    """Every file below `folder` but its manifest, as sorted relative names with forward slashes.
+
+    Hidden files are left out: file managers and network drives put some anywhere, and nothing here reads them.
+
+    Raises: OSError: a folder cannot be listed (which is not the same as empty).
+    """
+    names = []
+    for place, folders, files in _walk(folder):
+        links = [name for name in folders if (place / name).is_symlink()]
+        names += [(place / name).relative_to(folder).as_posix() for name in (*files, *links)]
     return sorted(name for name in names if name != MANIFEST)
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """Every folder below `folder`, the deepest first."""
+    return sorted((place for place, _, _ in _walk(folder) if place != folder), reverse=True)
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    def refuse(error: OSError) -> NoReturn:
+        raise error
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if name[0] != "."]
+        yield Path(place), folders, [name for name in files if name[0] != "."]
 
 
 def make_manifest(folder: Path) -> str:
@@ -39,6 +71,10 @@ def make_manifest(folder: Path) -> str:
         name: {"sha256": file_sha256(folder / name), "size": (folder / name).stat().st_size}
         for name in list_files(folder)
     }
+    return _render(files)
+
+
+def _render(files: dict[str, dict[str, Any]]) -> str:
     return json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1, sort_keys=True) + "\n"
 
 
@@ -47,7 +83,8 @@ def verify_folder(folder: Path, *, strict: bool = True) -> None:
 
     Args:
         folder: a checkpoint or a model folder.
-        strict: also refuse files that the manifest does not name, and symbolic links (which a download cache makes).
+        strict: also refuse every file that the manifest does not name, and symbolic links (which a download cache
+            makes); otherwise only such files of the kinds that are read from model folders.
 
     Raises: CheckpointError: naming the folder, the first file that is wrong, and how.
     """
@@ -58,8 +95,8 @@ def verify_folder(folder: Path, *, strict: bool = True) -> None:
             if name not in present:
                 raise CheckpointError(f"{folder} is damaged: {name} is missing.")
             _verify_file(folder, name, entry, strict)
-        extra = sorted(present - files.keys())
-        if strict and extra:
+        extra = sorted(name for name in present - files.keys() if strict or name.endswith(_READ))
+        if extra:
             raise CheckpointError(
                 f"{folder} is damaged: {extra[0]} is not in its manifest; remove it or the whole folder."
             )
@@ -102,7 +139,8 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
             f"{path} is refused: it has {path.stat().st_size} bytes, the limit is {_MOST_MANIFEST_BYTES}."
         )
     try:
-        manifest = json.loads(path.read_bytes())
+        text = path.read_bytes()
+        manifest = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder} is damaged: {MANIFEST} is not JSON ({error}).") from error
     if not isinstance(manifest, dict) or manifest.keys() != {"format_version", "files"}:
@@ -120,10 +158,12 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
         raise CheckpointError(
             f"{folder} is damaged: {MANIFEST} has an entry that is not a plain name with sha256 and size."
         )
+    if text != _render(files).encode():  # whatever else it is, it is not what was written
+        raise CheckpointError(f"{folder} is damaged: {MANIFEST} was changed after it was written.")
     return files
 
 
 def _is_entry(name: str, entry: object) -> bool:
     path = PurePosixPath(name)
     plain = bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
-    return plain and isinstance(entry, dict) and entry.keys() == {"sha256", "size"}
+    return plain and isinstance(entry, dict) and entry.keys() == {"sha256", "size"} and type(entry["size"]) is int

@@ -93,10 +93,12 @@ def _save(folder: Path, output: Path, weights: dict[str, Tensor], what: str) -> 
     """Write the model folder; config, tokenizer and decoding options come from the run's own model."""
     from manyheads.architectures.pretrained import load_portable_state, read_config, save_pretrained
     from manyheads.architectures.table import build_model
+    from manyheads.checkpoint.verify import verify_folder
     from manyheads.decoding.generation_config import load_settings
     from manyheads.text.sides import has_tokenizer, load_tokenizer
 
     source = folder / "model"
+    verify_folder(source, strict=False)  # what is copied from it gets a new manifest
     config = read_config(source)
     model = build_model(config)
     load_portable_state(model, weights, where=f"the checkpoints of {folder}")

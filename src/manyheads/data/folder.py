@@ -8,17 +8,29 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataError, SaveError
 
-__all__ = ["clear_leftovers", "file_record", "read_manifest", "sync", "verify_file", "write_aside", "write_manifest"]
+__all__ = [
+    "clear_leftovers",
+    "file_record",
+    "read_manifest",
+    "refuse_strangers",
+    "sync",
+    "verify_file",
+    "write_aside",
+    "write_manifest",
+]
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 * 2**20
 HASH_BLOCK_BYTES = 2**20
+SELF_VOUCHING = 2  # the first format_version whose manifests hold their own SHA-256
+READ = (".json", ".bin", ".txt")
 ASIDE = re.compile(r"(\.old)?\.tmp-(\d+)")
 
 
@@ -51,14 +63,15 @@ def write_aside(final: Path, write: Callable[[Path], None], *, replace: bool = F
             aside.rename(final)
         except OSError:
             if old.exists():
-                old.rename(final)
+                with suppress(OSError):  # what cannot be put back now is put back by `clear_leftovers`
+                    old.rename(final)
             raise
         sync(final.parent)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise SaveError(_message(final, error)) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def clear_leftovers(final: Path) -> None:
@@ -72,7 +85,8 @@ def clear_leftovers(final: Path) -> None:
         if match is None or _runs(int(match[2])) or path.is_symlink():
             continue
         if match[1] and not final.exists():
-            path.rename(final)
+            with suppress(OSError):
+                path.rename(final)
         else:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -137,13 +151,40 @@ def verify_file(path: Path, record: Any, *, content: bool = True) -> None:
         raise DataError(f"Cannot read {path}: {error.strerror or error}.") from None
 
 
+def refuse_strangers(folder: Path, known: Collection[str]) -> None:
+    """Refuse files of the kinds that are read from such folders but that no manifest vouches for.
+
+    Raises: DataError: there is one, or the folder cannot be listed.
+    """
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise DataError(f"Cannot read {folder}: {error.strerror or error}.") from None
+    strange = [name for name in names if name.endswith(READ) and name[0] != "." and name not in (*known, MANIFEST)]
+    if strange:
+        raise DataError(
+            f"{folder} holds {strange[0]}, which its manifest does not know. Remove it, or prepare the data again."
+        )
+
+
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Write manifest.json and make it durable; to be called last, after every other file."""
+    """Write manifest.json, which vouches for itself too, and make it durable; to be called after every other file."""
     path = folder / MANIFEST
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    content["sha256"] = _own_digest(content)
+    path.write_bytes(_render(content))
     for name in content["files"]:
         sync(folder / name)
     sync(path)
+
+
+def _own_digest(content: dict[str, Any]) -> str:
+    """SHA-256 of a manifest without the entry that holds it."""
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _render(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n").encode()
 
 
 def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
@@ -161,7 +202,8 @@ def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise DataError(f"{path} has {path.stat().st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}.")
-        content = json.loads(path.read_bytes().decode("utf-8"))
+        raw = path.read_bytes()
+        content = json.loads(raw.decode("utf-8"))
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror or error}.") from None
     except (ValueError, RecursionError) as error:
@@ -173,4 +215,7 @@ def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
         raise DataError(f"{path} has format_version {found!r}; this program reads up to {version}. Update manyheads.")
     if not isinstance(content.get("files"), dict):
         raise DataError(f"{path} lists no files; it is damaged. Prepare the data again.")
+    own = _own_digest(content) if found >= SELF_VOUCHING else None
+    if content.get("sha256") != own or raw != _render(content):
+        raise DataError(f"{path} was changed after it was written. Prepare the data again.")
     return content

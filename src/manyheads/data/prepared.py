@@ -12,7 +12,7 @@ from typing import Any
 
 from manyheads.data.copy_task import copy_pairs
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
-from manyheads.data.folder import read_manifest, verify_file
+from manyheads.data.folder import read_manifest, refuse_strangers, verify_file
 from manyheads.data.lines import stored_lines
 from manyheads.data.preparing import (
     FORMAT,
@@ -95,6 +95,8 @@ class PreparedData:
         splits = [split for split in SPLITS if split == "train" or f"{split}/manifest.json" in known]
         for name in ("tokenizer.json", *(f"{split}/manifest.json" for split in splits)):
             verify_file(path / name, known.get(name), content=verify)
+        if verify:
+            refuse_strangers(path, known)
         tokenizer = Tokenizer.load(path / "tokenizer.json")
         task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json")) if "task" in manifest else None
         if task is not None:

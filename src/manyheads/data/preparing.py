@@ -27,7 +27,7 @@ from manyheads.text.tokenizer import Tokenizer
 __all__ = ["FORMAT", "FORMAT_VERSION", "SPLITS", "PairList", "Pairs", "Progress", "prepare_corpus", "text_path"]
 
 FORMAT = "manyheads.prepared"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "valid", "test")
 ENCODE_PAIRS = 4096  # pairs given to the tokenizer at once
 REPORT_PAIRS = 10_000

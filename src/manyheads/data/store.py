@@ -18,13 +18,20 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.folder import file_record, read_manifest, verify_file, write_aside, write_manifest
+from manyheads.data.folder import (
+    file_record,
+    read_manifest,
+    refuse_strangers,
+    verify_file,
+    write_aside,
+    write_manifest,
+)
 from manyheads.errors import DataError
 
 __all__ = ["PairStore", "TokenSide", "write_pairs"]
 
 FORMAT = "manyheads.pairs"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SIDES = ("source", "target")
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSET_DTYPE = np.dtype("<i8")
@@ -80,8 +87,12 @@ class PairStore:
             raise DataError(f"{folder}/manifest.json is damaged: dtype, num_pairs or vocab_size make no sense.")
         for name in _file_names():
             verify_file(folder / name, manifest["files"].get(name), content=verify)
-        sides = [_map_side(folder, side, dtype, num_pairs) for side in SIDES]
+        try:
+            sides = [_map_side(folder, side, dtype, num_pairs) for side in SIDES]
+        except OSError as error:
+            raise DataError(f"Cannot read {folder}: {error.strerror or error}.") from None
         if verify:
+            refuse_strangers(folder, tuple(_file_names()))
             for side in sides:
                 _check_side(side, vocab_size, folder)
         return cls(sides[0], sides[1], vocab_size, _digest(manifest))

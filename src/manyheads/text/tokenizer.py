@@ -21,7 +21,7 @@ from typing import Any
 import tokenizers
 from tokenizers import normalizers
 
-from manyheads.errors import ConfigError, DataError
+from manyheads.errors import ConfigError, DataError, SaveError
 from manyheads.text.learning import learn_pieces
 from manyheads.text.long_lines import grouped, in_parts
 from manyheads.text.pipeline import SPACE_SIGN, SPECIAL_PIECES, assemble, heads_of, take_apart
@@ -141,12 +141,12 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         """Write tokenizer.json (plainly: whoever commits a folder of files sees to its durability).
 
-        Raises: DataError: the path cannot be written.
+        Raises: SaveError: the path cannot be written.
         """
         try:
             Path(path).write_bytes(self._json.encode("utf-8"))
         except OSError as error:
-            raise DataError(f"Cannot write the tokenizer {path}: {error.strerror or error}.") from None
+            raise SaveError(f"Cannot write the tokenizer {path}: {error.strerror or error}.") from error
 
     @property
     def vocab_size(self) -> int:

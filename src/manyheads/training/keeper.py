@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from manyheads.architectures.pretrained import portable_state, save_pretrained
+import torch
+from torch import Tensor
+
+from manyheads.architectures.pretrained import load_weights, portable_state, save_pretrained
 from manyheads.checkpoint.commit import remove_stale
 from manyheads.checkpoint.faults import check_free_space
-from manyheads.checkpoint.format import Checkpoint, checkpoint_name, needed_bytes, save_checkpoint
+from manyheads.checkpoint.format import Checkpoint, checkpoint_name, load_checkpoint, needed_bytes, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, read_pointer, set_aside_newer, write_pointer
-from manyheads.errors import CheckpointError, NonFiniteError, SaveError
+from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
 from manyheads.training.assembly import Assembly
 from manyheads.training.log import MetricsLog
 from manyheads.training.nonfinite import first_bad
@@ -37,6 +40,7 @@ class Keeper:
         self._metrics = metrics
         self._warn = warn
         self._saved = (0, 0)
+        self._model_failed = False
         self.last: Path | None = None
 
     def resume(self, resume: str) -> None:
@@ -44,6 +48,8 @@ class Keeper:
 
         Raises: CheckpointError, ConfigError, ModelFileError: there is none, or it is damaged or of another run.
         """
+        for place in (self._folder.checkpoints, self._folder.path):
+            remove_stale(place)
         checkpoint, warnings = choose_checkpoint(self._folder.checkpoints, resume)
         for text in warnings:
             self._warn(text)
@@ -58,10 +64,11 @@ class Keeper:
                 self._warn(f"{path.name} is newer than step {counters.step}, where the run goes on; it is out of use.")
             if not self._metrics.cut(counters.metrics_bytes):
                 self._warn(f"{self._folder.metrics} is shorter than it was; lines of metrics are lost.")
+            self._saved, self.last = self._done(), checkpoint.path
             self._tidy(checkpoint.path)  # in case the run was killed right after that checkpoint's commit
+            self._mend_model()
         else:
             self._metrics.cut(0)
-        self._saved, self.last = (self._done(), checkpoint.path) if own else ((0, 0), None)
 
     def is_saved(self) -> bool:
         """Whether the newest checkpoint knows all that was done: the step, and its validation if there was one.
@@ -94,12 +101,17 @@ class Keeper:
     def check_space(self) -> None:
         """Refuse to begin a run whose second checkpoint would not fit.
 
-        Raises: SaveError: less than twice a checkpoint's size is free (only a warning with on_save_error `continue`).
+        Raises: SaveError: less than twice a checkpoint's size is free. on_save_error `continue` begins all the same,
+            with a warning.
         """
         parameters = portable_state(self._assembly.model)
         copies = 3 + (self._assembly.average is not None)  # weights, two moments, averages
         try:
-            check_free_space(self._folder.checkpoints, 2 * copies * needed_bytes({"model": parameters}))
+            check_free_space(
+                self._folder.checkpoints,
+                2 * copies * needed_bytes({"model": parameters}),
+                also=" Two checkpoints must fit; training.on_save_error continue begins all the same.",
+            )
         except SaveError as error:
             if self._assembly.config.training.on_save_error == "stop":
                 raise
@@ -134,6 +146,8 @@ class Keeper:
         path = save_checkpoint(folder.checkpoints, counters.step, tensors, scalars)
         self._saved, self.last = self._done(), path
         self._tidy(path)
+        if self._model_failed:
+            self._mend_model()
 
     def _tidy(self, newest: Path) -> None:
         """Move the pointers, then delete what is too old and what dead processes left."""
@@ -145,28 +159,60 @@ class Keeper:
             if target.is_dir() and read_pointer(folder.checkpoints, pointer) != target:
                 write_pointer(folder.checkpoints, pointer, target)
         apply_retention(folder.checkpoints, assembly.config.training.keep)
-        remove_stale(folder.checkpoints)
-        remove_stale(folder.path)
+        for place in (folder.checkpoints, folder.path, folder.samples):
+            remove_stale(place)
 
     def save_model(self) -> None:
         """Replace model/ by the model as it is now, with averaged weights if there are any.
 
         Written before the checkpoint that calls it the best: after a crash between the two, the resumed run comes to
         the same validation again and writes the same folder.
+
+        Raises: SaveError: it could not be written; on_save_error `continue` tries again after the next checkpoint.
         """
         assembly = self._assembly
         weights = portable_state(assembly.model)
         if assembly.average is not None:
             weights = {**weights, **assembly.average.tensors}
         try:
-            save_pretrained(
-                assembly.model,
-                self._folder.model,
-                tokenizer=assembly.data.tokenizer,
-                generation=assembly.config.decoding,
-                weights=weights,
-            )
+            self._write_model(weights)
         except SaveError as error:
             if assembly.config.training.on_save_error == "stop":
                 raise
             self._warn(f"{error} Training goes on.")
+
+    def _write_model(self, weights: Mapping[str, Tensor]) -> None:
+        assembly = self._assembly
+        self._model_failed = True
+        save_pretrained(
+            assembly.model,
+            self._folder.model,
+            tokenizer=assembly.data.tokenizer,
+            generation=assembly.config.decoding,
+            weights=weights,
+        )
+        self._model_failed = False
+
+    def _mend_model(self) -> None:
+        """Write model/ from the checkpoint that it belongs to, unless it holds the same weights already."""
+        step = self._assembly.counters.best_step
+        path = self.last if step is None else self._folder.checkpoints / checkpoint_name(step)
+        if path is None or not path.is_dir():
+            return
+        try:
+            tensors = load_checkpoint(path).tensors
+        except CheckpointError as error:
+            self._warn(f"{self._folder.model} cannot be compared with the best checkpoint: {error}")
+            return
+        weights = {**tensors["model"], **tensors.get("ema", {})}
+        if not self._is_model_of(weights):
+            self._write_model(weights)
+
+    def _is_model_of(self, weights: Mapping[str, Tensor]) -> bool:
+        try:
+            found = load_weights(self._folder.model)
+        except (ModelFileError, ConfigError) as error:
+            if self._folder.model.exists():
+                self._warn(f"{error} It is written again from a checkpoint.")
+            return False
+        return found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)

@@ -2,48 +2,73 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Protocol
 
 from manyheads.checkpoint.faults import saving
 from manyheads.training.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
-__all__ = ["MetricsLog", "PlainReporter", "Reporters", "format_seconds"]
+__all__ = ["LogFile", "MetricsLog", "PlainReporter", "Reporters", "format_seconds"]
 
 
 class MetricsLog:
     """Append-only file of one JSON object a line.
 
     A checkpoint records how long the file was; a resumed run first cuts it back to that, so that every step is written
-    once. Figures that depend on the clock must go elsewhere (timing.jsonl), or the bytes would differ.
+    once. Figures that depend on the clock must go elsewhere (timing.jsonl), or the bytes would differ. A line that the
+    disk refused is written before the next one.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._length: int | None = None  # of what is whole in the file; None: whatever is there
+        self._waiting = b""
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line; NaN and infinity, which JSON lacks, become null.
 
-        Raises: SaveError: it could not be written.
+        Raises: SaveError: it could not be written yet.
         """
         plain = {key: _plain(value) for key, value in record.items()}
-        line = json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n"
-        with saving(self.path, len(line)), self.path.open("ab") as file:
-            file.write(line.encode())
+        self._waiting += (json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        self._write(sync=False)
+
+    def flush(self) -> None:
+        """Write what an earlier failure held up.
+
+        Raises: SaveError: it still cannot be written.
+        """
+        if self._waiting:
+            self._write(sync=False)
 
     def num_bytes(self) -> int:
         """The file's length, once all of it is on the disk.
 
-        Raises: SaveError: it could not be synced.
+        Raises: SaveError: it could not be written or synced.
         """
-        with saving(self.path, 0), self.path.open("ab") as file:
-            os.fsync(file.fileno())
-            return file.tell()
+        return self._write(sync=True)
+
+    def _write(self, *, sync: bool) -> int:
+        with saving(self.path, len(self._waiting)), self.path.open("ab", buffering=0) as file:
+            if self._length is None or file.tell() < self._length:
+                self._length = file.tell()
+            elif file.tell() > self._length:
+                file.truncate(self._length)  # half a line, from when the disk was full
+            if self._waiting:
+                if file.write(self._waiting) < len(self._waiting):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._length += len(self._waiting)
+                self._waiting = b""
+            if sync:
+                os.fsync(file.fileno())
+            return self._length
 
     def cut(self, num_bytes: int) -> bool:
         """Drop what came after `num_bytes`. Returns: False if the file is shorter than that, so that lines are lost.
@@ -55,11 +80,55 @@ class MetricsLog:
             if before > num_bytes:
                 file.truncate(num_bytes)
                 os.fsync(file.fileno())
+        self._length, self._waiting = min(before, num_bytes), b""
         return before >= num_bytes
 
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class LogFile:
+    """train.log as a stream of text. A line that the disk refuses is lost; that never ends a run.
+
+    Args:
+        path: appended to.
+        warn: told of the first lost line.
+
+    Raises: SaveError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._path = path
+        self._warn = warn
+        self._failed = False
+        with saving(path, 0):
+            self._file = path.open("ab", buffering=0)
+
+    def write(self, text: str) -> None:
+        """Append, at once."""
+        try:
+            self._file.write(text.encode("utf-8", errors="backslashreplace"))
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                self._warn(f"{self._path} cannot be written ({error.strerror or error}); its lines are lost.")
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with suppress(OSError):
+            self._file.close()
+
+
+class Stream(Protocol):
+    """Where lines go: a text file, or `LogFile`."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
 
 
 class PlainReporter:
@@ -70,7 +139,7 @@ class PlainReporter:
         timestamps: begin each line with date and time.
     """
 
-    def __init__(self, stream: TextIO, *, timestamps: bool = False) -> None:
+    def __init__(self, stream: Stream, *, timestamps: bool = False) -> None:
         self._stream = stream
         self._timestamps = timestamps
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError
 from manyheads.training.assembly import Assembly, assemble
 from manyheads.training.device import computing
 from manyheads.training.keeper import Keeper
-from manyheads.training.log import MetricsLog, PlainReporter, Reporters
+from manyheads.training.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.nonfinite import Fault
 from manyheads.training.pace import Pace
 from manyheads.training.recorder import Recorder
@@ -58,8 +58,11 @@ def train(
     folder.create()
     device = choose_device(config.device)
     with folder.locked(), computing(config, device):
-        moved = folder.set_aside() if resume == "none" and folder.has_run() else None
-        with folder.train_log.open("a", encoding="utf-8", newline="\n") as log:
+        moved = folder.finish_setting_aside()
+        if resume == "none" and folder.has_run():
+            moved = folder.set_aside()
+        warn = (lambda text: None) if reporter is None else (lambda text: reporter.message(text, "warning"))
+        with closing(LogFile(folder.train_log, warn)) as log:
             plain = PlainReporter(log, timestamps=True)
             everyone = Reporters([plain] if reporter is None else [plain, reporter])
             if moved is not None:

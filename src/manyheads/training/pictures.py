@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,32 +52,39 @@ class CurvePainter:
 
 
 class Board:
-    """Copies metrics into TensorBoard files, if the package is installed.
+    """Copies metrics into TensorBoard files, if the package is installed. That it cannot write never ends a run.
 
     Args:
         folder: where the files go.
         first_step: later steps in older files there are hidden: a resumed run writes them again.
+        warn: told once if no more can be written.
     """
 
-    def __init__(self, folder: Path, first_step: int) -> None:
+    def __init__(self, folder: Path, first_step: int, warn: Callable[[str], None]) -> None:
         self._folder = folder
         self._first_step = first_step
+        self._warn = warn
         self._writer: SummaryWriter | None = None
         self._off = False
 
     def add(self, record: Mapping[str, Any]) -> None:
         """One line of metrics."""
-        if self._writer is None and not self._off:
-            self._open()
-        if self._writer is not None:
-            for key, value in record.items():
-                if isinstance(value, int | float) and key != "step":
-                    self._writer.add_scalar(key, value, record["step"])
+        try:
+            if self._writer is None and not self._off:
+                self._open()
+            if self._writer is not None and not self._off:
+                for key, value in record.items():
+                    if isinstance(value, int | float) and key != "step":
+                        self._writer.add_scalar(key, value, record["step"])
+        except OSError as error:
+            self._off = True
+            self._warn(f"No more TensorBoard files: {error.strerror or error} ({self._folder}).")
 
     def close(self) -> None:
         """Write what is still in memory."""
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):
+                self._writer.close()
 
     def _open(self) -> None:
         try:
@@ -83,4 +92,16 @@ class Board:
         except ImportError:
             self._off = True
             return
+        _silence_writers()
         self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step + 1 if self._first_step else None)
+
+
+def _silence_writers() -> None:
+    """TensorBoard writes in a thread that, after a failure, prints a traceback besides passing the error on to us."""
+    before = threading.excepthook
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
+            before(failure)
+
+    threading.excepthook = hook

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from manyheads.checkpoint.commit import write_text
 from manyheads.config.files import to_json
+from manyheads.errors import SaveError
 from manyheads.training.assembly import Assembly
 from manyheads.training.device import peak_memory_bytes
 from manyheads.training.log import MetricsLog
@@ -43,8 +46,9 @@ class Recorder:
         self._pace = pace
         self._painter = CurvePainter(folder.metrics, folder.plots, self._warn)
         counters, training = assembly.counters, assembly.config.training
-        self._board = Board(folder.tensorboard, counters.step) if training.tensorboard else None
+        self._board = Board(folder.tensorboard, counters.step, self._warn) if training.tensorboard else None
         self._since, self._tokens_since = time.monotonic(), 0
+        self._failing: set[Path] = set()
 
     def _warn(self, text: str) -> None:
         self._reporter.message(text, "warning")
@@ -132,7 +136,8 @@ class Recorder:
             }
         self._write({**record, "best": report.best})
         if report.samples:
-            write_samples(self._folder.samples / f"step-{report.step}.txt", report)
+            path = self._folder.samples / f"step-{report.step}.txt"
+            self._keep(path, lambda: write_samples(path, report))
         self.draw()
         self._reporter.validation(report)
 
@@ -141,22 +146,37 @@ class Recorder:
         return self._painter.draw() if self._assembly.config.training.plots else ()
 
     def close(self) -> None:
-        """Let go of open files."""
+        """Let go of open files; lines that a full disk held up get a last chance."""
+        for log in (self._metrics, self._timing):
+            with suppress(SaveError):
+                log.flush()
         if self._board is not None:
             self._board.close()
 
     def _write(self, record: dict[str, object]) -> None:
-        self._metrics.append(record)
+        self._keep(self._metrics.path, lambda: self._metrics.append(record))
         if self._board is not None:
             self._board.add(record)
 
+    def _keep(self, path: Path, write: Callable[[], None]) -> None:
+        """Write; on_save_error decides what a failure means. One that lasts is told once."""
+        try:
+            write()
+        except SaveError as error:
+            if self._assembly.config.training.on_save_error == "stop":
+                raise
+            if path not in self._failing:
+                self._warn(f"{error} Training goes on.")
+            self._failing.add(path)
+        else:
+            self._failing.discard(path)
+
     def _time(self, report: StepReport) -> None:
-        self._timing.append(
-            {
-                "step": report.step,
-                "elapsed_seconds": round(report.elapsed_seconds, 3),
-                "tokens_per_second": round(report.tokens_per_second, 1),
-                "memory_bytes": report.memory_bytes,
-            }
-        )
+        record = {
+            "step": report.step,
+            "elapsed_seconds": round(report.elapsed_seconds, 3),
+            "tokens_per_second": round(report.tokens_per_second, 1),
+            "memory_bytes": report.memory_bytes,
+        }
+        self._keep(self._timing.path, lambda: self._timing.append(record))
         self._since, self._tokens_since = time.monotonic(), 0

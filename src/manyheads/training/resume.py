@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manyheads.checkpoint.format import Checkpoint, load_checkpoint
+from manyheads.checkpoint.format import Checkpoint, load_checkpoint, read_scalars, step_of
 from manyheads.checkpoint.retain import find_latest, read_pointer
 from manyheads.errors import CheckpointError, ConfigError
 
@@ -39,27 +39,45 @@ def choose_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Checkpoint | 
 
     Args:
         checkpoints_dir: the run's.
-        resume: `auto` (the newest intact one, if any), `none`, `latest` or `best`, or the path of a checkpoint folder.
+        resume: `auto` (the newest intact one, if any), `latest` (the same, but there must be one), `best`, `none`, or
+            the path of a checkpoint folder.
 
     Returns: the checkpoint or None, and one sentence for each damaged one that was skipped.
     Raises: CheckpointError: the named one is missing or damaged; or there are some, but none is intact.
     """
     if resume == "none":
         return None, []
-    if resume == "auto":
-        path, warnings = find_latest(checkpoints_dir)
-        if path is None and warnings:
+    newest, warnings = find_latest(checkpoints_dir)
+    if resume in ("auto", "latest"):
+        if newest is None and warnings:
             raise CheckpointError(
                 f"None of the {len(warnings)} checkpoints in {checkpoints_dir} is intact ({warnings[0]})."
                 " To begin again use --resume none, which sets them aside."
             )
-        return (None if path is None else load_checkpoint(path, verify=False)), warnings
-    named = read_pointer(checkpoints_dir, resume) if resume in ("latest", "best") else Path(resume)
+        if newest is None and resume == "latest":
+            raise _nothing(resume)
+        return (None if newest is None else load_checkpoint(newest, verify=False)), warnings
+    named = read_pointer(checkpoints_dir, resume) if resume == "best" else Path(resume)
     if named is None or not named.is_dir():
-        raise CheckpointError(
-            f"There is no checkpoint {resume!r} to resume from; give a folder step-XXXXXXXX, or auto."
-        )
-    return load_checkpoint(named), []
+        raise _nothing(resume)
+    warnings = []
+    if resume == "best" and newest is not None:
+        best = _best_step(newest)
+        if best != step_of(named):
+            warnings.append(
+                f"The pointer best names {named.name}, but {newest.name} knows step {best} as the best;"
+                f" the run goes on from {named.name}."
+            )
+    return load_checkpoint(named), warnings
+
+
+def _nothing(resume: str) -> CheckpointError:
+    return CheckpointError(f"There is no checkpoint {resume!r} to resume from; give a folder step-XXXXXXXX, or auto.")
+
+
+def _best_step(checkpoint: Path) -> int | None:
+    counters = read_scalars(checkpoint)[1].get("counters")
+    return counters.get("best_step") if isinstance(counters, dict) else None
 
 
 def check_same_run(

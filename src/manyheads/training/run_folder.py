@@ -6,14 +6,14 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from manyheads.checkpoint.commit import write_text
+from manyheads.checkpoint.commit import make_folder, sync, write_text
 from manyheads.checkpoint.faults import saving
 from manyheads.config.files import to_json, to_yaml
 from manyheads.errors import ConfigError
@@ -55,7 +55,9 @@ class RunFolder:
         Raises: SaveError: it cannot be made.
         """
         with saving(self.path, 0):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
+            if os.access(self.path.absolute().parent, os.R_OK):
+                sync(self.path.absolute().parent)  # a killed process may have made the folder and not come so far
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -73,10 +75,12 @@ class RunFolder:
                     f"The run folder {self.path} is in use by process {owner or 'unknown'}; choose another run_dir,"
                     " or end that process first."
                 )
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            with saving(lock, 16):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
             yield
-            os.ftruncate(handle, 0)
+            with suppress(OSError):  # the lock goes with the handle; the number is for people
+                os.ftruncate(handle, 0)
         finally:
             os.close(handle)
 
@@ -90,17 +94,34 @@ class RunFolder:
         return self.metrics.exists() or self.checkpoints.exists() or self.model.exists()
 
     def set_aside(self) -> Path:
-        """Move an earlier run's files into `previous-N`, so that nothing of it is mixed with a new one."""
+        """Move an earlier run's files into `previous-N`, so that nothing of it is mixed with a new one.
+
+        A crash on the way leaves `previous-N.partial`, which `finish_setting_aside` completes.
+
+        Raises: SaveError: a file could not be moved.
+        """
         number = 1
         while (self.path / f"previous-{number}").exists():
             number += 1
-        target = self.path / f"previous-{number}"
-        with saving(target, 0):
-            target.mkdir()
+        partial = self.path / f"previous-{number}.partial"
+        with saving(partial, 0):
+            make_folder(partial)
             for entry in sorted(self.path.iterdir()):
                 if entry.name not in _KEPT_ON_RESTART and not entry.name.startswith("previous-"):
-                    entry.rename(target / entry.name)
+                    entry.rename(partial / entry.name)
+            for folder in (partial, self.path):
+                sync(folder)
+            target = partial.with_suffix("")
+            partial.rename(target)
+            sync(self.path)
         return target
+
+    def finish_setting_aside(self) -> Path | None:
+        """Complete what a crash cut off, or the rest of the old run would be taken for a run. Returns: as `set_aside`.
+
+        Raises: SaveError: a file could not be moved.
+        """
+        return self.set_aside() if any(self.path.glob("previous-*.partial")) else None
 
 
 def _take(handle: int, owner: str) -> bool:

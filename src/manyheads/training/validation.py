@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.checkpoint.faults import saving
+from manyheads.checkpoint.commit import write_text
 from manyheads.data.prepared import PreparedData
 from manyheads.data.stream import eval_batches
 from manyheads.decoding.fit import source_limit
@@ -175,6 +175,4 @@ def write_samples(path: Path, report: ValidationReport) -> None:
         f"source:      {sample.source}\nreference:   {sample.reference}\ntranslation: {sample.translation}\n"
         for sample in report.samples
     ]
-    with saving(path, 0):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes("\n".join(blocks).encode())
+    write_text(path, "\n".join(blocks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,32 @@ def test_the_newest_intact_one_is_found_whatever_the_pointer_says(tmp_path: Path
     latest, warnings = find_latest(tmp_path)
     assert latest == tmp_path / checkpoint_name(1)
     assert [text[:32] for text in warnings] == [f"Skipped checkpoint {checkpoint_name(step)}" for step in (3, 2)]
+
+
+def test_a_copy_under_a_newer_name_and_a_lost_newest_are_noticed(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    shutil.copytree(tmp_path / checkpoint_name(2), tmp_path / checkpoint_name(4))
+    latest, warnings = find_latest(tmp_path)
+    assert latest == tmp_path / checkpoint_name(3)
+    assert "holds step 2" in warnings[0]
+    shutil.rmtree(tmp_path / checkpoint_name(4))
+    write_pointer(tmp_path, "latest", tmp_path / checkpoint_name(3))
+    shutil.rmtree(tmp_path / checkpoint_name(3))
+    latest, warnings = find_latest(tmp_path)
+    assert latest == tmp_path / checkpoint_name(2)
+    assert warnings == ["Skipped checkpoint step-00000003: the pointer latest names it, but it is gone."]
+    (tmp_path / checkpoint_name(3)).touch()
+    assert "step-00000003" in find_latest(tmp_path)[1][0]
+
+
+def test_nothing_is_deleted_while_the_best_is_unknown(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save(tmp_path, step)
+    (tmp_path / "best").write_bytes(b"step-0000000\xb1\n")
+    assert apply_retention(tmp_path, 2) == []
+    write_pointer(tmp_path, "best", tmp_path / checkpoint_name(9))  # names one that is gone
+    assert len(apply_retention(tmp_path, 2)) == 3
 
 
 def test_newer_ones_are_set_aside(tmp_path: Path) -> None:

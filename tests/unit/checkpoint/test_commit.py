@@ -6,17 +6,13 @@ import io
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-import torch
 
-from manyheads.checkpoint.commit import remove_folder, remove_stale, write_folder, write_text
-from manyheads.checkpoint.format import load_checkpoint, save_checkpoint
-from manyheads.checkpoint.retain import apply_retention, list_checkpoints
-from manyheads.checkpoint.verify import MANIFEST, is_intact, verify_folder
-from manyheads.errors import CheckpointError
+from manyheads.checkpoint import commit
+from manyheads.checkpoint.commit import make_folder, remove_folder, remove_stale, write_folder, write_text
+from manyheads.checkpoint.verify import MANIFEST, verify_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -84,6 +80,38 @@ def test_a_text_file_is_synced_before_the_rename_and_the_parent_after(
     assert calls == [("write", aside), ("fsync", aside), ("rename", "latest"), ("fsync", tmp_path.name)]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_new_parents_are_synced_into_theirs(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+    make_folder(tmp_path / "runs" / "one")
+    assert calls == [("fsync", tmp_path.name), ("fsync", "runs")]
+    make_folder(tmp_path / "runs" / "one")
+    assert len(calls) == 2
+
+
+def test_a_folder_that_was_cut_off_between_two_renames_gets_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "_swap", lambda new, old: False)  # a file system that cannot
+    final = tmp_path / "model"
+    write_folder(final, lambda folder: (folder / "old").write_text("1", encoding="utf-8") and None)
+
+    def killed(path: Path, target: Path) -> None:
+        real(path, target)
+        raise KeyboardInterrupt
+
+    real = Path.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        patch.setattr(commit, "_discard", lambda path: None)
+        with pytest.raises(KeyboardInterrupt):
+            write_folder(final, fill)
+    assert not final.exists()
+    remove_stale(tmp_path)
+    verify_folder(final)
+    assert (final / "old").exists()
+    assert names(tmp_path) == ["model"]
+
+
 def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     final = tmp_path / "model"
     write_folder(final, lambda folder: (folder / "old").write_text("1", encoding="utf-8") and None)
@@ -132,42 +160,3 @@ def test_removal_frees_the_name_first(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("shutil.rmtree", lambda path, **_: None)  # killed before the first file is gone
     remove_folder(tmp_path / "step-00000001")
     assert names(tmp_path) == [f"step-00000001.tmp-{os.getpid()}"]
-
-
-def test_a_reader_never_sees_a_folder_that_fails(tmp_path: Path) -> None:
-    """A reader verifies whatever has a final name while 200 saves, retentions and overwrites go on."""
-    done = threading.Event()
-    failures: list[str] = []
-    seen = 0
-
-    def identity(path: Path) -> int:
-        """Which folder bears the name now; 0 if none does."""
-        try:
-            return path.stat().st_ino
-        except FileNotFoundError:
-            return 0
-
-    def read() -> None:
-        nonlocal seen
-        while not done.is_set():
-            for path in list_checkpoints(tmp_path):
-                before = identity(path)
-                try:
-                    verify_folder(path)
-                    seen += 1
-                except CheckpointError as error:
-                    if before and identity(path) == before:  # neither deleted nor replaced meanwhile
-                        failures.append(str(error))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for step in range(200):
-        tensors = {"model": {"w": torch.full((2000,), float(step))}, "optimiser": {"m": torch.zeros(3000)}}
-        save_checkpoint(tmp_path, step - step % 3, tensors, {"step": step})
-        apply_retention(tmp_path, 2)
-    done.set()
-    reader.join()
-    assert not failures
-    assert seen > 50
-    assert is_intact(list_checkpoints(tmp_path)[-1])
-    assert load_checkpoint(list_checkpoints(tmp_path)[-1]).scalars == {"step": 199}

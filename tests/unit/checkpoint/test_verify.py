@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from manyheads.checkpoint import verify
 from manyheads.checkpoint.format import load_checkpoint, save_checkpoint
 from manyheads.checkpoint.retain import find_latest
 from manyheads.checkpoint.verify import MANIFEST, is_intact, verify_folder
@@ -53,6 +54,14 @@ def test_flipped_bits_zeroed_pages_and_cuts_are_refused(saved: Path, name: str) 
     assert is_intact(path.parent)
 
 
+def test_a_wrong_size_is_told_before_anything_is_summed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved / "step-00000002" / "model.safetensors"
+    path.write_bytes(path.read_bytes() + b"x")
+    monkeypatch.setattr(verify, "file_sha256", lambda path: pytest.fail("the whole file was read"))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has \d+ bytes, its manifest says"):
+        verify_folder(path.parent)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_refused(saved: Path, name: str) -> None:
     (saved / "step-00000002" / name).unlink()
@@ -76,8 +85,13 @@ def test_swapped_foreign_doubled_and_linked_files_are_refused(saved: Path) -> No
     shutil.copy(saved / "step-00000001" / "model.safetensors", doubled)
     with pytest.raises(CheckpointError, match="model2"):
         verify_folder(doubled.parent)
+    with pytest.raises(CheckpointError, match="model2"):
+        verify_folder(doubled.parent, strict=False)
+    doubled.rename(doubled.with_name("notes.txt"))
     verify_folder(doubled.parent, strict=False)
-    doubled.unlink()
+    (doubled.parent / "notes.txt").rename(doubled.parent / ".notes.safetensors")
+    verify_folder(doubled.parent)
+    assert set(load_checkpoint(doubled.parent).tensors) == {"model", "optimiser"}
     scalars = doubled.parent / "scalars.json"
     scalars.rename(saved / "elsewhere.json")
     scalars.symlink_to(saved / "elsewhere.json")
@@ -117,8 +131,12 @@ def test_an_unnamed_file_does_not_escape_through_a_smaller_manifest(saved: Path)
     path = saved / "step-00000002" / MANIFEST
     manifest = json.loads(path.read_text(encoding="utf-8"))
     del manifest["files"]["optimiser.safetensors"]
-    path.write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="not in its manifest"):
+    text = json.dumps(manifest, indent=1, sort_keys=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"optimiser\.safetensors is not in its manifest"):
+        verify_folder(path.parent)
+    path.write_text(text + "\n\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="changed after it was written"):
         verify_folder(path.parent)
 
 

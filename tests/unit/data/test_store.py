@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import manyheads.data.folder as data_folder
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError, ManyHeadsError, SaveError
 
@@ -114,7 +115,7 @@ def test_swapped_and_missing_files_are_noticed(tmp_path: Path) -> None:
     "change",
     [
         {"format": "other"},
-        {"format_version": 2},
+        {"format_version": 3},
         {"format_version": True},
         {"dtype": "float64"},
         {"dtype": ["uint16"]},
@@ -132,8 +133,43 @@ def test_swapped_and_missing_files_are_noticed(tmp_path: Path) -> None:
 def test_hostile_manifests_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
     write_pairs(tmp_path / "s", PAIRS, 65_536)
     path = tmp_path / "s" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(DataError):
+    content = {**json.loads(path.read_text()), **change}
+    path.write_bytes(data_folder._render({**content, "sha256": data_folder._own_digest(content)}))
+    with pytest.raises(DataError) as refusal:
+        PairStore.open(tmp_path / "s")
+    assert "changed after it was written" not in str(refusal.value)
+
+
+def test_an_edited_manifest_and_a_stranger_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    write_pairs(folder, PAIRS, 65_536)
+    path = folder / "manifest.json"
+    whole = path.read_bytes()
+    for edited in (
+        whole + b"\n",
+        whole.replace(b'"num_pairs": 4', b'"num_pairs":  4'),
+        whole.replace(b"uint16", b"uint32"),
+    ):
+        assert edited != whole
+        path.write_bytes(edited)
+        with pytest.raises(DataError, match="changed after it was written"):
+            PairStore.open(folder)
+    path.write_bytes(whole)
+    (folder / "source.ids.copy.bin").touch()
+    with pytest.raises(DataError, match=r"source\.ids\.copy\.bin, which its manifest does not know"):
+        PairStore.open(folder)
+    PairStore.open(folder, verify=False)
+
+
+def test_a_manifest_of_the_first_format_is_still_read(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "s", PAIRS, 65_536)
+    path = tmp_path / "s" / "manifest.json"
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    path.write_bytes(data_folder._render({**content, "format_version": 1}))
+    assert len(PairStore.open(tmp_path / "s")) == len(PAIRS)
+    path.write_bytes(data_folder._render(content))
+    with pytest.raises(DataError, match="changed after it was written"):
         PairStore.open(tmp_path / "s")
 
 

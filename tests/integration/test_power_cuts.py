@@ -1,0 +1,245 @@
+"""All changes that a training run makes on disk are recorded; a crash after any of them leaves a run that goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from crash_states import LOSSES, Disk, write_out
+from file_operations import HAS_PROC, Operation, Watch
+from tiny_run import echo, outcome, tiny
+
+from manyheads.architectures.pretrained import load
+from manyheads.checkpoint.format import step_of, verify_checkpoint
+from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.verify import MANIFEST
+from manyheads.config.files import load_yaml
+from manyheads.data.prepared import PreparedData
+from manyheads.training.keeper import Keeper
+from manyheads.training.loop import train
+from manyheads.training.resume import choose_checkpoint
+
+pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")
+
+RUN = "runs/tiny"
+FAST_STATES, FAST_RESUMES = 150, 4
+LONG_RESUMES = 40
+SEED = 20261121
+
+
+@dataclass(frozen=True)
+class Recording:
+    """operations: of a whole run. saves: (operations done, step) whenever a save had returned. result: its bytes."""
+
+    root: Path
+    operations: list[Operation]
+    saves: list[tuple[int, int]]
+    manifests: dict[str, bytes]
+    result: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    root = tmp_path_factory.mktemp("recorded") / "disk"
+    root.mkdir()
+    saves: list[tuple[int, int]] = []
+    manifests: dict[str, bytes] = {}
+    with pytest.MonkeyPatch.context() as patch, Watch(root) as watch:
+        patch.chdir(root)
+        real = Keeper._save
+
+        def save(self: Keeper) -> None:
+            real(self)
+            assert self.last is not None
+            saves.append((len(watch.operations), step_of(self.last) or 0))
+            manifests[self.last.name] = (self.last / MANIFEST).read_bytes()
+
+        patch.setattr(Keeper, "_save", save)
+        train(tiny(), translate=echo)
+    return Recording(root, watch.operations, saves, manifests, outcome(root / RUN))
+
+
+def commits(operations: list[Operation]) -> list[int]:
+    """Where something that was written aside gets its final name."""
+    aside = re.compile(r"\.tmp-\d+$")
+    return [
+        number
+        for number, operation in enumerate(operations)
+        if operation.kind in ("rename", "swap")
+        and operation.target is not None
+        and aside.search(operation.path.name)
+        and not aside.search(operation.target.name)
+    ]
+
+
+def check_order(operations: list[Operation], number: int) -> None:
+    """Everything below the renamed path was synced before, its manifest last, and the parent is synced next."""
+    rename = operations[number]
+    assert rename.target is not None
+    begin = max(
+        (i for i in range(number) if operations[i].path == rename.path and operations[i].kind in ("mkdir", "create")),
+    )
+    below = [
+        (i, operation)
+        for i, operation in enumerate(operations[begin:number], start=begin)
+        if operation.path.is_relative_to(rename.path)
+    ]
+    changed: dict[Path, int] = {}
+    synced: dict[Path, int] = {}
+    for i, operation in below:
+        if operation.kind in ("create", "write", "truncate"):
+            changed[operation.path] = i
+        if operation.kind in ("create", "mkdir", "unlink", "rmdir", "rename") and operation.path != rename.path:
+            changed[operation.path.parent] = i
+        if operation.kind == "rename" and operation.target is not None:  # of a part, made elsewhere in the same way
+            changed[operation.target.parent] = i
+        if operation.kind == "fsync":
+            synced[operation.path] = i
+        if operation.kind == "mkdir":
+            changed.setdefault(operation.path, i)
+        if operation.kind in ("unlink", "rmdir"):
+            changed.pop(operation.path, None)
+    for path, i in changed.items():
+        if ".tmp-" in str(path.relative_to(rename.path)):
+            continue  # its own commit is checked by itself
+        assert synced.get(path, -1) > i, f"{path} was not synced after its last change, before {rename}"
+    manifest = [i for i, operation in below if operation.path == rename.path / MANIFEST and operation.kind == "create"]
+    if manifest:
+        others = [i for path, i in synced.items() if path.name != MANIFEST and path.is_file()]
+        assert all(i < manifest[-1] for i in others), "the manifest was not the last"
+    after = next(operation for operation in operations[number + 1 :] if operation.kind != "open")
+    assert (after.kind, after.path) == ("fsync", rename.target.parent), f"after {rename} came {after}"
+
+
+def test_every_commit_is_synced_before_and_its_parent_after(recording: Recording) -> None:
+    found = commits(recording.operations)
+    targets = [recording.operations[number].target for number in found]
+    names = {path.name for path in targets if path is not None}
+    assert names >= {"step-00000002", "step-00000009", "model", "latest", "best", "config.yaml", "step-9.txt"}
+    for number in found:
+        check_order(recording.operations, number)
+        check_metrics(recording.operations, number)
+    swapped = {operation.target.name for operation in recording.operations if operation.kind == "swap"}
+    assert swapped == {"model"}  # which existed before; at no instant there was none
+
+
+def check_metrics(operations: list[Operation], number: int) -> None:
+    """A checkpoint says how long metrics.jsonl is, so all of it must be on the disk before."""
+    target = operations[number].target
+    if target is None or not target.name.startswith("step-0"):
+        return
+    of_metrics = [operation.kind for operation in operations[:number] if operation.path.name == "metrics.jsonl"]
+    kinds = [kind for kind in of_metrics if kind in ("write", "fsync")]
+    assert kinds[-1] == "fsync", f"{target.name} was committed before metrics.jsonl was synced"
+
+
+def test_what_is_replayed_is_what_was_written(recording: Recording, tmp_path: Path) -> None:
+    """The recording knows every byte: nothing was written past it."""
+    disk = Disk(recording.root)
+    for operation in recording.operations:
+        disk.apply(operation)
+    write_out(disk.after_crash("none", random.Random(0)), tmp_path / "again")
+    found = {
+        str(path.relative_to(tmp_path / "again")): path.read_bytes()
+        for path in (tmp_path / "again").rglob("*")
+        if path.is_file()
+    }
+    wanted = {
+        str(path.relative_to(recording.root)): path.read_bytes() for path in recording.root.rglob("*") if path.is_file()
+    }
+    assert found == wanted
+
+
+class Judge:
+    """Whether the run in a crash state goes on."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._seen: set[str] = set()  # intact folders, by all their bytes
+
+    def check(self, state: dict[str, bytes | None], done: int, place: Path) -> None:
+        """Every final name is whole, and the newest checkpoint no older than the last save that had returned."""
+        write_out(state, place)
+        run = place / RUN
+        expected = max((step for count, step in self._recording.saves if count <= done), default=None)
+        checkpoint, warnings = choose_checkpoint(run / "checkpoints", "auto")
+        assert warnings == []
+        if checkpoint is None:
+            assert expected is None, f"step {expected} was saved and is lost"
+        else:
+            assert expected is None or checkpoint.step >= expected
+            counters = checkpoint.scalars["counters"]
+            metrics = (run / "metrics.jsonl").read_bytes()[: counters["metrics_bytes"]]
+            assert len(metrics) == counters["metrics_bytes"], "lines of metrics are lost"
+            assert self._recording.result["metrics.jsonl"].startswith(metrics)
+            if counters["best_step"] not in (None, checkpoint.step):
+                assert (run / "checkpoints" / f"step-{counters['best_step']:08d}").is_dir()
+        for folder in list_checkpoints(run / "checkpoints"):
+            self._once(folder, verify_checkpoint)
+        if (run / "model").exists():
+            self._once(run / "model", load)
+        for folder in (run / "data").glob("copy-task-????????????"):
+            self._once(folder, PreparedData.open)
+        if (run / "config.yaml").exists():
+            assert load_yaml(run / "config.yaml").values["run_dir"] == RUN
+
+    def _once(self, folder: Path, verify: Callable[[Path], object]) -> None:
+        content = hashlib.sha256(folder.name.encode())
+        for path in sorted(folder.rglob("*")):
+            content.update(str(path.relative_to(folder)).encode() + (path.read_bytes() if path.is_file() else b""))
+        if content.hexdigest() not in self._seen:
+            verify(folder)
+            self._seen.add(content.hexdigest())
+
+
+def replay(recording: Recording, place: Path, states: int | None, resumes: int, rng: random.Random) -> tuple[int, int]:
+    """Judge crash states (all, or so many), and resume some. Returns: states, and those that were resumed."""
+    wanted = [(done, loss) for done in range(len(recording.operations) + 1) for loss in LOSSES]
+    if states is not None:
+        wanted = sorted(rng.sample(wanted, min(states, len(wanted))))
+    resumed = set(rng.sample(wanted, min(resumes, len(wanted))))
+    judge, disk, applied = Judge(recording), Disk(recording.root), 0
+    for number, (done, loss) in enumerate(wanted):
+        for operation in recording.operations[applied:done]:
+            disk.apply(operation)
+        applied = done
+        here = place / str(number)
+        try:
+            judge.check(disk.after_crash(loss, rng), done, here)
+        except Exception as error:
+            last = recording.operations[done - 1] if done else "nothing"
+            raise AssertionError(f"crash after operation {done} ({last}), loss of {loss}: {error}") from error
+        if (done, loss) in resumed:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(here)
+                train(tiny(), translate=echo)
+            assert outcome(here / RUN) == recording.result, f"crash after operation {done}, loss of {loss}"
+            assert not [path for path in (here / RUN).rglob("*.tmp-*") if "data" not in path.parts]
+        shutil.rmtree(here)
+    return len(wanted), len(resumed)
+
+
+def test_some_crash_states_resume(recording: Recording, tmp_path: Path) -> None:
+    replay(recording, tmp_path, FAST_STATES, FAST_RESUMES, random.Random())
+
+
+@pytest.mark.slow
+def test_every_prefix_of_the_operations_resumes(
+    recording: Recording, tmp_path: Path, figure: Callable[..., None]
+) -> None:
+    states, resumed = replay(recording, tmp_path, None, LONG_RESUMES, random.Random(SEED))
+    figure(
+        "R2",
+        "every prefix of a run's operations on disk, five degrees of loss each",
+        operations=len(recording.operations),
+        states=states,
+        failures=0,
+        trained_to_the_end=resumed,
+        unequal=0,
+    )

@@ -1,0 +1,64 @@
+"""A run of a few steps with everything in it that a checkpoint must know: accumulation, dropout, EMA, patience."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.data.settings import DataSettings
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.text.settings import TokenizerSettings
+from manyheads.training.settings import (
+    OptimiserSettings,
+    ScheduleSettings,
+    TrainConfig,
+    TrainingSettings,
+    ValidationSettings,
+)
+
+TINY = TrainConfig(
+    run_dir="runs/tiny",
+    num_threads=1,
+    data=DataSettings(
+        path="copy-task", max_tokens=96, max_source_len=16, max_target_len=16, accumulate=2, num_train_pairs=40
+    ),
+    tokenizer=TokenizerSettings(kind="word", vocab_size=32),
+    model=TransformerConfig(d_model=8, num_heads=2, d_ff=8, num_encoder_layers=1, num_decoder_layers=1, dropout=0.2),
+    optimiser=OptimiserSettings(learning_rate=3e-3, clip_norm=1.0, weight_decay=0.01, name="adamw"),
+    schedule=ScheduleSettings(kind="cosine", warmup_steps=3),
+    training=TrainingSettings(
+        max_steps=9, log_every=2, save_every=2, keep=2, ema_decay=0.9, plots=False, tensorboard=False
+    ),
+    validation=ValidationSettings(every_steps=3, bleu_sentences=2, num_samples=1, patience=5),
+    decoding=DecodingSettings(num_beams=1, max_len_offset=4),
+)
+
+
+def tiny(**sections: Any) -> TrainConfig:
+    """The config with changes: sections are given as dicts."""
+    config = TINY
+    for name, changes in sections.items():
+        new = replace(getattr(config, name), **changes) if isinstance(changes, dict) else changes
+        config = replace(config, **{name: new})
+    return config
+
+
+def echo(texts: list[str], stop: Callable[[], bool]) -> list[str]:
+    """A search that takes no time."""
+    return texts
+
+
+def outcome(run: Path) -> dict[str, bytes]:
+    """Every byte of a finished run that must not depend on interruptions, and the counters without the clock's."""
+    newest = sorted(path for path in (run / "checkpoints").iterdir() if path.is_dir())[-1]
+    paths = [run / "metrics.jsonl", run / "config.yaml", run / "checkpoints" / "latest", run / "checkpoints" / "best"]
+    paths += [*(run / "model").iterdir(), *(run / "samples").iterdir(), *newest.glob("*.safetensors")]
+    found = {str(path.relative_to(run)): path.read_bytes() for path in paths}
+    scalars = json.loads((newest / "scalars.json").read_bytes())["scalars"]
+    assert scalars["counters"].pop("elapsed_seconds") > 0
+    del scalars["config"]["training"]["on_save_error"]  # which may change, and config.yaml is compared as well
+    return {**found, "scalars": json.dumps(scalars, sort_keys=True).encode()}
