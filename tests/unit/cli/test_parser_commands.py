@@ -1,0 +1,182 @@
+"""A parser from end to end: trees are prepared, learned, judged and given, by the same commands as translations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli.main import main
+from manyheads.decoding.parser import Parser
+from manyheads.decoding.translator import Translator
+from manyheads.errors import RequestError
+from manyheads.text.trees import format_tree, leaves_of, parse_tree
+
+Cli = Callable[..., int]
+
+NOUNS, VERBS = ("cat", "dog", "bird", "man"), ("sees", "likes", "hears")
+TREES = [
+    f"(ROOT (S (NP-SBJ (DT The) (NN {one})) (VP (VBZ {verb}) (NP (DT a) (NN {other}))) (. .)))"
+    for one in NOUNS
+    for other in NOUNS
+    for verb in VERBS
+]
+SENTENCE = "The cat sees a dog ."
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trees")
+    for name, trees in (("train", TREES), ("test", TREES[::9])):
+        (folder / f"{name}.ptb").write_text("".join(f"{tree}\n" for tree in trees), encoding="utf-8")
+    files = ["--trees", folder / "train.ptb", "--valid-trees", folder / "test.ptb", "--test-trees", folder / "test.ptb"]
+    arguments = ["prepare", "--task", "parsing", *files, "--vocab-size", "330", "--output", folder / "data"]
+    assert main([str(argument) for argument in arguments]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(data: Path) -> Path:
+    """A parser that has seen each tree a few times."""
+    settings = {
+        "run-dir": data / "run",
+        "data.path": data / "data",
+        "data.accumulate": 1,
+        "model.tie_embeddings": "decoder",
+        "training.max_steps": 40,
+        "training.ema_decay": 0,
+        "training.plots": False,
+        "validation.every_steps": 20,
+        "validation.best_by": "f1",
+        "decoding.max_len_offset": 30,
+    }
+    assert (
+        main(["train", "--preset", "debug", "--quiet", *(f"--{name}={value}" for name, value in settings.items())]) == 0
+    )
+    return data / "run"
+
+
+def test_training_reports_brackets(run: Path) -> None:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    judged = [record for record in records if "f1" in record]
+    assert [record["step"] for record in judged] == [20, 40]
+    assert judged[0]["brackets_signature"].startswith("evalb:COLLINS")
+    assert {"exact_match", "ill_formed", "best"} <= judged[0].keys()
+    assert "bleu" not in judged[0]
+    assert "F1 " in (run / "train.log").read_text(encoding="utf-8")
+    assert "translation: (ROOT" in (run / "samples" / "step-20.txt").read_text(encoding="utf-8")
+    config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
+    assert config["target_vocab_size"] < config["source_vocab_size"]
+
+
+def test_evaluate(run: Path, data: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("evaluate", run, "--json", "--output", tmp_path / "out.ptb") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["brackets"]["sentences"] == len(TREES[::9])
+    assert record["protocol"]["task"]["name"] == "parsing"
+    assert record["protocol"]["data"].endswith("data test")
+    assert 0 <= record["brackets"]["f1"] <= 100
+    assert manyheads("evaluate", run, "--trees", data / "test.ptb", "--beam", "2") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("F1 = ")
+    assert "ill-formed" in shown
+    assert "beam 2" in shown
+    trees = [parse_tree(line) for line in (tmp_path / "out.ptb").read_text(encoding="utf-8").split("\n")[:-1]]
+    assert [[leaf.word for leaf in leaves_of(tree)] for tree in trees] == [
+        [leaf.word for leaf in leaves_of(parse_tree(tree))] for tree in TREES[::9]
+    ]
+    assert manyheads("evaluate", "--hypotheses", tmp_path / "out.ptb", "--data", data / "data", "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["brackets"] == record["brackets"]
+    assert again["ill_formed"] is None
+
+
+def test_baselines(data: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("evaluate", "--baseline", "right", "--data", data / "data", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    files = ["--trees", data / "test.ptb", "--train-trees", data / "train.ptb"]
+    assert manyheads("evaluate", "--baseline", "right", *files, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["brackets"] == record["brackets"]
+    assert manyheads("evaluate", "--baseline", "flat", "--data", data / "data") == 0
+    assert "P 100.00  R 25.00" in capsys.readouterr().out
+
+
+def test_translate(
+    run: Path, manyheads: Cli, stdin: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"{SENTENCE}\n\n \t \na ( b\u00a0c\n".encode()
+    stdin(text)
+    assert manyheads("translate", run) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 5
+    assert lines[1:3] == ["", ""]
+    assert [leaf.word for leaf in leaves_of(parse_tree(lines[0]))] == SENTENCE.split(" ")
+    assert [leaf.word for leaf in leaves_of(parse_tree(lines[3]))] == ["a", "-LRB-", "b\u00a0c"]
+    stdin(text)
+    assert manyheads("translate", run, "--linearised", "--beam", "2") == 0
+    assert capsys.readouterr().out.count("\n") == 4
+    stdin(text)
+    assert manyheads("translate", run, "--json") == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
+    assert records[0]["translations"][0]["text"] == lines[0]
+    assert {"written", "repairs"} <= records[0]["translations"][0].keys()
+
+
+def test_from_python(run: Path, model_folder: Path) -> None:
+    parser = Parser.from_pretrained(run, "cpu")
+    found, nothing = parser.parse([SENTENCE, " "], num_beams=1)
+    assert nothing is None
+    assert found is not None
+    assert format_tree(found.tree).startswith("(ROOT ")
+    [scored] = parser.translator.score([SENTENCE], [TREES[0]])
+    assert scored.tokens[0] == "▁(S"
+    with pytest.raises(RequestError, match="does not parse"):
+        Parser(Translator.from_pretrained(model_folder, "cpu"))
+
+
+def test_the_task_goes_with_an_average(
+    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manyheads("average", run, "--last", "2", "--output", tmp_path / "mean") == 0
+    assert manyheads("info", tmp_path / "mean", "--json") == 0
+    out = capsys.readouterr().out
+    assert json.loads(out[out.index("{") :])["tokenizer"]["task"]["name"] == "parsing"
+
+
+def test_mistakes(
+    run: Path, data: Path, model_folder: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trees = data / "test.ptb"
+    (data / "bad.ptb").write_bytes(b"(S (A b)\n")
+    (data / "short.ptb").write_bytes(TREES[0].encode() + b"\n")
+    prepare = ["prepare", "--output", data / "new"]
+    parsing = [*prepare, "--task", "parsing", "--trees", trees]
+    cases: list[tuple[list[str | Path], str]] = [
+        (["evaluate", "--trees", trees], "Say what to evaluate"),
+        (["evaluate", run, "--source", trees, "--reference", trees], "give --trees, not --source"),
+        (["evaluate", run, "--trees", trees, "--data", data / "data"], "leave out --data"),
+        (["evaluate", run, "--trees", data / "bad.ptb"], "bad.ptb: the tree that begins in line 1 is not closed"),
+        (["evaluate", run, "--trees", trees, "--output", trees], "is the file"),
+        (["evaluate", "--hypotheses", data / "short.ptb", "--trees", trees], "has 1 lines"),
+        (["evaluate", "--hypotheses", data / "bad.ptb", "--trees", data / "short.ptb"], "bad.ptb: line 1"),
+        (["evaluate", "--baseline", "flat", "--trees", trees], "--train-trees"),
+        (["evaluate", run, "--train-trees", trees], "--baseline"),
+        (["evaluate", model_folder, "--trees", trees], "does not parse"),
+        (["translate", model_folder, trees, "--linearised"], "is of parsers"),
+        ([*prepare, "--trees", trees], "--task parsing"),
+        ([*parsing, "--source", trees], "--source names sentence pairs"),
+        (parsing, "no validation pairs"),
+        ([*prepare, "--task", "parsing", "--valid-trees", trees], "no training trees"),
+        ([*parsing, "--valid-count", "2", "--subtrees", "2"], "held back"),
+        ([*parsing, "--valid-trees", trees, "--tree-root", "a b"], "root is 'a b'"),
+        ([*parsing, "--valid-trees", trees, "--tokenizer", model_folder], "no symbols for the brackets"),
+        (["train", "--run-dir", data / "r2", "--data.path", data / "data", "--validation.best_by", "bleu"], "parsing"),
+        (["train", "--preset", "debug", "--run-dir", data / "r3", "--validation.best_by", "f1"], "translation"),
+    ]
+    for arguments, message in cases:
+        assert manyheads(*arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert message in captured.err, captured.err
+        assert "Traceback" not in captured.err
