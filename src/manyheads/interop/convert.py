@@ -27,7 +27,7 @@ from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop import PEERS, marian_folder
-from manyheads.interop.marian_weights import build
+from manyheads.interop.marian_weights import build, check_size
 from manyheads.interop.protocols import Exporter
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 
@@ -89,7 +89,7 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
         tokenizer, settings, notes = files.tokenizer, files.settings, files.notes
         kept = {"peer": peer, "config": config, "generation": files.generation}
     else:
-        model = cast(Seq2Seq, PEERS[peer].from_peer(config, weights).module)
+        model = _annotated(config, weights, source)
         kept = {"peer": peer, "config": config}
     if tokenizer is None:
         notes.append("There was no tokenizer, so the model translates ids, not text.")
@@ -140,6 +140,20 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
     return Conversion(peer, sum(tensor.numel() for tensor in weights.values()), written, notes)
 
 
+def _annotated(config: Mapping[str, Any], weights: Mapping[str, Tensor], source: Path) -> Seq2Seq:
+    options = config.get("model")
+    names = ("src_vocab", "tgt_vocab", "N", "d_model", "d_ff", "h")
+    sizes = {name: options[name] for name in names if name in options} if isinstance(options, dict) else {}
+    if not {"src_vocab", "tgt_vocab"} <= sizes.keys() or any(
+        type(size) is not int or size < 1 for size in sizes.values()
+    ):
+        raise ConfigError(f"{source / 'config.json'} must hold make_model's arguments under 'model', sizes above 0.")
+    width = sizes.get("d_model", 512)
+    largest = width * max(width, sizes.get("d_ff", 2048), sizes["src_vocab"], sizes["tgt_vocab"])
+    check_size(weights, 2 * sizes.get("N", 6), largest)
+    return cast(Seq2Seq, PEERS["annotated-transformer"].from_peer(config, weights).module)
+
+
 def _read_object(path: Path) -> dict[str, Any]:
     """Raises: ModelFileError: the file is missing or not one JSON object."""
     try:
@@ -166,7 +180,10 @@ def _read_weights(folder: Path, from_pickle: bool) -> dict[str, Tensor]:
         pickles = [path for path in pickles if path.name == "pytorch_model.bin"] or pickles
     if not pickles:
         shards = " (its weights in several files are not read)" if list(folder.glob("*.index.json")) else ""
-        raise ModelFileError(f"{folder} has no model.safetensors{shards}.")
+        raise ModelFileError(
+            f"{folder} has no model.safetensors{shards}. On the hub there may be one in a pull request (--revision"
+            " refs/pr/N); a pytorch_model.bin must be fetched by hand, and is read with --from-pickle."
+        )
     if not from_pickle:
         raise ModelFileError(
             f"{folder} has no model.safetensors, only {pickles[0].name}, a pickle, which can run code when it is opened"

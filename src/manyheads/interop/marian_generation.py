@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 
@@ -81,13 +82,13 @@ def settings_from_peer(generation: Mapping[str, Any], ids: MarianIds) -> Decodin
         "rules": "marian",
         "num_beams": given.get("num_beams", 1),
         "num_return_sequences": given.get("num_return_sequences", 1),
-        "length_penalty": float(given.get("length_penalty", 1.0)),
+        "length_penalty": given.get("length_penalty", 1.0),
         "length_penalty_kind": "power",
         "early_stopping": given.get("early_stopping", False),
         "max_new_tokens": _max_new_tokens(given),
-        "min_new_tokens": given.get("min_new_tokens", max(0, given.get("min_length", 0) - 1)),
+        "min_new_tokens": given.get("min_new_tokens", max(0, _count(given, "min_length", 0) - 1)),
         "no_repeat_ngram_size": given.get("no_repeat_ngram_size", 0),
-        "repetition_penalty": float(given.get("repetition_penalty", 1.0)),
+        "repetition_penalty": given.get("repetition_penalty", 1.0),
         "renormalize_logits": given.get("renormalize_logits", False),
         "forced_eos": _forced_eos(given, ids),
         "banned_ids": _banned(given, ids),
@@ -95,17 +96,26 @@ def settings_from_peer(generation: Mapping[str, Any], ids: MarianIds) -> Decodin
     }
     if given.get("do_sample"):
         options["do_sample"] = True
-        options["temperature"] = float(given.get("temperature", 1.0))
+        options["temperature"] = given.get("temperature", 1.0)
         options["top_k"] = given.get("top_k", 50)
-        options["top_p"] = float(given.get("top_p", 1.0))
-    return DecodingSettings(**options)
+        options["top_p"] = given.get("top_p", 1.0)
+    return build(DecodingSettings, options, "the generation options")
+
+
+def _count(given: Mapping[str, Any], name: str, default: int) -> int:
+    value = given.get(name, default)
+    if type(value) is not int:
+        raise ConfigError(f"{name} is {value!r} in the generation options; it must be a whole number.")
+    return value
 
 
 def _max_new_tokens(given: Mapping[str, Any]) -> int:
-    count = given.get("max_new_tokens", given.get("max_length", _DEFAULT_MAX_LENGTH) - 1)
-    if count < 1:
-        raise ConfigError(f"max_length is {given.get('max_length')!r}; it counts the start token and must be above 1.")
-    return int(count)
+    if "max_new_tokens" in given:
+        return _count(given, "max_new_tokens", 0)
+    length = _count(given, "max_length", _DEFAULT_MAX_LENGTH)
+    if length < 2:
+        raise ConfigError(f"max_length is {length}; it counts the start token and must be above 1.")
+    return length - 1
 
 
 def _forced_eos(given: Mapping[str, Any], ids: MarianIds) -> bool:
@@ -116,16 +126,18 @@ def _forced_eos(given: Mapping[str, Any], ids: MarianIds) -> bool:
 
 
 def _forced_prefix(given: Mapping[str, Any]) -> tuple[int, ...]:
-    forced = given.get("forced_bos_token_id")
-    return () if forced is None else (int(forced),)
+    return (_count(given, "forced_bos_token_id", 0),) if "forced_bos_token_id" in given else ()
 
 
 def _banned(given: Mapping[str, Any], ids: MarianIds) -> tuple[int, ...]:
-    words = given.get("bad_words_ids", [])
-    long = next((word for word in words if len(word) != 1), None)
-    if long is not None:
-        raise ConfigError(f"bad_words_ids holds {long!r}; only single ids can be banned here.")
-    banned = {word[0] for word in words} | set(given.get("suppress_tokens", []))
+    words, tokens = given.get("bad_words_ids", []), given.get("suppress_tokens", [])
+    if not isinstance(words, list) or not isinstance(tokens, list):
+        raise ConfigError("bad_words_ids and suppress_tokens must be lists.")
+    singles = [[token] for token in tokens] + words
+    odd = next((word for word in singles if not isinstance(word, list) or [type(i) for i in word] != [int]), None)
+    if odd is not None:
+        raise ConfigError(f"bad_words_ids or suppress_tokens holds {odd!r}; only single ids can be banned here.")
+    banned = {word[0] for word in singles}
     return tuple(sorted(banned - {ids.pad, ids.start, ids.eos}))  # padding and the start never come out anyway
 
 

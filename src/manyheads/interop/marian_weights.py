@@ -21,7 +21,7 @@ from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.names import Pair, export_weights, import_weights, pick
 from manyheads.nn.positions import sinusoidal_table
 
-__all__ = ["ACTIVATIONS", "OPTIONS", "build", "to_peer"]
+__all__ = ["ACTIVATIONS", "OPTIONS", "build", "check_size", "to_peer"]
 
 OPTIONS: dict[str, Any] = {
     "vocab_size": 58101,
@@ -72,6 +72,7 @@ def build(options: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Seq2S
     """
     known = {name: value for name, value in options.items() if name in OPTIONS}
     peer = pick(known, OPTIONS, "Marian")
+    _check_types(peer)
     for name in _REFUSED:
         if options.get(name):
             raise ConfigError(f"{name} is set in Marian's config; the layers that it asks for are not known here.")
@@ -81,12 +82,17 @@ def build(options: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Seq2S
         raise ConfigError(
             f"activation_function is {peer['activation_function']!r}; known are {', '.join(sorted(ACTIVATIONS))}."
         )
+    sizes = ("vocab_size", "encoder_ffn_dim", "decoder_ffn_dim", "d_model")
+    layers, widest = peer["encoder_layers"] + peer["decoder_layers"], max(peer[name] for name in sizes)
+    check_size(state_dict, layers, peer["d_model"] * widest)
     tensors = {name: tensor for name, tensor in state_dict.items() if not name.endswith("embed_positions.weight")}
     positions = {side: state_dict.get(f"model.{side}.embed_positions.weight") for side in ("encoder", "decoder")}
     tie = _tie(peer, tensors)
     config = _config(peer, tie)
     if any(not _is_formula(table, config.d_model, side) for side, table in positions.items()):
-        config = replace(config, positions="learned")
+        config = replace(
+            config, positions="learned", max_len=max(t.shape[0] for t in positions.values() if t is not None)
+        )
     weights = _without_aliases(tensors, tie)
     weights.setdefault(_BIAS, torch.zeros(config.target_vocab_size, dtype=next(iter(weights.values())).dtype))
     weights[_BIAS] = weights[_BIAS].reshape(-1)
@@ -145,6 +151,35 @@ def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if config.tie_embeddings == "embeddings":  # where the output is apart, peers do not agree on what else is
         weights |= {_TABLES[side]: weights[_SHARED].clone() for side in ("source", "target")}
     return {"model": options}, weights
+
+
+def _check_types(peer: Mapping[str, Any]) -> None:
+    for name, default in OPTIONS.items():
+        if name.endswith("token_id"):
+            continue  # whoever generates looks at those
+        value, kind = peer[name], int if default is None else type(default)
+        fits = type(value) is kind or (kind is float and type(value) is int) or (default is None and value is None)
+        if not fits or (kind in (int, float) and value is not None and value < 0):
+            raise ConfigError(
+                f"{name} is {value!r} in Marian's config; it must be of type {kind.__name__}, and not below 0."
+            )
+
+
+def check_size(tensors: Mapping[str, Tensor], layers: int, largest: int) -> None:
+    """Refuse a config that asks for far more than the weights hold, before anything of that size is built.
+
+    Raises: ModelFileError: there are fewer tensors than layers, or fewer numbers than in the largest matrix; or they
+        are no floating-point numbers.
+    """
+    odd = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
+    if odd is not None:
+        raise ModelFileError(f"{odd} holds {tensors[odd].dtype}; weights are floating-point numbers.")
+    num_values = sum(tensor.numel() for tensor in tensors.values())
+    if layers > len(tensors) or largest > num_values:
+        raise ModelFileError(
+            f"the weights hold {num_values:,} numbers in {len(tensors)} tensors, far fewer than their config describes"
+            f" ({layers:,} layers, largest matrix {largest:,}); the two do not belong together."
+        )
 
 
 def _config(peer: Mapping[str, Any], tie: Literal["all", "decoder", "embeddings", "none"]) -> TransformerConfig:

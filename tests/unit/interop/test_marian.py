@@ -157,6 +157,11 @@ def test_activations_of_the_peer_are_ours() -> None:
         ({"activation_function": "gelu_10"}, "gelu_10"),
         ({"model_type": "bart"}, "bart"),
         ({"encoder_attention_heads": 3}, "num_heads"),
+        ({"d_model": "16"}, "d_model"),
+        ({"dropout": "much"}, "dropout"),
+        ({"scale_embedding": 1}, "scale_embedding"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"encoder_layers": -1}, "encoder_layers"),
     ],
 )
 def test_options_that_cannot_be_honoured(state: dict[str, Tensor], change: dict[str, Any], named: str) -> None:
@@ -169,6 +174,11 @@ def test_weights_that_do_not_fit(state: dict[str, Tensor]) -> None:
         build(OPTIONS, {**state, "stray": torch.zeros(1)})
     with pytest.raises(ModelFileError, match="has shape"):
         build({**OPTIONS, "encoder_ffn_dim": 21}, state)
+    for change in ({"vocab_size": 10**12}, {"decoder_layers": 10**12}, {"encoder_ffn_dim": 10**12}):
+        with pytest.raises(ModelFileError, match="do not belong together"):
+            build({**OPTIONS, **change}, state)
+    with pytest.raises(ModelFileError, match="int64"):
+        build(OPTIONS, {**state, SHARED: torch.ones(19, 16, dtype=torch.int64)})
 
 
 @pytest.mark.parametrize(
@@ -253,6 +263,14 @@ def test_generation_options_become_settings() -> None:
         ({"max_length": 1}, "max_length"),
         ({"do_sample": True, "num_beams": 2}, "num_beams"),
         ({"penalty_alpha": 0.6}, "penalty_alpha"),
+        ({"num_beams": "four"}, "num_beams"),
+        ({"max_length": 5.5}, "max_length"),
+        ({"min_length": [1]}, "min_length"),
+        ({"length_penalty": "high"}, "length_penalty"),
+        ({"suppress_tokens": ["a"]}, "suppress_tokens"),
+        ({"bad_words_ids": {"a": 1}}, "bad_words_ids"),
+        ({"bad_words_ids": [3]}, "bad_words_ids"),
+        ({"forced_bos_token_id": [3]}, "forced_bos_token_id"),
     ],
 )
 def test_generation_options_that_we_do_not_have(options: dict[str, Any], named: str) -> None:
