@@ -12,6 +12,7 @@ from manyheads.errors import CheckpointError, DataError, ModelFileError
 
 __all__ = ["describe_folder"]
 
+_MOST_JSON_BYTES = 16 << 20
 _LAYER = re.compile(r"\.layers\.\d+")
 
 
@@ -154,6 +155,8 @@ def _damages(folders: list[Path]) -> list[str]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
+        if path.exists() and not (path.is_file() and path.stat().st_size <= _MOST_JSON_BYTES):
+            raise ModelFileError(f"{path} is refused: it must be a file of at most {_MOST_JSON_BYTES:,} bytes.")
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} cannot be read as JSON: {error}.") from error

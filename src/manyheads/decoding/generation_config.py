@@ -12,6 +12,9 @@ from manyheads.errors import ModelFileError
 __all__ = ["load_settings"]
 
 
+_MOST_BYTES = 4 << 20
+
+
 def load_settings(folder: Path) -> DecodingSettings:
     """The settings in `folder/generation_config.json`; the defaults if there is no such file.
 
@@ -21,6 +24,8 @@ def load_settings(folder: Path) -> DecodingSettings:
     if not file.exists():
         return DecodingSettings()
     try:
+        if not (file.is_file() and file.stat().st_size <= _MOST_BYTES):
+            raise ModelFileError(f"{file} is refused: it must be a file of at most {_MOST_BYTES:,} bytes.")
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error

@@ -35,6 +35,7 @@ __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder"]
 
 MARIAN, TORCH = "transformers/Marian", "torch/Transformer"
 PEER_FILE = "peer.json"
+_MOST_JSON_BYTES = 4 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -157,6 +158,8 @@ def _annotated(config: Mapping[str, Any], weights: Mapping[str, Tensor], source:
 def _read_object(path: Path) -> dict[str, Any]:
     """Raises: ModelFileError: the file is missing or not one JSON object."""
     try:
+        if path.exists() and not (path.is_file() and path.stat().st_size <= _MOST_JSON_BYTES):
+            raise ModelFileError(f"{path} is refused: it must be a file of at most {_MOST_JSON_BYTES:,} bytes.")
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelFileError(f"{path.parent} is not a model's folder: it has no {path.name}.") from error

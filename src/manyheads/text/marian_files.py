@@ -153,6 +153,8 @@ def read_bytes(path: Path) -> bytes:
     """Raises: DataError: the file is missing, cannot be read, or is too large."""
     try:
         size = path.stat().st_size
+        if not path.is_file():  # a pipe or a device would be read for ever
+            raise DataError(f"The tokenizer's {path} is no regular file.")
         if size > MAX_FILE_BYTES:
             raise DataError(f"{path} has {size} bytes; a tokenizer's file has at most {MAX_FILE_BYTES}.")
         return path.read_bytes()

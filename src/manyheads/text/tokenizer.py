@@ -89,6 +89,8 @@ class Tokenizer:
         """
         path = Path(path)
         try:
+            if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
+                raise DataError(f"Cannot read the tokenizer {path}: it is no regular file.")
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise DataError(
                     f"{path} has {path.stat().st_size} bytes; a tokenizer file has at most {MAX_FILE_BYTES}."
