@@ -34,7 +34,8 @@ decoding: {num_beams: 1, max_len_offset: 5}
 class Base:
     """Paths. Artefacts copy what they change.
 
-    run: a finished run; model: its model; data: its prepared data; config: its settings as YAML; source, target: texts.
+    run: a finished run; model: its model; data: its prepared data; config: its settings as YAML; source, target: texts;
+    marian: a model as transformers saves it.
     """
 
     run: Path
@@ -43,12 +44,16 @@ class Base:
     config: Path
     source: Path
     target: Path
+    marian: Path
 
     def copy_model(self, folder: Path) -> Path:
         return Path(shutil.copytree(self.model, folder / "model"))
 
     def copy_run(self, folder: Path) -> Path:
         return Path(shutil.copytree(self.run, folder / "run", symlinks=True))
+
+    def copy_marian(self, folder: Path) -> Path:
+        return Path(shutil.copytree(self.marian, folder / "marian"))
 
     def copy_data(self, folder: Path) -> Path:
         return Path(shutil.copytree(self.data, folder / "data"))
@@ -96,9 +101,31 @@ def make_base(folder: Path, run: Callable[[Call], int]) -> Base:
     pairs = (data / "valid.source.txt").read_text(encoding="utf-8").split("\n")[:2]
     source.write_text("\n".join(pairs) + "\n", encoding="utf-8")
     target.write_text("\n".join(pairs) + "\n", encoding="utf-8")
-    base = Base(folder / "run", folder / "run" / "model", folder / "data", config, source, target)
+    marian = make_marian(folder / "marian")
+    base = Base(folder / "run", folder / "run" / "model", folder / "data", config, source, target, marian)
     data.rename(base.data)
     return base
+
+
+def make_marian(folder: Path) -> Path:
+    """A small MarianMTModel's folder, without a tokenizer."""
+    from safetensors.torch import save_file
+
+    from manyheads.architectures.table import build_model
+    from manyheads.architectures.transformer.config import TransformerConfig
+    from manyheads.interop.marian_weights import to_peer
+
+    sizes = {"source_vocab_size": 20, "target_vocab_size": 20, "d_model": 16, "num_heads": 2, "d_ff": 32}
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    described, weights = to_peer(
+        build_model(TransformerConfig(**sizes, **layers, positions="sinusoidal_halves", head_bias=True))
+    )
+    folder.mkdir()
+    ids = {"pad_token_id": 19, "eos_token_id": 0, "decoder_start_token_id": 19, "forced_eos_token_id": 0}
+    config = {"model_type": "marian", **described["model"], **ids}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 def reseal(folder: Path, **entries: Any) -> Path:

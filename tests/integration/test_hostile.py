@@ -52,7 +52,7 @@ def wrong(record: dict[str, Any]) -> bool:
 def test_every_artefact_is_refused(tmp_path: Path) -> None:
     """Each is offered to the first of those who might read it."""
     records = offered(tmp_path, "quick")
-    assert len(records) == len(ARTEFACTS) >= 30
+    assert len(records) == sum(not artefact.slow for artefact in ARTEFACTS) >= 30
     assert [record for record in records if wrong(record)] == []
 
 
