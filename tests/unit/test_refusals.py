@@ -76,14 +76,15 @@ def test_weights_must_be_real_numbers(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_pipes_are_not_waited_for(model: Path, name: str) -> None:
+@pytest.mark.skipif(not Path(os.devnull).exists(), reason="no devices here")
+def test_devices_are_not_read(model: Path, name: str) -> None:
+    """Nor pipes, which would be waited for; the null device shows it without a wait."""
     (model / name).unlink()
     empty = {"sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "size": 0}
     reseal(model, **{name: empty})
-    os.mkfifo(model / name)
+    (model / name).symlink_to(os.devnull)
     with pytest.raises(CheckpointError, match=f"{name} is no regular file"):
-        verify_folder(model)
+        verify_folder(model, strict=False)
     for verify in (True, False):
         with pytest.raises(ModelFileError):
             load(model, verify=verify)

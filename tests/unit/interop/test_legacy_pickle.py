@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from manyheads.errors import ModelFileError
 from manyheads.interop import legacy_pickle_child
 from manyheads.interop.legacy_pickle import read_tensors
+from manyheads.interop.legacy_pickle_globals import RefusedError, checked_key
 
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 Save = Callable[..., Path]
@@ -232,6 +233,14 @@ def test_bombs_end_within_their_limits(tmp_path: Path) -> None:
         path.write_bytes(as_zip(program))
         with pytest.raises(ModelFileError, match="refused"):
             read_tensors(path)
+
+
+def test_keys_are_flat() -> None:
+    """A tuple that holds another twice, and so on, would take for ever to hash."""
+    assert checked_key(("a", 1)) == ("a", 1)
+    for key in ((("a",),), [1], {}):
+        with pytest.raises(RefusedError, match="a dict has a key"):
+            checked_key(key)
 
 
 ATTEMPTS = {
