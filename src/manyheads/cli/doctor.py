@@ -25,7 +25,7 @@ _DESCRIPTION = "Look at this machine: versions, devices, cores, speed, optional 
 _EXAMPLES = ("manyheads doctor", "manyheads doctor --json")
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "sacrebleu", "pydantic", "tyro", "rich", "huggingface-hub")
-EXTRAS = {"matplotlib": "plot", "tensorboard": "tensorboard"}
+EXTRAS = {"matplotlib": "plot", "sentencepiece": "spm", "tensorboard": "tensorboard"}
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 LEAST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 2 * 2**30
