@@ -45,7 +45,8 @@ def learn_pieces(
     blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
     texts = _without_rare([blank.normalizer.normalize_str(text) for text in texts], room // 2)
     extra = [] if kind == "bpe" else [0.0] * len(heads)
-    library = tokenizers.Tokenizer.from_str(json.dumps(assemble(kind, lowercase, heads, extra)))
+    blueprint = {**assemble(kind, lowercase, heads, extra), "added_tokens": []}  # or "</s>" in a text would be one word
+    library = tokenizers.Tokenizer.from_str(json.dumps(blueprint))
     if kind == "bpe":
         library.model = models.BPE()
         trainer: Any = trainers.BpeTrainer(vocab_size=room, min_frequency=MIN_FREQUENCY, show_progress=False)

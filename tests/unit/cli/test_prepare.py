@@ -136,6 +136,7 @@ def test_mistakes_leave_nothing(
         (["--source", tmp_path, "--target", files["de"], "--valid-count", "0"], "is a directory"),
         (["--tsv", tmp_path / "none", "--valid-count", "0"], "No such file"),
         (["--tsv", tmp_path / "empty", "--valid-count", "0"], "No training pairs are left"),
+        ([*train, "--valid-tsv", tmp_path / "empty"], "There are no valid pairs in"),
         (["--tsv", "-", "--valid-tsv", "-"], "can be read once"),
         ([*train, "--valid-cuont", "1"], "--valid-count"),
     ]
