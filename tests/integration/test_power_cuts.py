@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import pytest
 from crash_states import LOSSES, Disk, write_out
 from file_operations import HAS_PROC, Operation, Watch
 from tiny_run import echo, outcome, tiny
+from write_order import check_metrics, check_order, commits
 
 from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import step_of, verify_checkpoint
@@ -65,58 +65,6 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return Recording(root, watch.operations, saves, manifests, outcome(root / RUN))
 
 
-def commits(operations: list[Operation]) -> list[int]:
-    """Where something that was written aside gets its final name."""
-    aside = re.compile(r"\.tmp-\d+$")
-    return [
-        number
-        for number, operation in enumerate(operations)
-        if operation.kind in ("rename", "swap")
-        and operation.target is not None
-        and aside.search(operation.path.name)
-        and not aside.search(operation.target.name)
-    ]
-
-
-def check_order(operations: list[Operation], number: int) -> None:
-    """Everything below the renamed path was synced before, its manifest last, and the parent is synced next."""
-    rename = operations[number]
-    assert rename.target is not None
-    begin = max(
-        (i for i in range(number) if operations[i].path == rename.path and operations[i].kind in ("mkdir", "create")),
-    )
-    below = [
-        (i, operation)
-        for i, operation in enumerate(operations[begin:number], start=begin)
-        if operation.path.is_relative_to(rename.path)
-    ]
-    changed: dict[Path, int] = {}
-    synced: dict[Path, int] = {}
-    for i, operation in below:
-        if operation.kind in ("create", "write", "truncate"):
-            changed[operation.path] = i
-        if operation.kind in ("create", "mkdir", "unlink", "rmdir", "rename") and operation.path != rename.path:
-            changed[operation.path.parent] = i
-        if operation.kind == "rename" and operation.target is not None:  # of a part, made elsewhere in the same way
-            changed[operation.target.parent] = i
-        if operation.kind == "fsync":
-            synced[operation.path] = i
-        if operation.kind == "mkdir":
-            changed.setdefault(operation.path, i)
-        if operation.kind in ("unlink", "rmdir"):
-            changed.pop(operation.path, None)
-    for path, i in changed.items():
-        if ".tmp-" in str(path.relative_to(rename.path)):
-            continue  # its own commit is checked by itself
-        assert synced.get(path, -1) > i, f"{path} was not synced after its last change, before {rename}"
-    manifest = [i for i, operation in below if operation.path == rename.path / MANIFEST and operation.kind == "create"]
-    if manifest:
-        others = [i for path, i in synced.items() if path.name != MANIFEST and path.is_file()]
-        assert all(i < manifest[-1] for i in others), "the manifest was not the last"
-    after = next(operation for operation in operations[number + 1 :] if operation.kind != "open")
-    assert (after.kind, after.path) == ("fsync", rename.target.parent), f"after {rename} came {after}"
-
-
 def test_every_commit_is_synced_before_and_its_parent_after(recording: Recording) -> None:
     found = commits(recording.operations)
     targets = [recording.operations[number].target for number in found]
@@ -127,16 +75,6 @@ def test_every_commit_is_synced_before_and_its_parent_after(recording: Recording
         check_metrics(recording.operations, number)
     swapped = {operation.target.name for operation in recording.operations if operation.kind == "swap"}
     assert swapped == {"model"}  # which existed before; at no instant there was none
-
-
-def check_metrics(operations: list[Operation], number: int) -> None:
-    """A checkpoint says how long metrics.jsonl is, so all of it must be on the disk before."""
-    target = operations[number].target
-    if target is None or not target.name.startswith("step-0"):
-        return
-    of_metrics = [operation.kind for operation in operations[:number] if operation.path.name == "metrics.jsonl"]
-    kinds = [kind for kind in of_metrics if kind in ("write", "fsync")]
-    assert kinds[-1] == "fsync", f"{target.name} was committed before metrics.jsonl was synced"
 
 
 def test_what_is_replayed_is_what_was_written(recording: Recording, tmp_path: Path) -> None:

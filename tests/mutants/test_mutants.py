@@ -38,6 +38,16 @@ def test_what_it_changes_is_there(mutant: dict[str, str]) -> None:
     assert (ROOT / mutant["test"].partition("::")[0]).is_file()
 
 
+def test_the_page_on_reliability_names_every_goal_and_the_mechanisms_of_saving() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    goals = {parameter.values[0]["goal"] for parameter in mutants()}
+    for goal in goals:
+        assert not goal[1:].isdecimal() or f"| {goal} |" in page, goal
+    for mutant in yaml.safe_load(Path(__file__).with_name("checkpoint.yaml").read_text(encoding="utf-8")):
+        guard = mutant["test"].removeprefix("tests/")
+        assert f"| {mutant['goal']} | {mutant['mechanism']} | `{guard}` |" in page
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", mutants())
 def test_removing_it_turns_its_test_red(
