@@ -67,6 +67,7 @@ def bytes_of_text() -> list[Oddity]:
         ),
         taken("a byte order mark at the start: dropped", EN, DE, raw=b"\xef\xbb\xbf" + PLAIN),
         odd_line("a byte order mark in the middle: kept", "\ufeffThe cat."),
+        nothing("a byte order mark alone: an empty file", written(b"\xef\xbb\xbf", b"\xef\xbb\xbf")),
         bad_bytes(
             "UTF-16 with its mark", "one\ntwo\n".encode("utf-16"), "byte order mark of UTF-16; convert it: iconv"
         ),

@@ -40,7 +40,9 @@ class ByteLines:
         read: some more bytes, at least one; none at the end. May wait, but for no more than there is.
         can_read: whether `read` would return within so many seconds.
 
-    Attributes: given: lines given so far.
+    Attributes:
+        given: lines given so far.
+        unended: whether the last line has been read, and had no "\n".
     """
 
     def __init__(self, read: Callable[[int], bytes], can_read: Callable[[float], bool]) -> None:
@@ -51,6 +53,7 @@ class ByteLines:
         self._begun_bytes = 0
         self._ended = False
         self.given = 0
+        self.unended = False
 
     def next(self) -> bytes | None:
         """The next line, or None at the end. Of a line above MAX_LINE_BYTES only somewhat more than that is read."""
@@ -76,7 +79,8 @@ class ByteLines:
         self._begun.append(first)
         self._begun_bytes += len(first)
         self._ended = not chunk
-        if more or self._begun_bytes > MAX_LINE_BYTES or (self._ended and self._begun_bytes):
+        self.unended = self._ended and self._begun_bytes > 0
+        if more or self._begun_bytes > MAX_LINE_BYTES or self.unended:
             self._whole.append(b"".join(self._begun))
             self._whole.extend(more[:-1])
             self._begun = more[-1:]

@@ -71,6 +71,8 @@ def _decoded(lines: ByteLines, name: str, on_bad_utf8: OnBadUtf8, report: ReadRe
             )
         if lines.given == 1:
             _refuse_other_kinds(raw, name)
+            if raw == BYTE_ORDER_MARK and lines.unended:
+                return  # an empty file, as some editors write it
             if raw.startswith(BYTE_ORDER_MARK):
                 raw, start = raw.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
         try:
