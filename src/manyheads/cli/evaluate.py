@@ -218,7 +218,13 @@ def _likelihood(
 
 def _as_json(scores: dict[str, Score], likelihood: Likelihood | None, protocol: dict[str, Any]) -> list[str]:
     record: dict[str, Any] = {
-        name.lower(): {"score": score.value, "signature": score.signature} for name, score in scores.items()
+        name.lower(): {
+            "score": score.value,
+            "signature": score.signature,
+            "length": score.hyp_len,
+            "reference_length": score.ref_len,
+        }
+        for name, score in scores.items()
     }
     if likelihood is not None:
         record["likelihood"] = {
@@ -230,7 +236,15 @@ def _as_json(scores: dict[str, Score], likelihood: Likelihood | None, protocol: 
 
 
 def _as_text(scores: dict[str, Score], likelihood: Likelihood | None, protocol: dict[str, Any]) -> list[str]:
-    lines = [line for name, score in scores.items() for line in (f"{name} = {score}", f"  {score.signature}")]
+    lines = [
+        line
+        for name, score in scores.items()
+        for line in (
+            f"{name} = {score}",
+            f"  {score.signature}",
+            f"  length {score.hyp_len:,}, the references' {score.ref_len:,}",
+        )
+    ]
     if likelihood is not None:
         nats, tokens = likelihood.nats_per_token, f"{likelihood.num_tokens:,}"
         lines += [

@@ -36,7 +36,12 @@ def test_a_model_on_files(
     assert manyheads("evaluate", model_folder, *files, "--output", tmp_path / "out") == 0
     lines = capsys.readouterr().out.split("\n")
     assert (tmp_path / "out").read_bytes().decode() == "".join(f"{text}\n" for text in translations)
-    assert lines[:4] == [f"BLEU = {bleu}", f"  {bleu.signature}", f"chrF = {chrf}", f"  {chrf.signature}"]
+    for place, (name, score) in enumerate((("BLEU", bleu), ("chrF", chrf))):
+        assert lines[3 * place : 3 * place + 3] == [
+            f"{name} = {score}",
+            f"  {score.signature}",
+            f"  length {score.hyp_len:,}, the references' {score.ref_len:,}",
+        ]
     assert "beam 2, length penalty 0.6 (gnmt)" in "\n".join(lines)
 
     assert manyheads("evaluate", model_folder, *files, "--json", "--beam", "3") == 0
@@ -47,6 +52,7 @@ def test_a_model_on_files(
     assert record["likelihood"]["nats_per_token"] == pytest.approx(nats, rel=1e-5)
     assert record["likelihood"]["target_tokens"] == num_tokens
     assert record["bleu"]["signature"] == bleu.signature
+    assert (record["bleu"]["length"], record["bleu"]["reference_length"]) == (bleu.hyp_len, bleu.ref_len)
     protocol = record["protocol"]
     assert protocol["sentences"] == len(pairs)
     assert protocol["decoding"]["num_beams"] == 3
