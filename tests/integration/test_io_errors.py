@@ -16,6 +16,7 @@ import pytest
 from file_operations import HAS_PROC, Faults, Watch
 from tiny_run import echo, outcome, tiny
 
+import manyheads.training.loop
 from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint, save_checkpoint, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, list_checkpoints, read_pointer
@@ -30,6 +31,7 @@ from manyheads.training.log import MetricsLog
 from manyheads.training.loop import train
 from manyheads.training.report import Sample, ValidationReport
 from manyheads.training.run_folder import RunFolder
+from manyheads.training.signals import StopFlag
 from manyheads.training.validation import write_samples
 
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")
@@ -41,14 +43,31 @@ REPORT = ValidationReport(
 RUN = "runs/tiny"
 
 
+class StopAfter(StopFlag):
+    """A stop flag that is raised after some steps; reporter and flag in one."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def step(self, report: Any) -> None:
+        if report.step == self._steps:
+            self.stop()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: None
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A disk with a run of 4 steps, checkpoints at 2, 3 (the best) and 4 among them."""
+    """A disk with a run that was stopped after 4 of 9 steps, with checkpoints of steps 2, 3 (the best) or 4."""
     disk = tmp_path_factory.mktemp("base") / "disk"
     disk.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(disk)
-        train(tiny(training={"max_steps": 4}), translate=echo)
+        flag = StopAfter(4)
+        patch.setattr(manyheads.training.loop, "StopFlag", lambda: flag)
+        train(tiny(), reporter=flag, translate=echo)
     return disk
 
 

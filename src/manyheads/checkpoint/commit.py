@@ -6,23 +6,21 @@ the fsyncs could survive a power cut that the contents do not.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from manyheads.checkpoint.faults import check_free_space, saving
 from manyheads.checkpoint.verify import MANIFEST, list_files, list_folders, make_manifest
+from manyheads.data import folder as data_folder
+from manyheads.data.folder import sync
 
 __all__ = ["make_folder", "remove_folder", "remove_stale", "sync", "write_folder", "write_text"]
 
 _TEMPORARY = re.compile(r"(.+?)(\.old)?\.tmp-(\d+)")
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 
 
 def write_folder(final: Path, write: Callable[[Path], None], *, needed_bytes: int = 0) -> None:
@@ -54,7 +52,7 @@ def write_folder(final: Path, write: Callable[[Path], None], *, needed_bytes: in
             sync(temporary)
             if not final.exists():
                 temporary.rename(final)
-            elif not _swap(temporary, final):
+            elif not data_folder.swap(temporary, final):
                 _exchange(temporary, final)
             sync(final.parent)
         finally:
@@ -140,17 +138,6 @@ def _is_other_process(pid: int) -> bool:
     return True
 
 
-def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows cannot sync a directory
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _discard(path: Path) -> None:
     """Delete what may not be there; cleaning up must never hide the error that made it necessary."""
     if path.is_dir() and not path.is_symlink():
@@ -158,16 +145,6 @@ def _discard(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def _swap(new: Path, old: Path) -> bool:
-    """Exchange two names by one system call, so that `old` exists at every instant. Returns: False if there is none."""
-    if sys.platform != "linux":
-        return False
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    return bool(
-        rename and rename(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0
-    )  # some file systems cannot
 
 
 def _exchange(new: Path, old: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +22,7 @@ __all__ = [
     "file_record",
     "read_manifest",
     "refuse_strangers",
+    "swap",
     "sync",
     "verify_file",
     "write_aside",
@@ -31,6 +34,8 @@ MAX_MANIFEST_BYTES = 4 * 2**20
 HASH_BLOCK_BYTES = 2**20
 SELF_VOUCHING = 2  # the first format_version whose manifests hold their own SHA-256
 READ = (".json", ".bin", ".txt")
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 ASIDE = re.compile(r"(\.old)?\.tmp-(\d+)")
 
 
@@ -40,7 +45,7 @@ def write_aside(final: Path, write: Callable[[Path], None], *, replace: bool = F
     Args:
         final: the folder to come; its parents are made.
         write: fills the empty folder that it is given.
-        replace: an older folder of that name is put aside, and removed once the new one stands.
+        replace: an older folder of that name is exchanged for the new one, and removed then.
 
     Raises:
         DataError: `final` exists and `replace` is off.
@@ -57,21 +62,37 @@ def write_aside(final: Path, write: Callable[[Path], None], *, replace: bool = F
         write(aside)
         for path in [*(path for path in aside.rglob("*") if path.is_dir()), aside]:
             sync(path)
-        if final.exists():
-            final.rename(old)
-        try:
+        if not final.exists():
             aside.rename(final)
-        except OSError:
-            if old.exists():
-                with suppress(OSError):  # what cannot be put back now is put back by `clear_leftovers`
-                    old.rename(final)
-            raise
+        elif not swap(aside, final):
+            _exchange(aside, final, old)
         sync(final.parent)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise SaveError(_message(final, error)) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def swap(new: Path, old: Path) -> bool:
+    """Exchange two names by one system call, so that `old` exists at every instant. Returns: False if there is none."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return bool(
+        rename and rename(AT_FDCWD, os.fsencode(new), AT_FDCWD, os.fsencode(old), RENAME_EXCHANGE) == 0
+    )  # some file systems cannot
+
+
+def _exchange(aside: Path, final: Path, old: Path) -> None:
+    """The same by two renames: `final` is free for an instant, and `clear_leftovers` mends a crash there."""
+    final.rename(old)
+    try:
+        aside.rename(final)
+    except OSError:
+        with suppress(OSError):  # what cannot be put back now is put back by `clear_leftovers`
+            old.rename(final)
+        raise
 
 
 def clear_leftovers(final: Path) -> None:

@@ -166,6 +166,7 @@ class Trainer:
         every = self._config.training.save_every
         due = reason is not None or counters.best_step == counters.step or (every and counters.step % every == 0)
         if due and not self._keeper.is_saved():
+            self._recorder.catch_up()
             self._keeper.save(must=reason is not None)
             if not self._validator:
                 self._keeper.save_model()

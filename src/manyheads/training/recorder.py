@@ -49,6 +49,7 @@ class Recorder:
         self._board = Board(folder.tensorboard, counters.step, self._warn) if training.tensorboard else None
         self._since, self._tokens_since = time.monotonic(), 0
         self._failing: set[Path] = set()
+        self._held: dict[Path, Callable[[], None]] = {}
 
     def _warn(self, text: str) -> None:
         self._reporter.message(text, "warning")
@@ -137,7 +138,7 @@ class Recorder:
         self._write({**record, "best": report.best})
         if report.samples:
             path = self._folder.samples / f"step-{report.step}.txt"
-            self._keep(path, lambda: write_samples(path, report))
+            self._keep(path, lambda: write_samples(path, report), again=True)
         self.draw()
         self._reporter.validation(report)
 
@@ -147,9 +148,9 @@ class Recorder:
 
     def close(self) -> None:
         """Let go of open files; lines that a full disk held up get a last chance."""
-        for log in (self._metrics, self._timing):
+        for write in (self.catch_up, self._metrics.flush, self._timing.flush):
             with suppress(SaveError):
-                log.flush()
+                write()
         if self._board is not None:
             self._board.close()
 
@@ -158,8 +159,14 @@ class Recorder:
         if self._board is not None:
             self._board.add(record)
 
-    def _keep(self, path: Path, write: Callable[[], None]) -> None:
-        """Write; on_save_error decides what a failure means. One that lasts is told once."""
+    def _keep(self, path: Path, write: Callable[[], None], *, again: bool = False) -> None:
+        """Write; on_save_error decides what a failure means. One that lasts is told once.
+
+        Args:
+            path: what the failure is called by.
+            write: raises SaveError.
+            again: try again later what was refused (a log of metrics does so by itself).
+        """
         try:
             write()
         except SaveError as error:
@@ -168,8 +175,16 @@ class Recorder:
             if path not in self._failing:
                 self._warn(f"{error} Training goes on.")
             self._failing.add(path)
+            if again:
+                self._held[path] = write
         else:
             self._failing.discard(path)
+            self._held.pop(path, None)
+
+    def catch_up(self) -> None:
+        """Try again to write what was refused; to be called where a checkpoint is due, which vouches for it."""
+        for path, write in list(self._held.items()):
+            self._keep(path, write, again=True)
 
     def _time(self, report: StepReport) -> None:
         record = {

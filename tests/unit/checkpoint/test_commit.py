@@ -13,6 +13,7 @@ import pytest
 from manyheads.checkpoint import commit
 from manyheads.checkpoint.commit import make_folder, remove_folder, remove_stale, write_folder, write_text
 from manyheads.checkpoint.verify import MANIFEST, verify_folder
+from manyheads.data import folder as data_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -91,7 +92,7 @@ def test_new_parents_are_synced_into_theirs(tmp_path: Path, calls: list[tuple[st
 def test_a_folder_that_was_cut_off_between_two_renames_gets_its_name_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "_swap", lambda new, old: False)  # a file system that cannot
+    monkeypatch.setattr(data_folder, "swap", lambda new, old: False)  # a file system that cannot
     final = tmp_path / "model"
     write_folder(final, lambda folder: (folder / "old").write_text("1", encoding="utf-8") and None)
 

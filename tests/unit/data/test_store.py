@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -194,3 +197,40 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SaveError, match=r"No space left on device\. \d+ bytes are free"):
         write_pairs(tmp_path / "deep" / "s", PAIRS, 65_536)
     assert list((tmp_path / "deep").iterdir()) == []
+
+
+def fill(text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "text").write_text(text)
+
+    return write
+
+
+def test_a_folder_is_replaced_in_one_step_where_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_folder.write_aside(tmp_path / "data", fill("old"))
+    if not data_folder.swap(tmp_path / "data", tmp_path / "data"):
+        pytest.skip("this file system cannot swap names")
+    monkeypatch.setattr(data_folder, "_exchange", lambda *_: pytest.fail("there was an instant without any"))
+    data_folder.write_aside(tmp_path / "data", fill("new"), replace=True)
+    assert (tmp_path / "data" / "text").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_an_older_folder_is_put_back_where_names_cannot_be_swapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    data_folder.write_aside(tmp_path / "data", fill("old"))
+    real = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if failing and ".old." not in path.name and ".old." not in target.name:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, target)
+
+    monkeypatch.setattr(data_folder, "swap", lambda new, old: False)
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(SaveError, match="Input/output") if failing else nullcontext():
+        data_folder.write_aside(tmp_path / "data", fill("new"), replace=True)
+    assert (tmp_path / "data" / "text").read_text() == ("old" if failing else "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
