@@ -89,6 +89,8 @@ def verify_folder(folder: Path, *, strict: bool = True) -> None:
     Raises: CheckpointError: naming the folder, the first file that is wrong, and how.
     """
     try:
+        if strict and (folder / MANIFEST).is_symlink():
+            raise CheckpointError(f"{folder} is refused: {MANIFEST} is a symbolic link.")
         files = _read_manifest(folder)
         present = set(list_files(folder))
         for name, entry in files.items():

@@ -92,12 +92,15 @@ def test_swapped_foreign_doubled_and_linked_files_are_refused(saved: Path) -> No
     (doubled.parent / "notes.txt").rename(doubled.parent / ".notes.safetensors")
     verify_folder(doubled.parent)
     assert set(load_checkpoint(doubled.parent).tensors) == {"model", "optimiser"}
-    scalars = doubled.parent / "scalars.json"
-    scalars.rename(saved / "elsewhere.json")
-    scalars.symlink_to(saved / "elsewhere.json")
-    with pytest.raises(CheckpointError, match="symbolic link"):
-        verify_folder(doubled.parent)
-    verify_folder(doubled.parent, strict=False)
+    for name in ("scalars.json", "manifest.json"):
+        linked = doubled.parent / name
+        linked.rename(saved / name)
+        linked.symlink_to(saved / name)
+        with pytest.raises(CheckpointError, match=f"{name} is a symbolic link"):
+            verify_folder(doubled.parent)
+        verify_folder(doubled.parent, strict=False)
+        linked.unlink()
+        (saved / name).rename(linked)
 
 
 def test_a_copy_under_another_steps_name_is_refused(saved: Path) -> None:
