@@ -197,6 +197,28 @@ def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, num_lines
     assert b"stopped" in err
 
 
+def test_a_kill_leaves_nothing_in_the_way(
+    manyheads: Cli, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL leaves a half-made folder beside the name; the next run of that name clears it away."""
+    (tmp_path / "work").mkdir()
+    output = tmp_path / "work" / "data"
+    command = [sys.executable, "-m", "manyheads.cli.main", "prepare", "--tsv", "-", "--valid-count", "0"]
+    process = subprocess.Popen(
+        [*command, "--output", str(output)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "work").iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    _wait(process)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [f"data.tmp-{process.pid}"]
+    assert manyheads("prepare", "--tsv", files["tsv"], "--valid-count", "0", *SMALL, "--output", output) == 0
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["data"]
+    capsys.readouterr()
+
+
 def _wait(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """Wait without closing the pipe that it reads from."""
     process.wait(timeout=30)

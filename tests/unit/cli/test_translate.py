@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
+from manyheads.text.tokenizer import Tokenizer
 
 Cli = Callable[..., int]
 Stdin = Callable[[bytes], None]
@@ -45,7 +46,14 @@ def test_lines_from_stdin_to_stdout(
     assert captured.err == b""
 
 
-@given(st.lists(st.text(st.sampled_from(ODD[2:]) | st.characters(exclude_characters="\n"), max_size=12), max_size=9))
+@given(
+    st.lists(
+        st.text(
+            st.sampled_from(ODD[2:]) | st.characters(exclude_categories=("Cs",), exclude_characters="\n"), max_size=12
+        ),
+        max_size=9,
+    )
+)
 @SETTINGS
 def test_as_many_lines_out_as_in(model_folder: Path, lines: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +85,19 @@ def test_odd_characters_keep_lines_apart(manyheads: Cli, model_folder: Path, tmp
     assert found.endswith("\n")
     assert len(found.removesuffix("\n").split("\n")) == len(lines)
     assert all(found.removesuffix("\n").split("\n"))
+
+
+def test_a_line_feed_that_a_model_says_is_a_space(
+    manyheads: Cli,
+    model_folder: Path,
+    stdin: Stdin,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: "two\nlines\r")
+    stdin(b"a\nb\n")
+    assert manyheads("translate", model_folder) == 0
+    assert capsys.readouterr().out == "two lines\r\n" * 2
 
 
 def test_empty_input(manyheads: Cli, model_folder: Path, tmp_path: Path) -> None:

@@ -47,6 +47,18 @@ def test_what_is_prepared_can_be_opened(folder: Path) -> None:
     ]  # fmt: skip
 
 
+def test_odd_ends_of_lines_come_back(tmp_path: Path) -> None:
+    """The raw text is a file of ours: what a reader takes from the files of others belongs to the text in it."""
+    pairs = [("\ufeffmark", "a\r"), ("b\r\r", "\ufeff\ufeffx"), ("a\0b\0c\0d\0", "c")]
+    prepare_corpus(
+        tmp_path / "data", train=PairList("made up", pairs), valid=PairList("made up", pairs), tokenizer=SETTINGS
+    )
+    data = PreparedData.open(tmp_path / "data")
+    assert data.valid_text == pairs
+    decode = data.tokenizer.decode
+    assert [(decode(source.tolist()), decode(target.tolist())) for source, target in data.train] == pairs
+
+
 def test_everything_is_counted(folder: Path) -> None:
     data = PreparedData.open(folder)
     counts = data.manifest["counts"]

@@ -167,6 +167,8 @@ def test_what_a_pipe_has_comes_when_it_pauses(packed: bool) -> None:
     report = ReadReport()
     blocks = read_blocks(f"/dev/fd/{reading}", 3, report=report)
     with os.fdopen(writing, "wb", buffering=0) as writer:
+        deadline = threading.Timer(20, writer.close)  # a reader that waits for more gets the end, and fails
+        deadline.start()
         if packed:
             writer.write(gzip.compress(b"1\n2\n3\n4\n", mtime=0))
             assert next(blocks) == ["1", "2", "3"]
@@ -177,6 +179,7 @@ def test_what_a_pipe_has_comes_when_it_pauses(packed: bool) -> None:
             assert next(blocks) == ["third", "4", "5"]
             assert next(blocks) == ["6"]
             writer.write(b"end")
+        deadline.cancel()
     assert list(blocks) == ([["4"]] if packed else [["end"]])
     assert report.lines == (4 if packed else 7)
     os.close(reading)
