@@ -32,7 +32,8 @@ COMMANDS = {
 }
 
 EXIT_CODES = (
-    "exit codes: 0 success, 2 a mistake in the input, 1 a bug of ours, 130 and 143 stopped by Ctrl-C and SIGTERM"
+    "exit codes: 0 success, 2 a mistake in the input or a full disk, 1 a bug of ours,"
+    " 130 and 143 stopped by Ctrl-C and SIGTERM"
 )
 
 _MOST_LINES = 10
