@@ -23,6 +23,7 @@ from manyheads.checkpoint.verify import verify_folder
 KILLS = 10
 LONG_KILLS = 100
 SAVE_EVERY = 5  # in kill_worker.py
+OPENING = 40  # operations of a start that opens data which was prepared before
 PATIENCE_SECONDS = 60
 
 
@@ -139,9 +140,10 @@ def disturb(worker: Worker, run: Path, seconds: float, most: int, rng: random.Ra
 
 
 def disturb_at_operations(worker: Worker, run: Path, most: int, rng: random.Random, kills: Kills) -> None:
-    """The same, killed right before an operation on disk; often early ones, which belong to start-up and resume."""
-    for _ in range(most):
-        worker.start(run, int(rng.choice((40, 150, 600)) * rng.random()))
+    """The same, killed right before an operation on disk: while data is prepared, at start-up, and in the loop."""
+    for number in range(most):
+        first = 0 if number == 0 or rng.random() < 0.2 else OPENING
+        worker.start(run, first + int(rng.choice((60, 400, 800)) * rng.random()))
         if worker.wait() == 0:
             return
         kills.before[phase(run.with_name(f"{run.name}.last").read_text(encoding="utf-8"))] += 1

@@ -229,11 +229,11 @@ class Trainer:
     def _check_skip(self, fault: Fault) -> None:
         """Stop before the update unless it may be skipped; the sample ids go to a file in either case."""
         training, skipped = self._config.training, self._assembly.counters.skipped
-        dump = self._recorder.dump(fault)
+        where = self._recorder.dump(fault)
         if training.on_nonfinite == "stop" or skipped >= training.max_skips:
             also = f" The {skipped} updates before it were skipped." if skipped else ""
             raise NonFiniteError(
-                f"{fault}{also} Nothing was updated and the last checkpoint is intact; all sample ids are in {dump}."
+                f"{fault}{also} Nothing was updated and the last checkpoint is intact; {where}."
                 " Try a lower learning rate, a longer warm-up, optimiser.clip_norm, or training.on_nonfinite skip."
             )
 

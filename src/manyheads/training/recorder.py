@@ -112,11 +112,14 @@ class Recorder:
         self._write({"step": fault.step, "skipped": fault.what})
         self._warn(f"Update skipped. {fault}")
 
-    def dump(self, fault: Fault) -> Path:
-        """Write all sample ids and names of a bad step to a file of its own."""
+    def dump(self, fault: Fault) -> str:
+        """Write all sample ids and names of a bad step to a file of its own. Returns: a clause that says where."""
         path = self._folder.path / f"nonfinite-step-{fault.step}.json"
-        write_text(path, to_json(fault))
-        return path
+        try:
+            write_text(path, to_json(fault))
+        except SaveError as error:  # which must not hide the fault itself
+            return f"its sample ids could not be kept ({str(error).removesuffix('.')})"
+        return f"all sample ids are in {path}"
 
     def validation(self, report: ValidationReport) -> None:
         """After a validation: a line of metrics, a file of samples, the curve drawn again."""

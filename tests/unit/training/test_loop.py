@@ -385,6 +385,16 @@ def test_nan_stops_the_run_and_spares_the_checkpoint(small: Make, monkeypatch: p
     assert "error: Step 5" in (run / "train.log").read_text(encoding="utf-8")
 
 
+def test_a_full_disk_does_not_hide_a_nan(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise SaveError("Cannot save it: No space left on device.")
+
+    poison(monkeypatch, {2})
+    monkeypatch.setattr("manyheads.training.recorder.write_text", full)
+    with pytest.raises(NonFiniteError, match=r"loss is nan.*ids could not be kept \(.*No space left on device\)"):
+        train(small())
+
+
 def test_nan_can_be_skipped_up_to_a_cap(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(training={"on_nonfinite": "skip", "max_skips": 2})
     poison(monkeypatch, {2, 4, 5})
