@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError, DataError
@@ -65,6 +65,8 @@ def test_roots_that_stand_for_nothing(root: str) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(tree=NODES)
+@example(tree=parse_tree("(ROOT (ROOT (A b)))"))
+@example(tree=parse_tree("(ROOT (ROOT (NP (A b))))"))
 def test_every_tree_comes_back(tree: Node) -> None:
     words, tags = words_of(tree), [leaf.tag for leaf in leaves_of(tree)]
     found = restore(linearise(tree, LOSSLESS), words, LOSSLESS)
