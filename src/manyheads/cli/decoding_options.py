@@ -91,6 +91,8 @@ class DecodingOptions:
         arg(metavar="{manyheads,marian,marian-5}", help_behavior_hint=_MODELS),
     ] = None
     """How beams are scored and stopped: ours, or as Marian models in transformers 4 or 5."""
+    no_well_formed: Annotated[bool, _FLAG] = False
+    """Of parsers: let the model write what is no tree over the words; it is mended afterwards."""
     seed: Annotated[int | None, _NUMBER] = None
     """Of sampling; the same seed gives the same translations."""
     max_tokens: Annotated[int | None, _NUMBER] = None
@@ -120,6 +122,8 @@ class DecodingOptions:
                 raise ConfigError(f"--{option} and --no-{option} contradict each other; give one of them.")
             if yes or no:
                 values[name] = yes
+        if self.no_well_formed:
+            values["well_formed"] = False
         if self.banned_ids:
             values["banned_ids"] = self.banned_ids
         if self.forced_prefix is not None:

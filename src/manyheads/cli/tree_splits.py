@@ -32,6 +32,8 @@ class TreeOptions:
     """Test trees."""
     tree_tags: Literal["XX", "keep"] = "XX"
     """Parts of speech in what is learned: XX for all of them, or their names."""
+    tree_words: Literal["leave", "write"] = "leave"
+    """What is learned of the words: only where they are, or to write them too, which helps if there are few trees."""
     tree_functions: Literal["strip", "keep"] = "strip"
     """What follows - or = in a label, as in NP-SBJ."""
     tree_traces: Literal["strip", "keep"] = "strip"
@@ -59,6 +61,7 @@ def parsing_task(options: TreeOptions) -> ParsingTask:
     return ParsingTask(
         ParsingSettings(
             tags=options.tree_tags,
+            words=options.tree_words,
             functions=options.tree_functions,
             traces=options.tree_traces,
             root=options.tree_root,

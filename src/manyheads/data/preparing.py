@@ -21,6 +21,7 @@ from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
 from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.parsing import ParsingTask
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -229,15 +230,15 @@ def _encode_split(
 ) -> None:
     """Encode a split's text into its store, and add what can be counted only now."""
     total = counts["pairs"]
+    both = tokenizer if task is None else ParsingTokenizer(tokenizer, task)
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
         sides = (stored_lines(text_path(folder, name, side)) for side in ("source", "target"))
         pairs = zip(*sides, strict=True)
         done = 0
         while block := list(islice(pairs, ENCODE_PAIRS)):
-            targets = [target if task is None else task.target(target) for _, target in block]
-            sources = tokenizer.encode_batch([source for source, _ in block])
-            yield from zip(sources, tokenizer.encode_targets(targets), strict=True)
+            sources = both.source.encode_batch([source for source, _ in block])
+            yield from zip(sources, both.target.encode_batch([target for _, target in block]), strict=True)
             done += len(block)
             progress(f"encode {name}", done, total)
 

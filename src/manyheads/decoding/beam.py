@@ -74,12 +74,13 @@ def beam_search(task: Task) -> list[list[Hypothesis]]:
     beams = _first_beams(task)
     state = task.model.start(task.source, task.source_lengths)
     tokens, length = task.prompt(), len(task.prefix)
-    history = tokens[:, 1:] if constraints.needs_history else None
+    history = tokens[:, 1:] if constraints.needs_history or task.grammar is not None else None
     shortest = int(task.limits.min())
     while True:
         task.check_stop()
         log_probs, state = task.model.step(tokens, state)
-        adjusted = constraints.apply(log_probs, history, length)
+        allowed = task.allowed(history, beams.sentence, beams.limits)
+        adjusted = constraints.apply(log_probs, history, length, allowed)
         length += 1
         if length >= shortest:
             task.last_step(log_probs, adjusted, beams.limits <= length)

@@ -44,15 +44,21 @@ class Constraints:
         """Whether `apply` reads the tokens produced so far."""
         return self._penalty != 1 or self._ngram > 0
 
-    def apply(self, log_probs: Tensor, history: Tensor | None, length: int) -> Tensor:
+    def apply(self, log_probs: Tensor, history: Tensor | None, length: int, allowed: Tensor | None = None) -> Tensor:
         """The log-probabilities to search by.
 
         Args:
             log_probs: (rows, vocab_size), bans are written into it.
             history: (rows, length) tokens so far, or None if not `needs_history`.
             length: target tokens so far.
+            allowed: (rows, vocab_size or more) bool, what a grammar permits; None: everything. Where it leaves no
+                choice, the only one costs nothing: a word that must come next says nothing about the tree.
         Returns: (rows, vocab_size), -inf where a token is forbidden; `log_probs` itself if no other value was changed.
         """
+        if allowed is not None:
+            allowed = allowed[:, : log_probs.size(1)]
+            only_choice = allowed & (allowed.sum(1, keepdim=True) == 1)
+            log_probs.masked_fill_(~allowed, -torch.inf).masked_fill_(only_choice, 0.0)
         adjusted = self._restrain(log_probs, history, length)
         if not self._renormalize:
             return adjusted

@@ -1,19 +1,21 @@
 """Beam search as one would explain it: one sentence, plain lists, everything recomputed. The oracle of the tests.
 
 It shares no code with `beam`, and without early stopping it always goes on to the length limit. `naive_marian_search`
-is the same for the rules of `marian.MarianRules`.
+is the same for the rules of `marian.MarianRules`, `naive_tree_tokens` for the grammar of trees.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.text.trees import MAX_DEPTH
 
-__all__ = ["naive_beam_search", "naive_marian_search"]
+__all__ = ["naive_beam_search", "naive_marian_search", "naive_tree_tokens"]
 
 
 class _Path(NamedTuple):
@@ -150,3 +152,55 @@ def _constrain(
         total = sum(math.exp(value) for value in result)
         result = [value - math.log(total) if total else value for value in result]
     return result
+
+
+def naive_tree_tokens(
+    tokenizer: ParsingTokenizer, source: Sequence[int], written: Sequence[int], room: int
+) -> set[int]:
+    """What `grammar.TreeGrammar` allows next, found by going through the output bracket by bracket.
+
+    Args:
+        source: pieces of the sentence, without EOS.
+        written: target tokens so far, without BOS.
+        room: tokens that may still be written, EOS included.
+    """
+    begins = tokenizer.begins_word()
+    words: list[list[int]] = []
+    for piece in source:
+        if begins[piece]:
+            words.append([])
+        words[-1].append(piece)
+    writes = tokenizer.task.settings.words == "write"
+    names = dict(zip(tokenizer.symbol_ids, tokenizer.symbols, strict=True))
+    ids = {name: index for index, name in names.items()}
+    stack: list[str] = []
+    waiting: list[int] = []
+    for token in written:
+        if token not in names:
+            waiting.pop(0)
+        elif names[token].startswith("("):
+            stack.append(names[token][1:])
+        elif names[token].startswith(")"):
+            stack.pop()
+        else:
+            word = words.pop(0)
+            waiting = list(word) if writes else []
+    if waiting:
+        return {waiting[0]}
+    if written and not stack:
+        return {tokenizer.eos_id}
+    allowed: set[int] = set()
+    least = sum(1 + len(word) * writes for word in words) + len(stack) + 1
+    for name, index in ids.items():
+        if name.startswith("("):
+            known = f"){name[1:]}" in ids
+            labelled = name != "(" or (not stack and tokenizer.task.settings.root is None)
+            if words and known and labelled and len(stack) < MAX_DEPTH and (not written or least + 2 <= room):
+                allowed.add(index)
+        elif name.startswith(")"):
+            is_empty = names.get(written[-1], ")").startswith("(") if written else True
+            if stack and name[1:] == stack[-1] and not is_empty and (len(stack) > 1 or not words):
+                allowed.add(index)
+        elif stack and words:
+            allowed.add(index)
+    return allowed

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.beam import beam_search
+from manyheads.decoding.grammar import Grammar
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.marian import Marian5Rules, MarianRules
 from manyheads.decoding.rules import BeamRules, Rules
@@ -33,6 +34,7 @@ def search(
     eos_id: int,
     indices: Sequence[int] | None = None,
     rules: Rules | None = None,
+    grammar: Grammar | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[list[Hypothesis]]:
     """Search one batch: greedily (num_beams 1), with a beam, or by sampling.
@@ -47,6 +49,7 @@ def search(
         eos_id: ends a hypothesis.
         indices: a number for each sentence, for sampling; default 0, 1, 2 ...
         rules: how beams are scored and stopped; default those of the settings.
+        grammar: what outputs may be; default anything.
         stop: asked before each step.
 
     Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
@@ -65,6 +68,7 @@ def search(
         bos_id=bos_id,
         eos_id=eos_id,
         rules=RULES[settings.rules].of(settings) if rules is None else rules,
+        grammar=None if grammar is None else grammar.of(source, source_lengths),
         stop=stop,
     )
     return beam_search(task) if settings.num_beams > 1 else single_search(task)
@@ -81,6 +85,7 @@ def search_all(
     device: torch.device | str = "cpu",
     indices: Sequence[int] | None = None,
     rules: Rules | None = None,
+    grammar: Grammar | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[list[Hypothesis]]:
     """Search any number of sentences: sorted by length, cut into batches of `settings.max_tokens`, order restored.
@@ -109,6 +114,7 @@ def search_all(
             eos_id=eos_id,
             indices=batch if indices is None else [indices[place] for place in batch],
             rules=rules,
+            grammar=grammar,
             stop=stop,
         )
         for place, hypotheses in zip(batch, found, strict=True):

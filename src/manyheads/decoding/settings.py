@@ -52,6 +52,8 @@ class DecodingSettings:
         banned_ids: token ids never produced (pad and BOS never are).
         forced_prefix_ids: token ids that every output begins with, after BOS.
         forced_eos: the last token that the limit allows is EOS, at no cost; otherwise a hypothesis counts as cut there.
+        well_formed: of parsers: never a token after which the output can no longer be a tree over exactly the words of
+            the sentence (see `grammar.TreeGrammar`).
         renormalize_logits: what remains after bans and penalties is made probabilities again.
         rules: how beams are scored and stopped: `manyheads` (see `rules.BeamRules`), or as in `transformers`, for
             models from there: `marian` (4.35; see `marian.MarianRules`) or `marian-5` (5; see `marian.Marian5Rules`).
@@ -81,6 +83,7 @@ class DecodingSettings:
     banned_ids: tuple[int, ...] = ()
     forced_prefix_ids: tuple[int, ...] = ()
     forced_eos: bool = False
+    well_formed: bool = True
     renormalize_logits: bool = False
     rules: Literal["manyheads", "marian", "marian-5"] = "manyheads"
     max_tokens: int = 8192

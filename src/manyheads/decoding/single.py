@@ -66,12 +66,13 @@ def single_search(task: Task) -> list[list[Hypothesis]]:
     if paths > 1:
         state = state.reorder(rows.sentence[:, None].expand(-1, paths))
         tokens = tokens.repeat_interleave(paths, 0)
-    if constraints.needs_history:
+    if constraints.needs_history or task.grammar is not None:
         history = tokens[:, 1:]
     while True:
         task.check_stop()
         log_probs, state = task.model.step(tokens, state)
-        adjusted = constraints.apply(log_probs, history, length)
+        allowed = task.allowed(history, rows.sentence, rows.limits)
+        adjusted = constraints.apply(log_probs, history, length, allowed)
         length += 1
         if length >= shortest:
             task.last_step(log_probs, adjusted, rows.limits <= length)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.constraints import Constraints
+from manyheads.decoding.grammar import SentenceGrammar
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.rules import Rules
 from manyheads.decoding.settings import DecodingSettings
@@ -36,6 +37,7 @@ class Task:
     bos_id: int
     eos_id: int
     rules: Rules
+    grammar: SentenceGrammar | None = None
     stop: Callable[[], bool] | None = None
 
     @property
@@ -50,6 +52,19 @@ class Task:
         return Constraints(
             self.settings, pad_id=self.pad_id, bos_id=self.bos_id, eos_id=self.eos_id, device=self.source.device
         )
+
+    def allowed(self, history: Tensor | None, sentence: Tensor, limits: Tensor) -> Tensor | None:
+        """What the grammar permits next; None: everything.
+
+        Shape: history (rows, length), as many rows for each sentence; sentence, limits (sentences,). Returns (rows,
+        vocab_size).
+        """
+        if self.grammar is None or history is None:
+            return None
+        sentences = sentence.numel()
+        each = history.size(0) // sentences
+        room = limits - history.size(1)
+        return self.grammar.allowed(history, sentence.repeat_interleave(each), room.repeat_interleave(each))
 
     def last_step(self, log_probs: Tensor, adjusted: Tensor, at_limit: Tensor) -> None:
         """Let the rules rewrite what sentences at their limit choose from. Both are (rows, vocab_size), or one."""

@@ -18,12 +18,14 @@ from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, inference
 from manyheads.decoding.fit import check_target_limit, fit, fit_sources, scored_limit
 from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.grammar import Grammar, TreeGrammar
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.scoring import token_log_probs
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import Scored, Translation
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 
@@ -234,11 +236,17 @@ class Translator:
                 eos_id=writer.eos_id,
                 device=self.device,
                 indices=[first + place for place in full],
+                grammar=self._grammar(settings),
                 stop=stop,
             )
         for place, hypotheses in zip(full, found, strict=True):
             results[place] = hypotheses
         return results
+
+    def _grammar(self, settings: DecodingSettings) -> Grammar | None:
+        if not (settings.well_formed and isinstance(self.tokenizer, ParsingTokenizer)):
+            return None
+        return TreeGrammar(self.tokenizer)
 
     def _encode(self, texts: Sequence[str], side: Side) -> list[list[int]]:
         for place, text in enumerate(texts):

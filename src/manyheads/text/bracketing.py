@@ -15,7 +15,7 @@ from manyheads.errors import DataError
 from manyheads.text.settings import ParsingSettings
 from manyheads.text.trees import MAX_DEPTH, Leaf, Node, escape, leaves_of, unescape
 
-__all__ = ["REPAIRS", "SLOT", "Restored", "category", "linearise", "normal_form", "restore", "sentence_of"]
+__all__ = ["REPAIRS", "SLOT", "Restored", "category", "linearise", "normal_form", "places", "restore", "sentence_of"]
 
 SLOT = "XX"
 TRACE = "-NONE-"
@@ -93,24 +93,29 @@ def linearise(tree: Node, settings: ParsingSettings) -> str:
 
     The root of the settings is left out where `restore` can know that it was there: over a single constituent.
     """
+    return " ".join(token for token, _ in places(tree, settings))
+
+
+def places(tree: Node, settings: ParsingSettings) -> list[tuple[str, str | None]]:
+    """The tokens of `linearise`; beside one that is the place of a word that word, as people write it, else None."""
     tree = normal_form(tree, settings)
     if settings.root is not None and len(tree.children) == 1:
         only = tree.children[0]
         if isinstance(only, Node) and only.label != settings.root:
             tree = only
-    tokens: list[str] = []
+    tokens: list[tuple[str, str | None]] = []
     _write(tree, tokens)
-    return " ".join(tokens)
+    return tokens
 
 
-def _write(part: Node | Leaf, tokens: list[str]) -> None:
+def _write(part: Node | Leaf, tokens: list[tuple[str, str | None]]) -> None:
     if isinstance(part, Leaf):
-        tokens.append(part.tag)
+        tokens.append((part.tag, unescape(part.word)))
         return
-    tokens.append(f"({part.label}")
+    tokens.append((f"({part.label}", None))
     for child in part.children:
         _write(child, tokens)
-    tokens.append(f"){part.label}")
+    tokens.append((f"){part.label}", None))
 
 
 def restore(text: str, words: Sequence[str], settings: ParsingSettings, tags: Sequence[str] | None = None) -> Restored:

@@ -6,14 +6,22 @@ import json
 from collections.abc import Sequence
 
 from manyheads.errors import DataError
-from manyheads.text.parsing import TASK_FILE, ParsingTask
+from manyheads.text.bracketing import places
+from manyheads.text.parsing import TASK_FILE, ParsingTask, words_of
+from manyheads.text.pipeline import BYTE_PIECES, SPECIAL_PIECES
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.trees import parse_tree
 
 __all__ = ["ParsingTokenizer"]
+
+_SPACE_BYTE = BYTE_PIECES[ord(" ")]
 
 
 class ParsingTokenizer(Tokenizer):
     """A tokenizer with symbols for brackets. Its target side reads trees; what it gives is what the model wrote.
+
+    Sentences are words with white space between them, however much; no piece of one is a symbol, so that in a target
+    which writes words (`ParsingSettings.words`) pieces and symbols cannot be confused.
 
     Args:
         tokenizer: with symbols.
@@ -32,6 +40,11 @@ class ParsingTokenizer(Tokenizer):
         """The side that writes targets."""
         return _TreeSide(self)
 
+    @property
+    def num_target_ids(self) -> int:
+        """All that targets hold is below."""
+        return self.vocab_size if self.task.settings.words == "write" else super().num_target_ids
+
     def describe(self) -> dict[str, object]:
         """What people may want to know."""
         return {**super().describe(), "task": self.task.to_json()}
@@ -41,6 +54,25 @@ class ParsingTokenizer(Tokenizer):
         task = json.dumps(self.task.to_json(), indent=2) + "\n"
         return {**super().files(), TASK_FILE: task.encode()}
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of sentences. Raises: DataError: a text holds half a surrogate pair."""
+        lists = super().encode_batch([" ".join(words_of(text)) for text in texts])
+        return [[piece for index in ids for piece in self._spelled(index)] for ids in lists]
+
+    def _spelled(self, index: int) -> Sequence[int]:
+        """A word that is spelled like a symbol (the tag NN) is written in bytes."""
+        if index not in self.symbol_ids:
+            return (index,)
+        if self.kind == "word":
+            return (self.unk_id,)
+        return [len(SPECIAL_PIECES) + byte for byte in self._pieces[index].encode()]
+
+    def begins_word(self) -> list[bool]:
+        """Whether each id, in a sentence, is the first piece of a word."""
+        if self.kind == "word":
+            return [True] * self.vocab_size
+        return [piece.startswith(" ") or piece == _SPACE_BYTE for piece in self._pieces]
+
 
 class _TreeSide(ParsingTokenizer):
     """Encodes trees, and what the model writes for them."""
@@ -49,13 +81,29 @@ class _TreeSide(ParsingTokenizer):
         vars(self).update(vars(whole))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.encode_targets([self._written(text) for text in texts])
-
-    def _written(self, text: str) -> str:
         known = set(self.symbols)
-        if all(word in known for word in text.split(" ") if word):
-            return text  # written by a model, or its beginning; no tree looks like that
+        results = []
+        for text in texts:
+            if all(word in known for word in text.split(" ") if word):
+                results.append(self.encode_targets([text])[0])  # written by a model, or its beginning
+            else:
+                results.append(self._encode_tree(text))
+        return results
+
+    def _encode_tree(self, text: str) -> list[int]:
+        settings = self.task.settings
         try:
-            return self.task.target(text)
+            steps = places(parse_tree(text, "A target"), settings)
         except DataError as error:
             raise DataError(f"The target of a parser is a tree, or what it writes for one. {error}") from None
+        tokens = self.encode_targets([token for token, _ in steps])
+        if settings.words == "write":
+            words = iter(ParsingTokenizer.encode_batch(self, [word for _, word in steps if word is not None]))
+            tokens = [ids if word is None else ids + next(words) for ids, (_, word) in zip(tokens, steps, strict=True)]
+        return [index for ids in tokens for index in ids]
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """Brackets and tags; the pieces of words that may stand between them are left out."""
+        if self.task.settings.words == "write":
+            batch = [[index for index in self._checked(ids) if index in self.symbol_ids] for ids in batch]
+        return super().decode_batch(batch)

@@ -42,6 +42,8 @@ class ParsingSettings:
 
     Args:
         tags: parts of speech: `XX` for all of them, or `keep`.
+        words: what stands in the place of a word: its tag alone (`leave`), or after it the word's pieces (`write`), so
+            that the decoder reads where it is in the sentence.
         functions: what follows - or = in a label (`NP-SBJ`): `strip` or `keep`.
         traces: leaves tagged -NONE-, which are no words: `strip` (with constituents that hold nothing else) or `keep`.
         root: the label on top of every tree. It stands for no constituent and is not written; a root that a file calls
@@ -51,6 +53,7 @@ class ParsingSettings:
     """
 
     tags: Literal["XX", "keep"] = "XX"
+    words: Literal["leave", "write"] = "leave"
     functions: Literal["strip", "keep"] = "strip"
     traces: Literal["strip", "keep"] = "strip"
     root: str | None = "ROOT"

@@ -161,9 +161,15 @@ class Tokenizer:
         return tuple(self._symbols)
 
     @property
+    def symbol_ids(self) -> range:
+        """The ids of `symbols`."""
+        first = len(heads_of(self.kind))
+        return range(first, first + len(self._symbols))
+
+    @property
     def num_target_ids(self) -> int:
         """All that `encode_targets` gives is below: with symbols those and what comes before them, else vocab_size."""
-        return len(heads_of(self.kind)) + len(self._symbols) if self._symbols else self.vocab_size
+        return self.symbol_ids.stop if self._symbols else self.vocab_size
 
     @property
     def digest(self) -> str:

@@ -1,0 +1,149 @@
+"""What a parser may write next, so that every finished output is a tree over exactly the words of its sentence.
+
+Papers: none needs it at the size of their training data (Vinyals et al. 2015, sec. 3.2, found 1.5% malformed trees); a
+parser that learned from a few thousand sentences loses its place in most of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.text.trees import MAX_DEPTH
+
+__all__ = ["Grammar", "SentenceGrammar", "TreeGrammar"]
+
+_PIECE, _OPEN, _CLOSE, _PLACE = range(4)
+
+
+class SentenceGrammar(Protocol):
+    """What outputs for the sentences of one batch may be."""
+
+    def allowed(self, history: Tensor, sentence: Tensor, room: Tensor) -> Tensor:
+        """The tokens that may come next.
+
+        Args:
+            history: (rows, length) target tokens so far, BOS not counted.
+            sentence: (rows,) which of the batch's sentences each row is for.
+            room: (rows,) tokens that may still be written, EOS included.
+
+        Returns: (rows, at least vocab_size) bool.
+        """
+        ...
+
+
+class Grammar(Protocol):
+    """Knows what outputs may be, and is told the sentences."""
+
+    def of(self, source: Tensor, source_lengths: Tensor) -> SentenceGrammar:
+        """For one batch. source (sentences, source_len), each row tokens + EOS; source_lengths (sentences,)."""
+        ...
+
+
+class TreeGrammar:
+    """Outputs are trees: one constituent on top, none empty, closed by its own label, over all words and no more.
+
+    Where words are written, the tokens after the place of a word are that word's. An output that keeps to this is well
+    formed for `bracketing.restore`, unless the limit on its length does not even allow a single constituent over
+    all words; where it does, brackets are not opened that could no longer be closed.
+
+    Args:
+        tokenizer: of the parser.
+    """
+
+    def __init__(self, tokenizer: ParsingTokenizer) -> None:
+        vocab_size = tokenizer.vocab_size
+        kinds = torch.full((vocab_size,), _PIECE)
+        closes = torch.full((vocab_size,), -1)
+        outermost = torch.zeros(vocab_size, dtype=torch.bool)
+        symbols = dict(zip(tokenizer.symbols, tokenizer.symbol_ids, strict=True))
+        settings = tokenizer.task.settings
+        for symbol, index in symbols.items():
+            if symbol.startswith("("):
+                closing = symbols.get(f"){symbol[1:]}")
+                outermost[index] = closing is not None and (symbol != "(" or settings.root is None)
+                kinds[index], closes[index] = _OPEN, -1 if closing is None else closing
+            else:
+                kinds[index] = _CLOSE if symbol.startswith(")") else _PLACE
+        inner = outermost.clone()
+        if "(" in symbols:
+            inner[symbols["("]] = False
+        self._kinds, self._closes, self._openings = kinds, closes, torch.stack([outermost, inner])
+        self._begins = torch.tensor(tokenizer.begins_word())
+        self._writes_words = settings.words == "write"
+        self._eos_id = tokenizer.eos_id
+
+    def of(self, source: Tensor, source_lengths: Tensor) -> SentenceGrammar:
+        device = source.device
+        inside = torch.arange(source.size(1), device=device) < source_lengths[:, None] - 1
+        begins = self._begins.to(device)[source] & inside
+        return _TreeSentences(
+            kinds=self._kinds.to(device),
+            closes=self._closes.to(device),
+            openings=self._openings.to(device),
+            source=source,
+            num_words=begins.sum(1),
+            # Of what has k words, the first piece of word k comes next; after all words, the EOS.
+            ends=_first_pieces(begins, source_lengths - 1) if self._writes_words else None,
+            eos_id=self._eos_id,
+        )
+
+
+def _first_pieces(begins: Tensor, num_pieces: Tensor) -> Tensor:
+    """Where each word begins; where there are no more words, the number of pieces. (sentences, source_len + 1)"""
+    places = torch.arange(begins.size(1), device=begins.device).expand_as(begins)
+    found = torch.where(begins, places, num_pieces[:, None]).sort(1).values
+    return torch.cat([found, num_pieces[:, None]], 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TreeSentences:
+    """Shape: kinds, closes (vocab_size,), openings (2, vocab_size): of the outermost bracket and of others; source
+    (sentences, source_len), num_words (sentences,), ends (sentences, source_len + 1) or None."""
+
+    kinds: Tensor
+    closes: Tensor
+    openings: Tensor
+    source: Tensor
+    num_words: Tensor
+    ends: Tensor | None
+    eos_id: int
+
+    def allowed(self, history: Tensor, sentence: Tensor, room: Tensor) -> Tensor:
+        rows, length = history.shape
+        kinds = self.kinds[history]
+        steps = (kinds == _OPEN).long() - (kinds == _CLOSE).long()
+        depths = steps.cumsum(1)
+        depth = depths[:, -1] if length else sentence.new_zeros(rows)
+        words_done = (kinds == _PLACE).sum(1)
+        words_left = self.num_words[sentence] - words_done
+        least = words_left + depth + 1  # the rest of the words, all closing brackets, EOS
+        allowed = torch.zeros(rows, self.kinds.numel(), dtype=torch.bool, device=history.device)
+        within = torch.zeros_like(depth, dtype=torch.bool)
+        if self.ends is not None:
+            ends = self.ends[sentence]
+            pieces_done = (kinds == _PIECE).sum(1)
+            within = pieces_done < ends.gather(1, words_done.clamp(max=ends.size(1) - 1)[:, None])[:, 0]
+            least = least + ends[:, -1] - pieces_done
+            next_piece = self.source[sentence].gather(1, pieces_done.clamp(max=self.source.size(1) - 1)[:, None])
+            allowed.scatter_(1, next_piece, within[:, None])
+        begun = depth > 0
+        top = length == 0
+        may_open = ~within & (words_left > 0) & (begun | top) & (depth < MAX_DEPTH) & ((room >= least + 2) | top)
+        allowed |= may_open[:, None] & self.openings[begun.long()]
+        may_place = ~within & (words_left > 0) & begun
+        allowed |= may_place[:, None] & (self.kinds == _PLACE)
+        if top:
+            return allowed
+        opened = (steps > 0) & (depths == depth[:, None])
+        innermost = (opened * torch.arange(1, length + 1, device=history.device)).argmax(1, keepdim=True)
+        closing = self.closes[history.gather(1, innermost)]  # (rows, 1)
+        may_close = ~within & begun & (kinds[:, -1] != _OPEN) & ((depth > 1) | (words_left == 0))
+        is_closing = torch.arange(self.kinds.numel(), device=history.device) == closing
+        allowed |= may_close[:, None] & is_closing
+        allowed[:, self.eos_id] = ~within & (depth == 0)
+        return allowed
