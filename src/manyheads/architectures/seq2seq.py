@@ -40,15 +40,36 @@ class Seq2Seq(nn.Module):
             self.head.weight = cast(nn.Parameter, self.body.target_embedding.weight)
 
     def forward(
-        self, batch: PairBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
+        self,
+        batch: PairBatch,
+        state: Any = None,
+        *,
+        label_smoothing: float = 0.0,
+        chunk_tokens: int = 2048,
+        r_drop: float = 0.0,
     ) -> Output:
-        """Loss of a batch under teacher forcing, summed over target tokens (EOS counted, BOS and padding not)."""
-        hidden = self.body(batch.source, batch.source_lengths, batch.target_input)
+        """Loss of a batch under teacher forcing, summed over target tokens (EOS counted, BOS and padding not).
+
+        With `r_drop` every pair is read twice, under different dropout, and disagreement costs: see
+        `nn.heads.consistency`.
+        """
+        again = None
+        if r_drop:
+            both = batch.twice()
+            hidden, again = self.body(both.source, both.source_lengths, both.target_input).chunk(2)
+        else:
+            hidden = self.body(batch.source, batch.source_lengths, batch.target_input)
         labels = batch.target_labels
         steps = torch.arange(labels.shape[1], device=labels.device)
         keep = steps[None, :] < batch.target_lengths[:, None] - 1
         loss_sum, nll_sum = self.head.loss(
-            hidden, labels, keep, label_smoothing=label_smoothing, chunk_tokens=chunk_tokens
+            hidden,
+            labels,
+            keep,
+            label_smoothing=label_smoothing,
+            chunk_tokens=chunk_tokens,
+            again=again,
+            r_drop=r_drop,
         )
         return Output(loss_sum=loss_sum, nll_sum=nll_sum, num_tokens=keep.sum(), state=None)
 

@@ -38,6 +38,10 @@ class PairBatch:
         """Labels that count in the loss: every real target token and EOS, neither BOS nor padding."""
         return int(self.target_lengths.sum()) - self.target_lengths.numel()
 
+    def twice(self) -> PairBatch:
+        """Every pair two times, the second ones after all of the first."""
+        return replace(self, **{name: torch.cat([getattr(self, name)] * 2) for name in self.__dataclass_fields__})
+
     def to(self, device: torch.device | str) -> PairBatch:
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
         return replace(self, **moved)

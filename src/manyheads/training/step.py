@@ -89,7 +89,10 @@ class Stepper:
         settings = self._config.training
         with self.autocast():
             output: Output = self._model(
-                batch.to(self._device), label_smoothing=settings.label_smoothing, chunk_tokens=settings.chunk_tokens
+                batch.to(self._device),
+                label_smoothing=settings.label_smoothing,
+                chunk_tokens=settings.chunk_tokens,
+                r_drop=settings.r_drop,
             )
         return output
 

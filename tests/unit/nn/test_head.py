@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 
-from manyheads.nn.heads import linear
+from manyheads.nn.heads import chunks, linear
 from manyheads.nn.heads.linear import LinearHead, smoothed_loss
 
 N, D, V = 23, 6, 11
+CPU = torch.device("cpu")
 
 
 def tensors(dtype: torch.dtype = torch.float64, bias: bool = True) -> tuple[Any, ...]:
@@ -52,11 +53,11 @@ def test_tiles_and_chunks_of_any_size(rows: int, vocab: int, chunk: int, tile: i
     hidden = torch.randn(rows, 3, dtype=torch.float64, generator=generator, requires_grad=True)
     weight = torch.randn(vocab, 3, dtype=torch.float64, generator=generator, requires_grad=True)
     targets = torch.randint(0, vocab, (rows,), generator=generator)
-    before, linear._TILE_NUMBERS = linear._TILE_NUMBERS, tile
+    before, chunks._TILE_NUMBERS = chunks._TILE_NUMBERS, tile
     try:
         loss, _ = smoothed_loss(hidden, targets, weight, None, smoothing, chunk)
     finally:
-        linear._TILE_NUMBERS = before
+        chunks._TILE_NUMBERS = before
     wanted = reference(hidden, targets, weight, None, smoothing)
     torch.testing.assert_close(loss, wanted, atol=1e-9, rtol=1e-9)
     for one, other in zip(
@@ -158,10 +159,10 @@ def test_no_more_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_on_a_cpu_the_chunk_fits_the_cache_and_its_rows_are_whole() -> None:
-    assert linear._rows_at_once(2048, 10_000) == 512
-    assert linear._rows_at_once(2048, 100) == 2048
-    assert linear._rows_at_once(300, 10_000) == 300
-    assert linear._rows_at_once(2048, 1 << 20) == 64
+    assert chunks.rows_at_once(2048, 10_000, CPU) == 512
+    assert chunks.rows_at_once(2048, 100, CPU) == 2048
+    assert chunks.rows_at_once(300, 10_000, CPU) == 300
+    assert chunks.rows_at_once(2048, 1 << 20, CPU) == 64
 
 
 def test_the_error_of_a_confident_row_keeps_its_digits_in_bfloat16() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.batch import PairBatch
+from manyheads.errors import ConfigError
 from manyheads.training.ema import MovingAverage
 from manyheads.training.muon import MuonWithAdam
 from manyheads.training.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors, split_by_decay
@@ -255,3 +257,26 @@ def test_the_moving_average_follows_and_steps_aside() -> None:
     with pytest.raises(RuntimeError), average.applied():
         raise RuntimeError
     assert all(torch.equal(named[name], value) for name, value in trained.items())
+
+
+def test_r_drop_reads_every_pair_twice_under_other_dropout() -> None:
+    """Without dropout both passes agree and the step is the plain one; with it, their disagreement is a loss."""
+    results = {}
+    for dropout in (0.0, 0.3):
+        for r_drop in (0.0, 5.0):
+            training = TrainingSettings(label_smoothing=0.1, r_drop=r_drop)
+            model, stepper = build(config(training=training, model=replace(MODEL, dropout=dropout)))
+            results[dropout, r_drop] = stepper.take([batch(6)], 1, 1e-2), gradients(model)
+    (plain, plain_gradients), (agreed, agreed_gradients) = results[0.0, 0.0], results[0.0, 5.0]
+    assert agreed.num_tokens == plain.num_tokens
+    assert (agreed.loss_sum, agreed.nll_sum) == (pytest.approx(plain.loss_sum), pytest.approx(plain.nll_sum))
+    for name, gradient in plain_gradients.items():
+        torch.testing.assert_close(agreed_gradients[name], gradient, rtol=1e-4, atol=1e-6)
+    noisy, dropped = results[0.3, 5.0][0], results[0.3, 0.0][0]
+    assert noisy.loss_sum - noisy.nll_sum > 1.1 * (dropped.loss_sum - dropped.nll_sum)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_r_drop_is_a_number_of_at_least_zero(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"training\.r_drop"):
+        TrainingSettings(r_drop=value)

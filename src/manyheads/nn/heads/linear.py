@@ -10,6 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
+from manyheads.nn.heads.chunks import pad_rows, rows_at_once, rows_in_a_tile
+from manyheads.nn.heads.consistency import consistent_loss
+
 __all__ = ["HeadLoss", "LinearHead", "smoothed_loss"]
 
 HeadLoss = tuple[Tensor, Tensor]
@@ -55,6 +58,8 @@ class LinearHead(nn.Module):
         *,
         label_smoothing: float = 0.0,
         chunk_tokens: int = 2048,
+        again: Float[Tensor, "*rows d_model"] | None = None,
+        r_drop: float = 0.0,
     ) -> HeadLoss:
         """Summed loss over the positions to keep.
 
@@ -62,6 +67,8 @@ class LinearHead(nn.Module):
             keep: bool like targets; False for padding, which costs nothing: those rows are never multiplied.
             label_smoothing: this share of probability is spread evenly over the whole vocabulary.
             chunk_tokens: rows of logits that exist at once.
+            again: the same positions' hidden states from a second pass under other dropout.
+            r_drop: with `again`, the weight on the two passes' disagreement (see `heads.consistency`).
 
         Returns: (loss_sum, nll_sum), float32 scalars; the gradient flows through the first alone.
         Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size.
@@ -69,6 +76,9 @@ class LinearHead(nn.Module):
         rows = keep.flatten().nonzero().squeeze(1)
         kept = hidden.flatten(0, -2).index_select(0, rows)
         wanted = targets.flatten().index_select(0, rows)
+        if again is not None:
+            other = again.flatten(0, -2).index_select(0, rows)
+            return consistent_loss(kept, other, wanted, self.weight, self.bias, r_drop, label_smoothing, chunk_tokens)
         return smoothed_loss(kept, wanted, self.weight, self.bias, label_smoothing, chunk_tokens)
 
 
@@ -101,21 +111,6 @@ if TorchVersion(torch.__version__) < "2.13":
     # Dynamo of torch 2.11 traces the function below and silently gets zeros for the gradient of `hidden`; what it is
     # not shown it cannot break. (2.12 was not tried.)
     _apply = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
-
-
-# Numbers worked on at once on a CPU: 1 MB in float32, which stays in a core's own cache from one operation to the next.
-_TILE_NUMBERS = 1 << 18
-# Logits at once on a CPU, however many `chunk_tokens` allows: beyond some 10 MB in bf16 they leave the cores' shared
-# cache between the product that makes them and the products that use them (measured: 5 ms a product against 25 ms).
-_CHUNK_NUMBERS = 5 << 20
-# Rows of a product on a CPU: oneDNN makes a kernel for every number of rows, and the count of real tokens is always
-# another.
-_ROWS_MULTIPLE = 64
-
-
-def _rows_at_once(chunk_tokens: int, vocab_size: int) -> int:
-    fitting = _CHUNK_NUMBERS // vocab_size // _ROWS_MULTIPLE * _ROWS_MULTIPLE
-    return min(chunk_tokens, max(fitting, _ROWS_MULTIPLE))
 
 
 def _exponentiate(logits: Tensor, wanted: Tensor, smoothing: float, totals: Tensor, needs_error: bool) -> Tensor:
@@ -165,9 +160,8 @@ class _SmoothedLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs[0] else None
         grad_weight = torch.zeros_like(weight, dtype=statistics) if needs[2] else None
         grad_bias = torch.zeros_like(weight[:, 0], dtype=statistics) if bias is not None and needs[3] else None
-        on_cpu = hidden.device.type == "cpu"
-        chunk_tokens = _rows_at_once(chunk_tokens, vocab_size) if on_cpu else chunk_tokens
-        tile_rows = max(1, _TILE_NUMBERS // vocab_size) if on_cpu else chunk_tokens
+        chunk_tokens = rows_at_once(chunk_tokens, vocab_size, hidden.device)
+        tile_rows = rows_in_a_tile(chunk_tokens, vocab_size, hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             low_weight = weight.to(compute)
             low_bias = None if bias is None else bias.to(compute)
@@ -176,9 +170,7 @@ class _SmoothedLoss(torch.autograd.Function):
             for start in range(0, hidden.shape[0], chunk_tokens):
                 wanted = targets[start : start + chunk_tokens, None]
                 count = wanted.shape[0]
-                low_hidden = hidden[start : start + chunk_tokens].to(compute)
-                if on_cpu:
-                    low_hidden = F.pad(low_hidden, (0, 0, 0, min(-count % _ROWS_MULTIPLE, chunk_tokens - count)))
+                low_hidden = pad_rows(hidden[start : start + chunk_tokens].to(compute), chunk_tokens)
                 summed_hidden += low_hidden.sum(dim=0, dtype=statistics)
                 padded = F.linear(low_hidden, low_weight, low_bias)
                 padded[count:] = 0  # nobody's rows: no error, so no gradient
