@@ -16,7 +16,7 @@ from pathlib import Path
 from manyheads.checkpoint.faults import check_free_space, saving
 from manyheads.checkpoint.verify import MANIFEST, list_files, list_folders, make_manifest
 from manyheads.data import folder as data_folder
-from manyheads.data.folder import sync
+from manyheads.data.folder import is_other_process, sync
 
 __all__ = ["make_folder", "remove_folder", "remove_stale", "sync", "write_folder", "write_text"]
 
@@ -111,7 +111,7 @@ def remove_stale(parent: Path) -> list[str]:
     removed = []
     for path in sorted(parent.glob("*.tmp-*")):
         match = _TEMPORARY.fullmatch(path.name)
-        if not match or _is_other_process(int(match[3])):
+        if not match or is_other_process(int(match[3])):
             continue
         if match[2] and not path.with_name(match[1]).exists():
             with suppress(OSError):
@@ -124,18 +124,6 @@ def remove_stale(parent: Path) -> list[str]:
 
 def _aside(final: Path) -> Path:
     return final.with_name(f"{final.name}.tmp-{os.getpid()}")
-
-
-def _is_other_process(pid: int) -> bool:
-    if pid == os.getpid():
-        return False  # saves of one process follow one another, so this one is over
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
 
 
 def _discard(path: Path) -> None:

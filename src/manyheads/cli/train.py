@@ -100,7 +100,7 @@ def run(arguments: Sequence[str]) -> int:
         from manyheads.training.loop import train
 
         result = train(config, resume=options.resume, reporter=reporter)
-    print(summary(result, config.validation.best_by))
+    print(summary(result))
     return 128 + result.signal_number if result.signal_number is not None else 0
 
 
@@ -185,13 +185,12 @@ def _noting(mistakes: list[str], make: Callable[[], T]) -> T | None:
         return None
 
 
-def summary(result: TrainResult, best_by: str = "loss") -> str:
+def summary(result: TrainResult) -> str:
     """What is worth knowing at the end, and the next command to type."""
     lines = [("run", str(result.run_dir))]
-    if result.best_step is not None and result.best_score is not None:
-        named = {"bleu": f"BLEU {-result.best_score:.2f}", "f1": f"F1 {-result.best_score:.2f}"}
-        score = named.get(best_by, f"validation loss {result.best_score:.4f}")
-        lines.append(("best", f"step {result.best_step:,}, {score}"))
+    best = result.best()
+    if best is not None:
+        lines.append(("best", best))
     if result.plots:
         lines.append(("curve", "  ".join(map(str, result.plots))))
     if result.signal_number is not None:

@@ -20,6 +20,7 @@ from manyheads.errors import DataError, SaveError
 __all__ = [
     "clear_leftovers",
     "file_record",
+    "is_other_process",
     "read_manifest",
     "refuse_strangers",
     "swap",
@@ -103,7 +104,7 @@ def clear_leftovers(final: Path) -> None:
         return
     for path in beside:
         match = ASIDE.fullmatch(path.name, len(final.name)) if path.name.startswith(final.name) else None
-        if match is None or _runs(int(match[2])) or path.is_symlink():
+        if match is None or is_other_process(int(match[2])) or path.is_symlink():
             continue
         if match[1] and not final.exists():
             with suppress(OSError):
@@ -112,10 +113,13 @@ def clear_leftovers(final: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _runs(pid: int) -> bool:
-    """Whether another process of that number is there, as far as can be known."""
+def is_other_process(pid: int) -> bool:
+    """Whether another process of that number is there, as far as can be known.
+
+    One that is not has left behind what bears its number; so has this one, whose writes follow one another.
+    """
     if pid == os.getpid():
-        return False  # what this process writes, it writes one after the other
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

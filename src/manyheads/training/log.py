@@ -176,7 +176,7 @@ class PlainReporter:
         self._line(f"warning: {text}" if level == "warning" else text)
 
     def done(self, result: TrainResult) -> None:
-        best = f"; best at step {result.best_step}: {result.best_score:.4f}" if result.best_score is not None else ""
+        best = f"; best: {result.best()}" if result.best() is not None else ""
         self._line(
             f"ended at step {result.step} by {result.stopped_by} after {format_seconds(result.elapsed_seconds)}{best}"
         )

@@ -252,6 +252,7 @@ class Trainer:
             model_dir=folder.model if folder.model.is_dir() else None,
             best_step=counters.best_step,
             best_score=counters.best_score,
+            best_by=self._config.validation.best_by,
             last_validation=self._last_validation,
             plots=plots,
         )

@@ -108,7 +108,8 @@ class TrainResult:
     """How a run ended.
 
     stopped_by: with `signal`, signal_number says which one, and the exit code is to be 128 + it. model_dir: the best
-    model so far, None if there is none yet. checkpoint: the last one.
+    model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
+    `ValidationReport.merit`); best_by: what it is of.
     """
 
     run_dir: Path
@@ -122,8 +123,16 @@ class TrainResult:
     model_dir: Path | None
     best_step: int | None
     best_score: float | None
+    best_by: Literal["loss", "bleu", "f1"] = "loss"
     last_validation: ValidationReport | None = None
     plots: tuple[Path, ...] = ()
+
+    def best(self) -> str | None:
+        """`step 3,000, BLEU 31.41` and the like, for people; None before the first validation."""
+        if self.best_step is None or self.best_score is None:
+            return None
+        named = {"bleu": f"BLEU {-self.best_score:.2f}", "f1": f"F1 {-self.best_score:.2f}"}
+        return f"step {self.best_step:,}, {named.get(self.best_by, f'validation loss {self.best_score:.4f}')}"
 
 
 class Reporter(Protocol):

@@ -31,31 +31,37 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trees")
     for name, trees in (("train", TREES), ("test", TREES[::9])):
         (folder / f"{name}.ptb").write_text("".join(f"{tree}\n" for tree in trees), encoding="utf-8")
-    files = ["--trees", folder / "train.ptb", "--valid-trees", folder / "test.ptb", "--test-trees", folder / "test.ptb"]
-    arguments = ["prepare", "--task", "parsing", *files, "--vocab-size", "330", "--output", folder / "data"]
-    assert main([str(argument) for argument in arguments]) == 0
+    prepare(folder, "data")
     return folder
+
+
+def prepare(folder: Path, name: str, *more: str) -> None:
+    files = ["--trees", folder / "train.ptb", "--valid-trees", folder / "test.ptb", "--test-trees", folder / "test.ptb"]
+    arguments = ["prepare", "--task", "parsing", *files, "--vocab-size", "330", *more, "--output", folder / name]
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+def train(folder: Path, data: str, run: str, **settings: object) -> Path:
+    """A parser that has seen each tree a few times at most."""
+    settings = {
+        "run-dir": folder / run,
+        "data.path": folder / data,
+        "data.accumulate": 1,
+        "training.ema_decay": 0,
+        "training.plots": False,
+        "validation.best_by": "f1",
+        "decoding.max_len_offset": 30,
+        **{name.replace("__", "."): value for name, value in settings.items()},
+    }
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    assert main(["train", "--preset", "debug", "--quiet", *options]) == 0
+    return folder / run
 
 
 @pytest.fixture(scope="module")
 def run(data: Path) -> Path:
-    """A parser that has seen each tree a few times."""
-    settings = {
-        "run-dir": data / "run",
-        "data.path": data / "data",
-        "data.accumulate": 1,
-        "model.tie_embeddings": "decoder",
-        "training.max_steps": 40,
-        "training.ema_decay": 0,
-        "training.plots": False,
-        "validation.every_steps": 20,
-        "validation.best_by": "f1",
-        "decoding.max_len_offset": 30,
-    }
-    assert (
-        main(["train", "--preset", "debug", "--quiet", *(f"--{name}={value}" for name, value in settings.items())]) == 0
-    )
-    return data / "run"
+    more = {"model__tie_embeddings": "decoder", "training__max_steps": 40, "validation__every_steps": 20}
+    return train(data, "data", "run", **more)
 
 
 def test_training_reports_brackets(run: Path) -> None:
@@ -122,6 +128,25 @@ def test_translate(
     records = [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
     assert records[0]["translations"][0]["text"] == lines[0]
     assert {"written", "repairs"} <= records[0]["translations"][0].keys()
+
+
+def test_words_in_the_targets(data: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that has learned almost nothing gives trees over the sentence all the same, unless it is not held to."""
+    prepare(data, "written", "--tree-words", "write", "--tree-tags", "keep")
+    run = train(data, "written", "run-written", model__tie_embeddings="all", training__max_steps=4)
+    task = json.loads((run / "model" / "task.json").read_text(encoding="utf-8"))
+    assert (task["words"], task["tags"]) == ("write", "keep")
+    capsys.readouterr()
+    mended = []
+    for more in ([], ["--no-well-formed"]):
+        assert manyheads("evaluate", run, "--json", "--output", data / "out.ptb", *more) == 0
+        record = json.loads(capsys.readouterr().out)
+        mended.append(record["ill_formed"])
+        written = (data / "out.ptb").read_text(encoding="utf-8").split("\n")[:-1]
+        assert [[leaf.word for leaf in leaves_of(parse_tree(tree))] for tree in written] == [
+            [leaf.word for leaf in leaves_of(parse_tree(tree))] for tree in TREES[::9]
+        ]
+    assert mended[0] == 0 < mended[1]
 
 
 def test_from_python(run: Path, model_folder: Path) -> None:

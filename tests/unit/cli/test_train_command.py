@@ -220,9 +220,9 @@ def test_the_summary_of_a_run_judged_by_bleu(tmp_path: Path) -> None:
     result = TrainResult(
         run_dir=tmp_path, step=9, epoch=0, tokens=1, elapsed_seconds=1.0, stopped_by="signal",
         signal_number=signal.SIGINT, checkpoint=None, model_dir=None, best_step=3, best_score=-21.5,
-        plots=(Path("a.png"), Path("a.svg")),
+        best_by="bleu", plots=(Path("a.png"), Path("a.svg")),
     )  # fmt: skip
-    text = summary(result, "bleu")
+    text = summary(result)
     assert "best     step 3, BLEU 21.50" in text
     assert "curve    a.png  a.svg" in text
     assert "stopped  by SIGINT at step 9; the same command goes on from there" in text
