@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from manyheads.config.files import Source
-from manyheads.config.merge import field_types, merge, variants
+from manyheads.config.merge import field_types, merge, tag_of, variants
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
@@ -135,18 +135,18 @@ def _field(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str
 
 
 def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
-    """A tagged choice: `kind` says which of the classes; a bare name stands for that kind with its defaults."""
-    kinds = {kind: cls for cls in classes for kind in get_args(field_types(cls)["kind"])}
+    """A tagged choice: the tag says which of the classes; a bare name stands for that kind with its defaults."""
+    tag, kinds = tag_of(classes)
     listed = ", ".join(kinds)
     if isinstance(value, str):
-        value = {"kind": value}
+        value = {tag: value}
     if not isinstance(value, Mapping):
-        mistakes.append((path, f"{path} is {value!r}; give its kind, one of: {listed}."))
+        mistakes.append((path, f"{path} is {value!r}; give its {tag}, one of: {listed}."))
         return None
-    kind = value.get("kind", next(iter(kinds)))
+    kind = value.get(tag, next(iter(kinds)))
     if not isinstance(kind, str) or kind not in kinds:
         near = did_you_mean(str(kind), kinds)
-        mistakes.append((f"{path}.kind", f"{path}.kind is {kind!r}; choose one of: {listed}.{near}"))
+        mistakes.append((f"{path}.{tag}", f"{path}.{tag} is {kind!r}; choose one of: {listed}.{near}"))
         return None
     return _section(kinds[kind], value, path, mistakes)
 

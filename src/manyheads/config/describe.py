@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin
 
-from manyheads.config.merge import field_types, variants
+from manyheads.config.merge import field_types, tag_of, variants
 
 __all__ = ["Setting", "argument_docs", "describe", "show_value"]
 
@@ -57,13 +57,11 @@ def describe(cls: type, values: Any = None, prefix: str = "") -> Iterator[Settin
             default = "" if value is dataclasses.MISSING else show_value(value)
             yield Setting(path, _kind(annotation), default, docs.get(item.name, ""))
             continue
-        kinds = {choice.__name__: str(get_args(field_types(choice)["kind"])[0]) for choice in classes}
-        chosen = getattr(value, "kind", "")
-        yield Setting(path, "|".join(kinds.values()), chosen, docs.get(item.name, ""))
-        for choice in classes:
-            kind = kinds[choice.__name__]
+        tag, kinds = tag_of(classes)
+        yield Setting(path, "|".join(kinds), getattr(value, tag, ""), docs.get(item.name, ""))
+        for kind, choice in kinds.items():
             for inner in describe(choice, value if isinstance(value, choice) else None, f"{path}."):
-                if inner.path != f"{path}.kind":
+                if inner.path != f"{path}.{tag}":
                     yield dataclasses.replace(inner, help=f"({kind}) {inner.help}")
 
 

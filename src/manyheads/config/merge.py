@@ -6,13 +6,13 @@ import dataclasses
 import types
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads.config.files import Source
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
-__all__ = ["dotted_names", "field_types", "merge", "overrides", "variants"]
+__all__ = ["dotted_names", "field_types", "merge", "overrides", "tag_of", "variants"]
 
 
 @lru_cache(maxsize=64)
@@ -23,9 +23,22 @@ def field_types(cls: type) -> dict[str, Any]:
 
 
 def variants(annotation: Any) -> tuple[type, ...]:
-    """The dataclasses that a field may hold: one: a section; several: a choice told apart by `kind`; none: a leaf."""
+    """The dataclasses that a field may hold: one: a section; several: a choice told apart by a tag; none: a leaf."""
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return tuple(option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option))
+
+
+def tag_of(classes: Sequence[type]) -> tuple[str, dict[str, type]]:
+    """What tells the classes of a choice apart: a field's name, and its value -> class.
+
+    It is the first field that is in all of them a literal of one word, another in each: `kind`, `architecture`.
+    """
+    for name in field_types(classes[0]):
+        annotations = [field_types(cls).get(name) for cls in classes]
+        words = [get_args(annotation) for annotation in annotations if get_origin(annotation) is Literal]
+        if len(words) == len(classes) == len({word for word, *_ in words}) and all(len(word) == 1 for word in words):
+            return name, {word: cls for (word,), cls in zip(words, classes, strict=True)}
+    raise TypeError(f"nothing tells {', '.join(cls.__name__ for cls in classes)} apart")
 
 
 def dotted_names(cls: type, prefix: str = "") -> list[str]:
@@ -41,7 +54,7 @@ def dotted_names(cls: type, prefix: str = "") -> list[str]:
 def merge(cls: type, sources: Sequence[Source]) -> dict[str, Any]:
     """The sources as one nested dict, later ones winning key by key.
 
-    Where a later source names another `kind` of a choice, the earlier kind's own settings are dropped with it.
+    Where a later source names another kind of a choice, the earlier kind's own settings are dropped with it.
     """
     merged: dict[str, Any] = {}
     for source in sources:
@@ -50,20 +63,26 @@ def merge(cls: type, sources: Sequence[Source]) -> dict[str, Any]:
 
 
 def _merge(classes: tuple[type, ...], base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    if len(classes) > 1 and "kind" in new and new["kind"] != base.get("kind"):
-        return dict(new)
-    annotations = {name: kind for cls in classes for name, kind in field_types(cls).items()}
+    if len(classes) > 1:
+        tag, kinds = tag_of(classes)
+        if tag in new and new[tag] != base.get(tag, next(iter(kinds))):
+            return dict(new)
+    annotations = _fields_of(classes)
     merged = dict(base)
     for name, value in new.items():
         inner = variants(annotations.get(name))
         if len(inner) > 1 and isinstance(value, str):
-            value = {"kind": value}
+            value = {tag_of(inner)[0]: value}
         if inner and isinstance(value, Mapping):
             old = merged.get(name)
             merged[name] = _merge(inner, old if isinstance(old, Mapping) else {}, value)
         else:
             merged[name] = value
     return merged
+
+
+def _fields_of(classes: Sequence[type]) -> dict[str, Any]:
+    return {name: annotation for cls in classes for name, annotation in field_types(cls).items()}
 
 
 def overrides(
@@ -104,7 +123,7 @@ def overrides(
             near = did_you_mean(path, [*also, *known], prefix="--")
             found.append(f"--{option} is no option or setting.{near}")
             continue
-        _set(values, path.split("."), _value(text) if has_value else True)
+        _set((cls,), values, path.split("."), _value(text) if has_value else True)
     if mistakes is not None:
         mistakes += found
     elif found:
@@ -112,13 +131,14 @@ def overrides(
     return Source(values, name)
 
 
-def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
+def _set(classes: Sequence[type], values: dict[str, Any], path: list[str], value: Any) -> None:
     for part in path[:-1]:
+        classes = variants(_fields_of(classes)[part])
         inner = values.get(part)
-        if not isinstance(
-            inner, dict
-        ):  # `--model.attention additive` may stand before `--model.attention.hidden_dim 64`
-            values[part] = inner = {"kind": inner} if isinstance(inner, str) else {}
+        if not isinstance(inner, dict):
+            # `--model.attention additive` may stand before `--model.attention.hidden_dim 64`
+            chosen = isinstance(inner, str) and len(classes) > 1
+            values[part] = inner = {tag_of(classes)[0]: inner} if chosen else {}
         values = inner
     values[path[-1]] = value
 

@@ -8,8 +8,9 @@ from typing import Literal
 import pytest
 
 from manyheads.config.build import build, resolve
+from manyheads.config.describe import describe
 from manyheads.config.files import Source, parse_yaml
-from manyheads.config.merge import overrides
+from manyheads.config.merge import overrides, tag_of
 from manyheads.errors import ConfigError
 
 
@@ -132,3 +133,46 @@ def test_another_kind_drops_the_first_kinds_settings() -> None:
         num_hashes=3
     )
     assert resolve(Run, [first, Source({"model": {"attention": "plain"}}, "b")]).model.attention == Plain()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    architecture: Literal["words"] = "words"
+    width: int = 8
+    attention: Plain | Hashed = field(default_factory=Plain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bytes:
+    architecture: Literal["bytes"] = "bytes"
+    width: int = 8
+    lanes: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Either:
+    """A run of one of two models.
+
+    Args: model: which.
+    """
+
+    model: Words | Bytes = field(default_factory=Words)
+
+
+def test_a_choice_is_told_apart_by_the_literal_that_its_classes_share() -> None:
+    assert tag_of((Words, Bytes)) == ("architecture", {"words": Words, "bytes": Bytes})
+    assert resolve(Either, [overrides(Either, ["--model", "bytes", "--model.lanes", "3"])]).model == Bytes(lanes=3)
+    chosen = overrides(Either, ["--model.attention", "hashed", "--model.attention.num_hashes", "2"])
+    assert resolve(Either, [chosen]).model == Words(attention=Hashed(num_hashes=2))
+    preset = Source({"model": {"architecture": "bytes", "lanes": 5}}, "preset")
+    assert resolve(Either, [preset, Source({"model": {"width": 4}}, "file")]).model == Bytes(width=4, lanes=5)
+    assert resolve(Either, [preset, Source({"model": {"architecture": "words"}}, "file")]).model == Words()
+    with pytest.raises(
+        ConfigError, match=r"model.architecture is 'byts'; choose one of: words, bytes. Did you mean bytes\?"
+    ):
+        build(Either, {"model": {"architecture": "byts"}})
+    assert [(setting.path, setting.kind) for setting in describe(Either, Either(model=Bytes()))][:3] == [
+        ("model", "words|bytes"), ("model.width", "INT"), ("model.attention", "plain|hashed"),
+    ]  # fmt: skip
+    with pytest.raises(TypeError, match="tells Plain, Words apart"):
+        tag_of((Plain, Words))
