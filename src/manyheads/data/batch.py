@@ -34,6 +34,16 @@ class PairBatch:
         """What the decoder must say: the tokens and EOS. (batch, target_len - 1)"""
         return self.target[:, 1:]
 
+    @property
+    def size(self) -> int:
+        """Numbers that the longer side takes, padding included."""
+        return max(self.source.numel(), self.target.numel())
+
+    def describe(self) -> str:
+        """Its shape in words."""
+        rows, source_len = self.source.shape
+        return f"{rows} rows of {source_len} source and {self.target.shape[1]} target tokens"
+
     def num_target_tokens(self) -> int:
         """Labels that count in the loss: every real target token and EOS, neither BOS nor padding."""
         return int(self.target_lengths.sum()) - self.target_lengths.numel()

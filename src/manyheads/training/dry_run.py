@@ -22,7 +22,7 @@ __all__ = ["DryRun", "dry_run"]
 class DryRun:
     """What a run would be.
 
-    shapes: every parameter's name and shape. batch: micro-batches of the first step, as (rows, source_len, target_len).
+    shapes: every parameter's name and shape. batch: micro-batches of the first step, in words.
     state_bytes: weights, gradients, moments and averages. peak_bytes: the most that the step held, activations included
     (on a CPU: the whole process). fault: why the first step would fail, or None.
     """
@@ -32,7 +32,7 @@ class DryRun:
     data: str
     shapes: dict[str, tuple[int, ...]]
     num_parameters: int
-    batch: tuple[tuple[int, int, int], ...]
+    batch: tuple[str, ...]
     steps_an_epoch: int
     state_bytes: int
     peak_bytes: int
@@ -44,13 +44,12 @@ class DryRun:
         """All of it, a line each."""
         width = max(len(name) for name in self.shapes)
         rows = [f"  {name:<{width}}  {' x '.join(map(str, shape))}" for name, shape in self.shapes.items()]
-        batch = ", ".join(f"{n} rows of {source} source and {target} target tokens" for n, source, target in self.batch)
         return "\n".join(
             [
                 self.data,
                 *rows,
                 f"{self.num_parameters:,} parameters on {self.device}, {self.config.precision}",
-                f"first step: {batch}; {self.steps_an_epoch:,} steps an epoch",
+                f"first step: {', '.join(self.batch)}; {self.steps_an_epoch:,} steps an epoch",
                 f"memory: {self.state_bytes / 2**20:,.0f} MiB for weights, gradients and optimiser;"
                 f" {self.peak_bytes / 2**20:,.0f} MiB at the peak of one step",
                 f"one step: {self.step_seconds:.2f} s, loss {self.loss:.4f} a token (nothing was saved)",
@@ -80,7 +79,7 @@ def dry_run(config: TrainConfig) -> DryRun:
             data=f"{assembly.data.describe()}\n{assembly.stream.report.describe()}",
             shapes={name: tuple(parameter.shape) for name, parameter in named.items()},
             num_parameters=sum(parameter.numel() for parameter in named.values()),
-            batch=tuple((len(b.source), b.source.shape[1], b.target.shape[1]) for b in batches),
+            batch=tuple(batch.describe() for batch in batches),
             steps_an_epoch=assembly.stream.rows(0),
             state_bytes=weights * (4 + (assembly.average is not None)),
             peak_bytes=peak_memory_bytes(device),

@@ -96,7 +96,7 @@ class Keeper:
             raise CheckpointError(
                 f"{checkpoint.path} holds NaN or infinity in {bad}; go on from an older one: --resume PATH."
             )
-        restore(checkpoint.tensors, assembly.model, assembly.optimiser, assembly.average)
+        restore(checkpoint.tensors, assembly.model, assembly.optimiser, assembly.average, assembly.memory)
 
     def check_space(self) -> None:
         """Refuse to begin a run whose second checkpoint would not fit.
@@ -135,7 +135,7 @@ class Keeper:
         assembly, folder = self._assembly, self._folder
         counters = assembly.counters
         counters.metrics_bytes = self._metrics.num_bytes()
-        tensors = gather(assembly.model, assembly.optimiser, assembly.average)
+        tensors = gather(assembly.model, assembly.optimiser, assembly.average, assembly.memory)
         bad = first_bad(tensors)
         if bad is not None:
             raise NonFiniteError(

@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import choose_device
 from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError
 from manyheads.training.assembly import Assembly, assemble
@@ -21,6 +20,7 @@ from manyheads.training.device import computing
 from manyheads.training.keeper import Keeper
 from manyheads.training.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.nonfinite import Fault
+from manyheads.training.objective import Batch, Objective, Translate
 from manyheads.training.pace import Pace
 from manyheads.training.recorder import Recorder
 from manyheads.training.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
@@ -29,7 +29,6 @@ from manyheads.training.schedule import learning_rate
 from manyheads.training.settings import TrainConfig
 from manyheads.training.signals import StopFlag, catch_signals
 from manyheads.training.step import Stepper
-from manyheads.training.validation import Translate, Validator, build_translate
 
 __all__ = ["Trainer", "train"]
 
@@ -103,10 +102,8 @@ class Trainer:
         self._stop = stop
         self._metrics = MetricsLog(folder.metrics)
         self._keeper = Keeper(assembly, folder, self._metrics, lambda text: reporter.message(text, "warning"))
-        self._stepper = Stepper(assembly.model, assembly.optimiser, config, assembly.device)
-        if translate is None and config.validation.bleu_sentences:
-            translate = build_translate(assembly.model, assembly.data, config, assembly.device)
-        self._validator = Validator(assembly.model, assembly.data, config, assembly.device, translate, stop)
+        self._stepper = Stepper(assembly.model, assembly.optimiser, config, assembly.device, assembly.memory)
+        self._judge = assembly.objective.judge(assembly.model, assembly.device, stop, translate)
         self._last_validation: ValidationReport | None = None
 
     def run(self, resume: str) -> TrainResult:
@@ -168,7 +165,7 @@ class Trainer:
         if due and not self._keeper.is_saved():
             self._recorder.catch_up()
             self._keeper.save(must=reason is not None)
-            if not self._validator:
+            if not self._judge:
                 self._keeper.save_model()
         return reason
 
@@ -176,11 +173,15 @@ class Trainer:
         """Validate if the step asks for it and it was not done. Returns: False if a signal broke it off."""
         counters, every = self._assembly.counters, self._config.validation.every_steps
         due = ends or (every > 0 and counters.step % every == 0)
-        if not (due and self._validator and counters.validated_step < counters.step):
+        if not (due and self._judge and counters.validated_step < counters.step):
             return True
-        average = self._assembly.average
-        with nullcontext() if average is None else average.applied(), _explained_memory(self._config, "validation"):
-            report = self._validator.run(counters.step)
+        assembly = self._assembly
+        average = assembly.average
+        with (
+            nullcontext() if average is None else average.applied(),
+            _explained_memory(assembly.objective, "validation"),
+        ):
+            report = self._judge.run(counters.step)
         if report is None:
             return False
         score = report.merit(self._config.validation.best_by)
@@ -209,8 +210,10 @@ class Trainer:
         counters = assembly.counters
         step = counters.step + 1
         rate = self._rate(step)
+        if counters.row == 0:
+            assembly.memory.forget()
         batches = assembly.stream.at(counters.epoch, counters.row)
-        with _explained_memory(self._config, _sizes(step, batches)):
+        with _explained_memory(assembly.objective, _sizes(step, batches)):
             result = self._stepper.take(batches, step, rate)
         if result.fault is not None:
             self._check_skip(result.fault)
@@ -260,15 +263,14 @@ class Trainer:
         return result
 
 
-def _sizes(step: int, batches: Sequence[PairBatch]) -> str:
+def _sizes(step: int, batches: Sequence[Batch]) -> str:
     """What a step asks of memory at once, in words."""
-    shapes = [(*batch.source.shape, batch.target.shape[1]) for batch in batches]
-    rows, source_len, target_len = max(shapes, key=lambda shape: shape[0] * max(shape[1:]), default=(0, 0, 0))
-    return f"step {step}, whose largest part is {rows} pairs of {source_len} source and {target_len} target tokens"
+    largest = max(batches, key=lambda batch: batch.size, default=None)
+    return f"step {step}" + ("" if largest is None else f", whose largest part is {largest.describe()}")
 
 
 @contextmanager
-def _explained_memory(config: TrainConfig, what: str) -> Iterator[None]:
+def _explained_memory(objective: Objective, what: str) -> Iterator[None]:
     """Out of memory is the user's to solve, so say how."""
     try:
         yield
@@ -277,8 +279,6 @@ def _explained_memory(config: TrainConfig, what: str) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
             raise
         raise ConfigError(
-            f"There was not enough memory for {what} (data.max_tokens {config.data.max_tokens}, data.accumulate"
-            f" {config.data.accumulate}): lower max_tokens, or raise accumulate to {2 * config.data.accumulate}, which"
-            f" splits each step into smaller parts; either makes it a new run. The last checkpoint is intact"
+            f"There was not enough memory for {what} {objective.lighter()} The last checkpoint is intact"
             f" ({text or 'out of memory'})."
         ) from error

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from manyheads.architectures.pretrained import load_portable_state, portable_name, portable_state
 from manyheads.errors import CheckpointError
 from manyheads.training.ema import MovingAverage
+from manyheads.training.memory import Memory
 from manyheads.training.optimiser import load_optimiser_tensors, optimiser_tensors
 
 __all__ = ["Counters", "gather", "named_parameters", "restore"]
@@ -94,15 +95,18 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gather(
-    model: nn.Module, optimiser: torch.optim.Optimizer, average: MovingAverage | None
+    model: nn.Module, optimiser: torch.optim.Optimizer, average: MovingAverage | None, memory: Memory
 ) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint by file: model, optimiser, and ema if there is one. Not copied."""
+    """The tensors of a checkpoint by file: model, optimiser, and ema and memory if there are any. Not copied."""
     tensors: dict[str, dict[str, Tensor]] = {
         "model": portable_state(model),
         "optimiser": optimiser_tensors(optimiser, named_parameters(model)),
     }
     if average is not None:
         tensors["ema"] = average.tensors
+    remembered = memory.tensors()
+    if remembered:
+        tensors["memory"] = remembered
     return tensors
 
 
@@ -112,6 +116,7 @@ def restore(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     average: MovingAverage | None,
+    memory: Memory,
 ) -> None:
     """Put the tensors of a checkpoint back.
 
@@ -125,3 +130,4 @@ def restore(
     load_optimiser_tensors(optimiser, named, tensors["optimiser"])
     if average is not None:
         average.load(tensors["ema"])
+    memory.load(tensors.get("memory", {}), model)

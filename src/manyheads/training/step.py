@@ -10,14 +10,16 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import Output
-from manyheads.data.batch import PairBatch
 from manyheads.seeding import derive_seed
+from manyheads.training.memory import Memory
 from manyheads.training.nonfinite import Fault, locate, locate_in_state, total_of
+from manyheads.training.objective import Batch
 from manyheads.training.settings import TrainConfig
 
 __all__ = ["StepResult", "Stepper"]
@@ -38,26 +40,33 @@ class Stepper:
     """Takes optimiser steps with `model`.
 
     Args:
-        model: `forward(batch, label_smoothing=..., chunk_tokens=...)` gives an `Output`.
+        model: `forward(batch, state, label_smoothing=..., chunk_tokens=...)` gives an `Output`.
         optimiser: its groups' `lr` is set at each step.
         config: seed, precision, clipping, smoothing.
         device: where the model is.
+        memory: what the model remembers from step to step; a step that is not taken makes it forget.
     """
 
     def __init__(
-        self, model: nn.Module, optimiser: torch.optim.Optimizer, config: TrainConfig, device: torch.device
+        self,
+        model: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        config: TrainConfig,
+        device: torch.device,
+        memory: Memory | None = None,
     ) -> None:
         self._model = model
         self._optimiser = optimiser
         self._config = config
         self._device = device
+        self._memory = Memory() if memory is None else memory
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 products over float32 weights, if the config asks for it."""
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._config.precision == "bf16")
 
-    def take(self, batches: Sequence[PairBatch], step: int, learning_rate: float) -> StepResult:
+    def take(self, batches: Sequence[Batch], step: int, learning_rate: float) -> StepResult:
         """Update the model on all micro-batches of a step, unless loss, gradients, weights or moments are not finite.
 
         The loss of every micro-batch is divided by the target tokens of all of them, so that the split does not matter.
@@ -66,12 +75,14 @@ class Stepper:
         self._optimiser.zero_grad(set_to_none=True)
         num_tokens = max(sum(batch.num_target_tokens() for batch in batches), 1)
         losses, nlls = [], []
+        states = {}
         for micro, batch in enumerate(batches):
             if len(batch.sample_ids):
                 output = self._forward(batch, step, micro)
                 (output.loss_sum / num_tokens).backward()  # type: ignore[no-untyped-call]
                 losses.append(output.loss_sum.detach())
                 nlls.append(output.nll_sum.detach())
+                states[micro] = output.state
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         state = total_of(self._parameters, self._optimiser)
@@ -82,17 +93,22 @@ class Stepper:
         fault = None if all(map(math.isfinite, sums)) else self._find_fault(batches, step, loss_sum, grad_norm)
         if fault is None:
             self._update(norm, learning_rate)
+            self._memory.keep(states)
+        else:
+            self._memory.forget()
         return StepResult(loss_sum, nll_sum, num_tokens, grad_norm, fault)
 
-    def _forward(self, batch: PairBatch, step: int, micro: int) -> Output:
+    def _forward(self, batch: Batch, step: int, micro: int) -> Output:
         torch.manual_seed(derive_seed(self._config.seed, "dropout", step, micro))
         settings = self._config.training
+        options: dict[str, Any] = {"r_drop": settings.r_drop} if settings.r_drop else {}
         with self.autocast():
             output: Output = self._model(
                 batch.to(self._device),
+                self._memory.of(micro),
                 label_smoothing=settings.label_smoothing,
                 chunk_tokens=settings.chunk_tokens,
-                r_drop=settings.r_drop,
+                **options,
             )
         return output
 
@@ -103,7 +119,7 @@ class Stepper:
             group["lr"] = learning_rate * group.get("rate_scale", 1.0)
         self._optimiser.step()
 
-    def _find_fault(self, batches: Sequence[PairBatch], step: int, loss_sum: float, grad_norm: float) -> Fault | None:
+    def _find_fault(self, batches: Sequence[Batch], step: int, loss_sum: float, grad_norm: float) -> Fault | None:
         sample_ids = [batch.sample_ids.tolist() for batch in batches]
         if math.isfinite(loss_sum) and math.isfinite(grad_norm):
             return locate_in_state(self._model, self._optimiser, step, sample_ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,16 +21,14 @@ from manyheads.evaluation.brackets import SIGNATURE
 from manyheads.evaluation.parses import judge_written
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.trees import format_tree
+from manyheads.training.objective import Translate
 from manyheads.training.report import Sample, ValidationReport
 from manyheads.training.settings import TrainConfig
 from manyheads.training.signals import StopFlag
 
-__all__ = ["Translate", "Validator", "build_translate", "write_samples"]
+__all__ = ["Validator", "build_translate", "write_samples"]
 
 SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
-
-Translate = Callable[[list[str], Callable[[], bool]], list[str]]
-"""Source lines to target lines; the second argument is asked often, and answers True to make it raise SearchStopped."""
 
 
 def build_translate(model: Seq2Seq, data: PreparedData, config: TrainConfig, device: torch.device) -> Translate:

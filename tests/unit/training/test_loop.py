@@ -456,7 +456,7 @@ def test_out_of_memory_names_the_remedy(small: Make, monkeypatch: pytest.MonkeyP
         return real(self, batches, step, rate)
 
     monkeypatch.setattr(Stepper, "take", take)
-    message = r"step 5, whose largest part is \d+ pairs of \d+ source .*max_tokens 256, .*raise accumulate to 2"
+    message = r"step 5, whose largest part is \d+ rows of \d+ source .*max_tokens 256, .*raise accumulate to 2"
     config = small()
     with pytest.raises(ConfigError, match=message):
         train(config)

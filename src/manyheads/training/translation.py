@@ -1,0 +1,68 @@
+"""Learning to translate, or to parse: pairs of sentences, judged by likelihood and by what the search makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.data.prepared import PreparedData, open_data
+from manyheads.data.stream import TrainingStream
+from manyheads.errors import ConfigError
+from manyheads.training.objective import Translate
+from manyheads.training.settings import TrainConfig
+from manyheads.training.signals import StopFlag
+from manyheads.training.validation import Validator, build_translate
+
+__all__ = ["TranslationObjective"]
+
+
+class TranslationObjective:
+    """Sentence pairs for an encoder-decoder.
+
+    Args:
+        config: of the run.
+        data_dir: where an embedded corpus is prepared, and found again by a resumed run.
+
+    Raises: DataError, ConfigError, SaveError: the data cannot be used.
+    """
+
+    def __init__(self, config: TrainConfig, data_dir: Path) -> None:
+        self.data = open_data(config.data, config.tokenizer, config.seed, data_dir)
+        self.config = _resolve(config, self.data)
+        tokenizer = self.data.tokenizer
+        ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+        self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids)
+
+    def judge(self, model: Seq2Seq, device: torch.device, stop: StopFlag, translate: Translate | None) -> Validator:
+        """See `Objective.judge`."""
+        if translate is None and self.config.validation.bleu_sentences:
+            translate = build_translate(model, self.data, self.config, device)
+        return Validator(model, self.data, self.config, device, translate, stop)
+
+    def lighter(self) -> str:
+        """See `Objective.lighter`."""
+        accumulate = self.config.data.accumulate
+        return (
+            f"(data.max_tokens {self.config.data.max_tokens}, data.accumulate {accumulate}): lower max_tokens, or raise"
+            f" accumulate to {2 * accumulate}, which splits each step into smaller parts; either makes it a new run."
+        )
+
+
+def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
+    """Fill in the vocabulary sizes that were left to the tokenizer.
+
+    A parser's targets need few of its ids; unless all embeddings are one matrix, its decoder has no others.
+
+    Raises: ConfigError: the best checkpoint is to be found by a score that the data's task does not have.
+    """
+    best_by, task = config.validation.best_by, "translation" if data.task is None else "parsing"
+    if best_by == ("f1" if data.task is None else "bleu"):
+        raise ConfigError(f"validation.best_by is {best_by!r}, but {data.path} is prepared for {task}.")
+    size = data.tokenizer.vocab_size
+    model = config.model
+    target_size = size if model.tie_embeddings == "all" else data.tokenizer.num_target_ids
+    sizes = (model.source_vocab_size or size, model.target_vocab_size or target_size)
+    return replace(config, model=replace(model, source_vocab_size=sizes[0], target_vocab_size=sizes[1]))
