@@ -67,8 +67,10 @@ def describe(cls: type, values: Any = None, prefix: str = "") -> Iterator[Settin
 
 @lru_cache(maxsize=64)
 def argument_docs(cls: type) -> dict[str, str]:
-    """Name -> text of each entry below `Args:` in a class's docstring."""
+    """Name -> text of each entry below `Args:` in a class's docstring, and in those of the classes that it extends."""
     docs: dict[str, str] = {}
+    for base in cls.__bases__:
+        docs |= {} if base is object else argument_docs(base)
     name, indent, inside = "", 0, False
     for line in inspect.cleandoc(cls.__doc__ or "").split("\n"):
         text = line.strip()

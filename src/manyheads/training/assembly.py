@@ -17,7 +17,7 @@ from manyheads.training.ema import MovingAverage
 from manyheads.training.memory import Memory
 from manyheads.training.objective import Data, Objective, Stream
 from manyheads.training.optimiser import build_optimiser
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RunConfig, TrainConfig
 from manyheads.training.state import Counters, named_parameters
 from manyheads.training.translation import TranslationObjective
 
@@ -37,7 +37,7 @@ class Assembly:
     memory: Memory = field(default_factory=Memory)
 
     @property
-    def config(self) -> TrainConfig:
+    def config(self) -> RunConfig:
         """With vocabulary sizes filled in."""
         return self.objective.config
 
@@ -59,7 +59,7 @@ class Assembly:
         }
 
 
-def assemble(config: TrainConfig, device: torch.device, data_dir: Path) -> Assembly:
+def assemble(config: RunConfig, device: torch.device, data_dir: Path) -> Assembly:
     """Open the data, build the model with the seed's weights, and an optimiser over it.
 
     Args:
@@ -69,11 +69,18 @@ def assemble(config: TrainConfig, device: torch.device, data_dir: Path) -> Assem
 
     Raises: DataError, ConfigError, SaveError: the data cannot be used, or the model cannot be built.
     """
-    objective: Objective = TranslationObjective(config, data_dir)
+    objective = _objective(config, data_dir)
     config = objective.config
     torch.manual_seed(derive_seed(config.seed, "weights"))
-    model = build_model(config.model).to(device)
+    model = build_model(objective.model_config).to(device)
     decay = config.training.ema_decay
     average = MovingAverage(named_parameters(model), decay) if decay else None
     optimiser = build_optimiser(model, config.optimiser)
     return Assembly(objective, device, model, optimiser, average, Counters())
+
+
+def _objective(config: RunConfig, data_dir: Path) -> Objective:
+    """The one line that a newcomer adds."""
+    if isinstance(config, TrainConfig):
+        return TranslationObjective(config, data_dir)
+    raise TypeError(f"nothing trains by a {type(config).__name__}")

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import torch
 
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RunConfig
 
 __all__ = ["computing", "peak_memory_bytes"]
 
 
 @contextmanager
-def computing(config: TrainConfig, device: torch.device) -> Iterator[None]:
+def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
     """Threads, determinism and generators as the config wants them; all as before after the block."""
     threads = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()

@@ -11,7 +11,7 @@ from manyheads.decoding.device import choose_device
 from manyheads.training.assembly import assemble
 from manyheads.training.device import computing, peak_memory_bytes
 from manyheads.training.run_folder import RunFolder
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RunConfig
 from manyheads.training.state import named_parameters
 from manyheads.training.step import Stepper
 
@@ -27,7 +27,7 @@ class DryRun:
     (on a CPU: the whole process). fault: why the first step would fail, or None.
     """
 
-    config: TrainConfig
+    config: RunConfig
     device: str
     data: str
     shapes: dict[str, tuple[int, ...]]
@@ -58,7 +58,7 @@ class DryRun:
         )
 
 
-def dry_run(config: TrainConfig) -> DryRun:
+def dry_run(config: RunConfig) -> DryRun:
     """Open the data, build the model and take one step; no run folder is made or changed.
 
     Raises: ManyHeadsError: what `train` would raise before and in its first step.

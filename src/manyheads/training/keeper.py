@@ -188,7 +188,7 @@ class Keeper:
             assembly.model,
             self._folder.model,
             tokenizer=assembly.data.tokenizer,
-            generation=assembly.config.decoding,
+            generation=assembly.objective.generation,
             weights=weights,
         )
         self._model_failed = False

@@ -26,7 +26,7 @@ from manyheads.training.recorder import Recorder
 from manyheads.training.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.schedule import learning_rate
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RunConfig
 from manyheads.training.signals import StopFlag, catch_signals
 from manyheads.training.step import Stepper
 
@@ -34,7 +34,7 @@ __all__ = ["Trainer", "train"]
 
 
 def train(
-    config: TrainConfig,
+    config: RunConfig,
     *,
     resume: str = "auto",
     reporter: Reporter | None = None,
@@ -199,7 +199,7 @@ class Trainer:
         return learning_rate(
             self._config.schedule,
             peak=self._config.optimiser.learning_rate,
-            d_model=self._config.model.d_model,
+            d_model=self._assembly.objective.model_config.d_model,
             step=step,
             progress=self._pace.progress(step),
         )

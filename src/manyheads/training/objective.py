@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.training.report import ValidationReport
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RunConfig
 from manyheads.training.signals import StopFlag
 
 __all__ = ["Batch", "Data", "Judge", "Objective", "Stream", "Translate"]
@@ -94,13 +94,23 @@ class Objective(Protocol):
     """One task of one run. config: of the run, with all that the data decides filled in."""
 
     @property
-    def config(self) -> TrainConfig: ...
+    def config(self) -> RunConfig: ...
 
     @property
     def data(self) -> Data: ...
 
     @property
     def stream(self) -> Stream: ...
+
+    @property
+    def model_config(self) -> Any:
+        """The architecture's."""
+        ...
+
+    @property
+    def generation(self) -> Any:
+        """Settings of the search that a model folder keeps, a dataclass."""
+        ...
 
     def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> Judge:
         """What validates. translate: stands in for the model's own search.

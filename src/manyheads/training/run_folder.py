@@ -17,7 +17,7 @@ from manyheads.checkpoint.commit import make_folder, sync, write_text
 from manyheads.checkpoint.faults import saving
 from manyheads.config.files import to_json, to_yaml
 from manyheads.errors import ConfigError
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RunConfig
 
 try:
     import fcntl
@@ -84,7 +84,7 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def describe(self, config: TrainConfig) -> None:
+    def describe(self, config: RunConfig) -> None:
         """Write config.yaml and environment.json."""
         write_text(self.config, to_yaml(config))
         write_text(self.environment, to_json(environment()))

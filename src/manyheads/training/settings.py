@@ -12,7 +12,14 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings
 
-__all__ = ["OptimiserSettings", "ScheduleSettings", "TrainConfig", "TrainingSettings", "ValidationSettings"]
+__all__ = [
+    "OptimiserSettings",
+    "RunConfig",
+    "ScheduleSettings",
+    "TrainConfig",
+    "TrainingSettings",
+    "ValidationSettings",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +181,8 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """A whole run: what `--config FILE`, `--preset NAME` and `--section.key value` fill in and `config.yaml` records.
+class RunConfig:
+    """What every run has, whatever it learns.
 
     Args:
         run_dir: the run's folder.
@@ -190,15 +197,21 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     num_threads: int = 0
-    data: DataSettings = field(default_factory=DataSettings)
-    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
-    model: TransformerConfig = field(default_factory=TransformerConfig)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
-    decoding: DecodingSettings = field(default_factory=DecodingSettings)
 
     def __post_init__(self) -> None:
         if self.num_threads < 0:
             raise ConfigError(f"num_threads is {self.num_threads}; it must not be negative.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig):
+    """A translator's or parser's run: what presets, files and single options fill in, and `config.yaml` records."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    model: TransformerConfig = field(default_factory=TransformerConfig)
+    decoding: DecodingSettings = field(default_factory=DecodingSettings)

@@ -20,7 +20,7 @@ from manyheads.seeding import derive_seed
 from manyheads.training.memory import Memory
 from manyheads.training.nonfinite import Fault, locate, locate_in_state, total_of
 from manyheads.training.objective import Batch
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RunConfig
 
 __all__ = ["StepResult", "Stepper"]
 
@@ -51,7 +51,7 @@ class Stepper:
         self,
         model: nn.Module,
         optimiser: torch.optim.Optimizer,
-        config: TrainConfig,
+        config: RunConfig,
         device: torch.device,
         memory: Memory | None = None,
     ) -> None:

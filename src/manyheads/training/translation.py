@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import PreparedData, open_data
 from manyheads.data.stream import TrainingStream
+from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.training.objective import Translate
 from manyheads.training.settings import TrainConfig
@@ -35,6 +37,16 @@ class TranslationObjective:
         tokenizer = self.data.tokenizer
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
         self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids)
+
+    @property
+    def model_config(self) -> TransformerConfig:
+        """See `Objective.model_config`."""
+        return self.config.model
+
+    @property
+    def generation(self) -> DecodingSettings:
+        """See `Objective.generation`."""
+        return self.config.decoding
 
     def judge(self, model: Seq2Seq, device: torch.device, stop: StopFlag, translate: Translate | None) -> Validator:
         """See `Objective.judge`."""
