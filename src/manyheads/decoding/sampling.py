@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,11 +48,19 @@ class Sampler:
         return draw(log_probs, numbers, settings.temperature, settings.top_k, settings.top_p)
 
 
-def draw(log_probs: Tensor, numbers: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """One token for each row. Filters apply in the order temperature, top-k, top-p; what is left is renormalised.
+def draw(
+    log_probs: Tensor,
+    numbers: Tensor,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> Tensor:
+    """One token for each row. Filters apply in the order temperature, min-p, top-k, top-p; the rest is renormalised.
 
     Paper: Fan et al. 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1 (top-p): the
-    smallest set of likeliest tokens that holds at least top_p; the likeliest token always stays.
+    smallest set of likeliest tokens that holds at least top_p; the likeliest token always stays. Nguyen et al. 2024,
+    arXiv:2407.01082 (min-p): tokens at least min_p times as likely as the likeliest.
 
     Args:
         log_probs: (rows, vocab_size), need not be normalised; -inf is never drawn unless a row holds nothing else.
@@ -59,6 +68,8 @@ def draw(log_probs: Tensor, numbers: Tensor, temperature: float = 1.0, top_k: in
     Returns: (rows,) ids.
     """
     scores, ids = log_probs / temperature, None
+    if min_p > 0:
+        scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) + math.log(min_p), -torch.inf)
     if 0 < top_k < scores.size(1):
         scores, ids = largest_first(scores, top_k)
     if top_p < 1:

@@ -1,0 +1,333 @@
+"""Text from a language model: a model, its vocabulary and its options in one object."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, get_args, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyheads.architectures.hub import resolve_model_path
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.pretrained import load
+from manyheads.config.build import build
+from manyheads.decoding.device import Precision, choose_device, inference
+from manyheads.decoding.ending import Ending
+from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.repetition import Repetition
+from manyheads.decoding.sampling import draw
+from manyheads.errors import ModelFileError, NonFiniteError, RequestError
+from manyheads.seeding import derive_seed
+from manyheads.text.sides import has_tokenizer
+from manyheads.text.vocabularies import load_vocabulary
+from manyheads.text.vocabulary import Vocabulary
+
+__all__ = ["Continuation", "Generator"]
+
+READ_AT_ONCE = 512
+"""Tokens of a prompt that are read in one call."""
+MEMORY_OF_NONE = 512
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What follows a prompt.
+
+    text: without the stop text, and without the prompt. ids: all tokens said, the end of a document or a stop text's
+    included. log_probs: the model's own of each, in nats, before temperature and penalties. ended_by: `end` of a
+    document, a `stop` text, or the `length` that was asked for.
+    """
+
+    text: str
+    ids: list[int]
+    log_probs: list[float]
+    ended_by: Literal["end", "stop", "length"]
+
+
+@dataclass
+class _Row:
+    """One continuation while it is written. number: its place among all; random: its own stream of numbers."""
+
+    number: int
+    ending: Ending
+    random: np.random.Generator
+    last: list[int]
+    ids: list[int]
+    log_probs: list[float]
+    ended_by: Literal["end", "stop", "length"] = "length"
+
+
+class Generator:
+    """A language model that continues text.
+
+    Args:
+        model: a composite; it is put into evaluation mode.
+        vocabulary: of the model.
+        settings: options that calls start from; default `GenerationSettings()`.
+        device: where the model is; `auto` asks the machine.
+        precision: `fp32`, or `bf16` by autocast.
+
+    Raises: RequestError: no such device or precision.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        vocabulary: Vocabulary,
+        settings: GenerationSettings | None = None,
+        device: str | torch.device = "auto",
+        precision: Precision = "fp32",
+    ) -> None:
+        if precision not in get_args(Precision):
+            raise RequestError(f"precision is {precision!r}; use {' or '.join(get_args(Precision))}.")
+        self.device = choose_device(device)
+        self.model = model.to(self.device).eval()
+        self.vocabulary = vocabulary
+        self.settings = GenerationSettings() if settings is None else settings
+        self.precision = precision
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, device: str | torch.device = "auto", precision: Precision = "fp32"
+    ) -> Self:
+        """A generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
+
+        Raises: ModelFileError: a file is missing, damaged or refused, or the model is none of language. ConfigError,
+            DataError: a file's content is bad.
+        """
+        folder = resolve_model_path(path)
+        chosen = choose_device(device)
+        if not has_tokenizer(folder):
+            raise ModelFileError(
+                f"{folder} has no tokenizer.json, so it cannot write text; save the model with its vocabulary."
+            )
+        model = load(folder, device=chosen)
+        if not isinstance(model, LanguageModel):
+            raise ModelFileError(f"{folder} holds a model that translates; use `translate`, or a Translator.")
+        vocabulary = load_vocabulary(folder)
+        if vocabulary.vocab_size > model.config.vocab_size:
+            raise ModelFileError(
+                f"{folder}: the model knows {model.config.vocab_size:,} ids, its vocabulary has"
+                f" {vocabulary.vocab_size:,}; they do not fit."
+            )
+        return cls(model, vocabulary, load_settings(folder, GenerationSettings), chosen, precision)
+
+    def options(self, **overrides: Any) -> GenerationSettings:
+        """The settings of a call.
+
+        Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: an id is none.
+        """
+        values = {field.name: getattr(self.settings, field.name) for field in dataclasses.fields(self.settings)}
+        settings = build(GenerationSettings, {**values, **overrides}, "the options") if overrides else self.settings
+        for token in settings.banned_ids:
+            if not 0 <= token < self.vocabulary.vocab_size:
+                raise RequestError(
+                    f"banned_ids holds {token}; ids of this vocabulary are 0 to {self.vocabulary.vocab_size - 1}."
+                )
+        return settings
+
+    @overload
+    def generate(self, prompts: str, *, stop_asked: Callable[[], bool] | None = None, **overrides: Any) -> str: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[str], *, stop_asked: Callable[[], bool] | None = None, **overrides: Any
+    ) -> list[str]: ...
+    def generate(
+        self, prompts: str | Sequence[str], *, stop_asked: Callable[[], bool] | None = None, **overrides: Any
+    ) -> str | list[str]:
+        """A continuation of each prompt, in order; a string for a string. An empty prompt begins a text.
+
+        Args:
+            prompts: a text or several, of any lengths.
+            stop_asked: asked before each step; if it says yes, SearchStopped is raised.
+            overrides: any field of `GenerationSettings`, for this call.
+
+        Raises: ConfigError, RequestError: a bad option or prompt. DataError: a prompt is no Unicode.
+        """
+        if isinstance(prompts, str):
+            return self.generate([prompts], stop_asked=stop_asked, **overrides)[0]
+        return [found[0].text for found in self.continuations(prompts, stop_asked=stop_asked, **overrides)]
+
+    def continuations(
+        self, prompts: Sequence[str], *, stop_asked: Callable[[], bool] | None = None, first: int = 0, **overrides: Any
+    ) -> list[list[Continuation]]:
+        """`num_return_sequences` continuations of each prompt, with tokens and log-probabilities.
+
+        Args: first: number of the first prompt, so that a stream of prompts draws as one call would; others as for
+            `generate`.
+
+        What is drawn for a prompt depends on its number, the seed and the options, not on its batch, up to rounding.
+        """
+        settings = self.options(**overrides)
+        encoded = self._encode(prompts)
+        paths = settings.num_return_sequences
+        found: list[list[Continuation]] = [[] for _ in encoded]
+        for places in _batches([len(ids) for ids in encoded], max(1, settings.max_rows // paths)):
+            rows = [self._row(first + place, path, encoded[place], settings) for place in places for path in range(paths)]
+            for _ in self._write([encoded[place] for place in places], rows, settings, stop_asked):
+                pass
+            for number, row in enumerate(rows):
+                found[places[number // paths]].append(
+                    Continuation(row.ending.text, row.ids, row.log_probs, row.ended_by)
+                )
+        return found
+
+    def stream(
+        self, prompt: str, *, stop_asked: Callable[[], bool] | None = None, number: int = 0, **overrides: Any
+    ) -> Iterator[str]:
+        """The continuation of one prompt, piece by piece as it is written, in whole characters.
+
+        Args: number: of the prompt, for sampling; others as for `generate`.
+
+        Cost: of a token constant in the length of what was written.
+        """
+        settings = self.options(**{**overrides, "num_return_sequences": 1})
+        [ids] = self._encode([prompt])
+        row = self._row(number, 0, ids, settings)
+        for shown in self._write([ids], [row], settings, stop_asked):
+            if shown:
+                yield shown
+
+    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        if isinstance(prompts, str):
+            raise RequestError("give a list of prompts, not one string.")
+        for place, prompt in enumerate(prompts):
+            if not isinstance(prompt, str):
+                raise RequestError(f"prompt {place + 1} is a {type(prompt).__name__}; prompts are strings.")
+        start = [self.vocabulary.start_id]
+        begins = self.vocabulary.end_id is not None
+        return [start + ids if begins or not ids else ids for ids in self.vocabulary.encode_batch(list(prompts))]
+
+    def _row(self, prompt: int, path: int, ids: list[int], settings: GenerationSettings) -> _Row:
+        random = np.random.default_rng(derive_seed(settings.seed, "sample", prompt, path))
+        return _Row(prompt, Ending(settings.stop), random, ids[-1:], [], [])
+
+    def _write(
+        self,
+        prompts: list[list[int]],
+        rows: list[_Row],
+        settings: GenerationSettings,
+        stop_asked: Callable[[], bool] | None,
+    ) -> Iterator[str]:
+        """Fill in the rows, as many of each prompt. Yields: after each step, what the first row can show."""
+        paths = len(rows) // len(prompts)
+        first = rows[0]
+        with inference(self.device, self.precision):
+            log_probs, state = self._read(prompts, settings, stop_asked)
+            if paths > 1:
+                each = torch.arange(len(prompts), device=self.device).repeat_interleave(paths)
+                log_probs, state = log_probs[each], state.reorder(each)
+        repetition = Repetition(
+            [prompts[number // paths] for number in range(len(rows))],
+            self.model.config.vocab_size,
+            penalty=settings.repetition_penalty,
+            ngram_size=settings.no_repeat_ngram_size,
+            device=self.device,
+        )
+        active = list(rows)
+        for step in range(settings.max_new_tokens):
+            if stop_asked is not None and stop_asked():
+                raise SearchStopped
+            chosen, gained = self._choose(log_probs, active, repetition, settings, step)
+            shown = ""
+            for row, token, log_prob in zip(active, chosen.tolist(), gained, strict=True):
+                new = self._take(row, token, log_prob, step + 1 == settings.max_new_tokens)
+                shown += new if row is first else ""
+            yield shown
+            on = [place for place, row in enumerate(active) if not self._is_over(row)]
+            if not on or step + 1 == settings.max_new_tokens:
+                return
+            with inference(self.device, self.precision):
+                if len(on) < len(active):
+                    which = torch.tensor(on, device=self.device)
+                    state, chosen = state.reorder(which), chosen[which]
+                    repetition.select(on)
+                    active = [active[place] for place in on]
+                log_probs, state = self.model.step(chosen[:, None], state)
+
+    def _read(
+        self, prompts: list[list[int]], settings: GenerationSettings, stop_asked: Callable[[], bool] | None
+    ) -> tuple[Tensor, Any]:
+        """Log-probabilities of the token after each prompt, and the state; long prompts are read in parts."""
+        lengths = torch.tensor([len(ids) for ids in prompts])
+        padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
+        for row, ids in enumerate(prompts):
+            padded[row, : len(ids)] = torch.tensor(ids)
+        state = self.model.start(len(prompts), self._attending(settings))
+        log_probs: Tensor | None = None
+        for begin in range(0, padded.shape[1], READ_AT_ONCE):
+            if stop_asked is not None and stop_asked():
+                raise SearchStopped
+            part = padded[:, begin : begin + READ_AT_ONCE].to(self.device)
+            real = (lengths - begin).clamp(min=0, max=part.shape[1])
+            whole = bool((real == part.shape[1]).all())
+            found, state = self.model.step(part, state, None if whole else real.to(self.device))
+            ends_here = ((real > 0) & (lengths <= begin + part.shape[1])).to(self.device)
+            log_probs = found if log_probs is None else torch.where(ends_here[:, None], found, log_probs)
+        assert log_probs is not None  # no prompt is empty
+        return log_probs, state
+
+    def _attending(self, settings: GenerationSettings) -> Any:
+        own = self.model.config.attending
+        memory_len = settings.memory_len or own.memory_len or MEMORY_OF_NONE
+        return dataclasses.replace(own, memory_len=memory_len, ext_len=0)
+
+    def _choose(
+        self, log_probs: Tensor, rows: list[_Row], repetition: Repetition, settings: GenerationSettings, step: int
+    ) -> tuple[Tensor, list[float]]:
+        """The next token of each row, and the model's own log-probability of it."""
+        scores = log_probs
+        if scores.shape[1] > self.vocabulary.vocab_size:
+            scores = scores.clone()
+            scores[:, self.vocabulary.vocab_size :] = -torch.inf
+        banned = list(settings.banned_ids)
+        if step < settings.min_new_tokens and self.vocabulary.end_id is not None:
+            banned.append(self.vocabulary.end_id)
+        if banned:
+            scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
+        scores = repetition.apply(scores)
+        if settings.do_sample:
+            numbers = torch.tensor([float(row.random.random()) for row in rows], device=scores.device)
+            chosen = draw(scores, numbers, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        else:
+            chosen = scores.argmax(-1)
+        repetition.add(chosen)
+        gained = log_probs.gather(1, chosen[:, None])[:, 0].tolist()
+        if any(value != value for value in gained):
+            raise NonFiniteError(
+                f"The model gave NaN log-probabilities for token {step + 1}; its weights are damaged or overflow in this"
+                " precision. Check the model, or use precision fp32."
+            )
+        return chosen, gained
+
+    def _take(self, row: _Row, token: int, log_prob: float, is_last: bool) -> str:
+        """Append a token to a row. Returns: what of it can be shown now."""
+        row.ids.append(token)
+        row.log_probs.append(log_prob)
+        if token == self.vocabulary.end_id:
+            row.ended_by = "end"
+            return row.ending.finish()
+        shown = row.ending.add(self.vocabulary.continuation(row.last, [token]))
+        row.last = [token]
+        if row.ending.stopped:
+            row.ended_by = "stop"
+        elif is_last:
+            shown += row.ending.finish()
+        return shown
+
+    @staticmethod
+    def _is_over(row: _Row) -> bool:
+        return row.ended_by != "length"
+
+
+def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Places of prompts of like length, longest first, at most so many together."""
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    return [order[start : start + most] for start in range(0, len(order), most)]

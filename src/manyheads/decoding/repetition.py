@@ -1,0 +1,83 @@
+"""What was said before, kept so that a look at it costs the same however long ago that was."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Repetition"]
+
+
+class Repetition:
+    """Makes tokens that were seen less likely, and n-grams that were seen impossible.
+
+    Paper: Keskar et al. 2019, arXiv:1909.05858, sec. 4.1 (the penalty). Differs: it multiplies log-probabilities.
+    Args:
+        histories: tokens of each row so far.
+        vocab_size: number of ids.
+        penalty: 1 is off.
+        ngram_size: 0 is off.
+        device: where the log-probabilities will be.
+
+    Cost a step: rows x vocab_size for the penalty, rows alone for n-grams.
+    """
+
+    def __init__(
+        self,
+        histories: Sequence[Sequence[int]],
+        vocab_size: int,
+        *,
+        penalty: float,
+        ngram_size: int,
+        device: torch.device,
+    ) -> None:
+        self._penalty, self._size = penalty, ngram_size
+        self._seen = torch.zeros(len(histories), vocab_size, dtype=torch.bool, device=device) if penalty != 1 else None
+        self._followers: list[dict[tuple[int, ...], set[int]]] = [defaultdict(set) for _ in histories]
+        self._last: list[tuple[int, ...]] = [() for _ in histories]
+        for row, history in enumerate(histories):
+            if self._seen is not None and history:
+                self._seen[row, torch.tensor(sorted(set(history)), device=device)] = True
+            if ngram_size:
+                for token in history:
+                    self._follow(row, token)
+
+    def apply(self, log_probs: Tensor) -> Tensor:
+        """(rows, vocab_size) -> the same with penalties, -inf where a token would repeat an n-gram."""
+        if self._seen is not None:
+            log_probs = torch.where(self._seen, log_probs * self._penalty, log_probs)
+        if self._size:
+            banned = [
+                (row, token)
+                for row, last in enumerate(self._last)
+                if len(last) == self._size - 1
+                for token in self._followers[row].get(last, ())
+            ]
+            if banned:
+                rows, tokens = torch.tensor(banned, device=log_probs.device).t()
+                log_probs = log_probs.index_put((rows, tokens), log_probs.new_tensor(-torch.inf))
+        return log_probs
+
+    def add(self, tokens: Tensor) -> None:
+        """The token that each row said. tokens: (rows,)"""
+        if self._seen is not None:
+            self._seen.scatter_(1, tokens[:, None], True)
+        if self._size:
+            for row, token in enumerate(tokens.tolist()):
+                self._follow(row, token)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, in this order."""
+        if self._seen is not None:
+            self._seen = self._seen[torch.tensor(rows, device=self._seen.device, dtype=torch.int64)]
+        self._followers = [self._followers[row] for row in rows]
+        self._last = [self._last[row] for row in rows]
+
+    def _follow(self, row: int, token: int) -> None:
+        last = self._last[row]
+        if len(last) == self._size - 1:
+            self._followers[row][last].add(token)
+        self._last[row] = (*last, token)[-(self._size - 1) :] if self._size > 1 else ()
