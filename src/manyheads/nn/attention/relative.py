@@ -110,11 +110,11 @@ def relative_attention(
         weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask)
         return torch.matmul(dropout(weights, dropout_rate), value)
     allowed = dense_mask(Causal() & mask, q_len, k_len, query.device, k_len - q_len)
-    tensors = (query, key, value, positions, content_bias, position_bias, distance_bias)
-    keeps = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    given = [query, key, value, positions, content_bias, position_bias, distance_bias]
+    keeps = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
     if not keeps:
-        tensors = tuple(None if t is None else t.detach() for t in tensors)
-    out: Tensor = _RelativeAttention.apply(*tensors, allowed, dropout_rate, keeps)  # type: ignore[no-untyped-call]
+        given = [None if t is None else t.detach() for t in given]
+    out: Tensor = _RelativeAttention.apply(*given, allowed, dropout_rate, keeps)  # type: ignore[no-untyped-call]
     return out
 
 

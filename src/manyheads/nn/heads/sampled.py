@@ -38,7 +38,8 @@ class LogUniformCandidates:
     def draw(self, generator: torch.Generator | None = None) -> Int[Tensor, " candidates"]:
         """Distinct ids in rising order; at most num_draws of them."""
         uniform = torch.rand(self.num_draws, dtype=torch.float64, generator=generator) * self._cumulated[-1]
-        return torch.searchsorted(self._cumulated, uniform, right=True).clamp_(max=len(self.probabilities) - 1).unique()
+        drawn = torch.searchsorted(self._cumulated, uniform, right=True).clamp_(max=len(self.probabilities) - 1)
+        return torch.unique(drawn)  # type: ignore[no-any-return]
 
 
 def sampled_loss(
@@ -59,10 +60,11 @@ def sampled_loss(
     Cost: memory tokens x candidates.
     """
     rows = torch.cat([targets, candidates])
-    own, others = F.embedding(rows, weight).split([len(targets), len(candidates)])
+    own, others = torch.split(F.embedding(rows, weight), [len(targets), len(candidates)])
     true = (hidden * own).sum(-1, dtype=torch.float32)
     sampled = (hidden @ others.t()).float() - log_inclusion.to(hidden.device)[candidates]
     if bias is not None:
         true, sampled = true + bias[targets], sampled + bias[candidates]
     sampled = sampled.masked_fill(targets[:, None] == candidates[None, :], -torch.inf)
-    return torch.logsumexp(torch.cat([true[:, None], sampled], dim=1), dim=1) - true
+    total: Tensor = torch.logsumexp(torch.cat([true[:, None], sampled], dim=1), dim=1)
+    return total - true
