@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from manyheads.architectures.hub import resolve_model_path
+from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.commit import write_folder
@@ -27,7 +28,6 @@ from manyheads.checkpoint.verify import MANIFEST, verify_folder
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
-from manyheads.text.sides import TranslationTokenizer
 
 __all__ = ["load", "load_portable_state", "load_weights", "portable_state", "read_config", "save_pretrained"]
 
@@ -37,6 +37,14 @@ WEIGHTS = "model.safetensors"
 GENERATION = "generation_config.json"
 _MOST_CONFIG_BYTES = 1 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class HasFiles(Protocol):
+    """A tokenizer, as far as a model folder is concerned."""
+
+    def files(self) -> Mapping[str, bytes]:
+        """What to write: name -> content."""
+        ...
 
 
 def portable_name(name: str) -> str:
@@ -100,10 +108,10 @@ def _check_fit(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], where: 
 
 
 def save_pretrained(
-    model: Seq2Seq,
+    model: Seq2Seq | LanguageModel,
     path: str | Path,
     *,
-    tokenizer: TranslationTokenizer | None = None,
+    tokenizer: HasFiles | None = None,
     generation: Any = None,
     card: str | None = None,
     weights: Mapping[str, Tensor] | None = None,
@@ -114,7 +122,7 @@ def save_pretrained(
     Args:
         model: the composite.
         path: the folder; one that exists is replaced.
-        tokenizer: saved beside the weights, so that the folder translates text.
+        tokenizer: saved beside the weights, so that the folder reads and writes text.
         generation: decoding settings, a dataclass.
         card: README.md; None writes a short one.
         weights: other values under the same names, such as an average; None takes the model's own.
@@ -139,8 +147,8 @@ def save_pretrained(
 
 def load(
     path: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, revision: str | None = None
-) -> Seq2Seq:
-    """A composite with its weights, in evaluation mode and float32.
+) -> Seq2Seq | LanguageModel:
+    """A composite with its weights, in evaluation mode and float32: a translator's, or a language model's.
 
     Args:
         path: a model folder, a run folder (its model/ is taken), or `owner/name` on the Hugging Face hub.
@@ -156,7 +164,7 @@ def load(
     config = read_config(folder)
     tensors = _read_weights(folder, config)
     with torch.device("meta"):
-        model = build_model(config)
+        model: Seq2Seq | LanguageModel = build_model(config)
     _check_fit(tensors, portable_state(model), str(folder / WEIGHTS))  # before memory is taken for what a config asks
     model.to_empty(device=device)
     model.tie_weights()
@@ -241,9 +249,7 @@ def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
 
 def _check_size(config: Any, num_values: int, num_tensors: int, file: Path) -> None:
     """Refuse a config that asks for far more than the file holds before anything of that size is built."""
-    layers = config.num_encoder_layers + config.num_decoder_layers
-    sizes = (config.source_vocab_size, config.target_vocab_size, config.d_ff, config.decoder_d_ff, config.d_model)
-    widest = config.d_model * max(sizes)
+    layers, widest = config.lower_bounds()
     if layers > num_tensors or (widest > num_values):
         raise ModelFileError(
             f"{file} holds {num_values:,} numbers in {num_tensors} tensors, far fewer than its {CONFIG} describes"
@@ -258,20 +264,28 @@ def _numel(shape: list[int]) -> int:
     return product
 
 
-def _card(model: Seq2Seq, tensors: Mapping[str, Tensor]) -> str:
-    config = model.config
+_EXAMPLES = {
+    "translation": """import manyheads
+translator = manyheads.Translator.from_pretrained(".")
+print(translator.translate(["..."]))""",
+    "language-modelling": """import manyheads
+model = manyheads.load(".")
+log_probs = model.log_probs(ids)  # of the token after each""",
+}
+
+
+def _card(model: Seq2Seq | LanguageModel, tensors: Mapping[str, Tensor]) -> str:
+    name = model.config.architecture
+    task = ARCHITECTURES[name].task
     return f"""---
 library_name: manyheads
-tags: [translation, {config.architecture}]
+tags: [{task}, {name}]
 ---
-# A {config.architecture} trained with manyheads
+# A {name} trained with manyheads
 
-{sum(t.numel() for t in tensors.values()):,} parameters: {config.num_encoder_layers} + {config.num_decoder_layers}
-layers, d_model {config.d_model}, {config.num_heads} heads, d_ff {config.d_ff}.
+{sum(t.numel() for t in tensors.values()):,} parameters: {model.config.describe()}.
 
 ```python
-import manyheads
-translator = manyheads.Translator.from_pretrained(".")
-print(translator.translate(["..."]))
+{_EXAMPLES[task]}
 ```
 """

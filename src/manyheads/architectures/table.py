@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import nn
 
+from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.model import Transformer
 from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMER_PRESETS
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.architectures.transformer_xl.model import TransformerXL
+from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.errors import ConfigError
+from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 
 __all__ = ["ARCHITECTURES", "Architecture", "build_model"]
@@ -22,9 +27,11 @@ __all__ = ["ARCHITECTURES", "Architecture", "build_model"]
 class Architecture:
     """One line of the table.
 
-    config: its config class. build: config -> composite. presets: name -> config.
+    task: what it is for, and so its composite: `Seq2Seq` or `LanguageModel`. config: its config class. build: config ->
+    composite. presets: name -> config.
     """
 
+    task: Literal["translation", "language-modelling"]
     config: type
     build: Callable[[Any], nn.Module]
     presets: dict[str, Callable[[], Any]]
@@ -35,12 +42,34 @@ def _build_transformer(config: TransformerConfig) -> Seq2Seq:
     return Seq2Seq(Transformer(config), head, config)
 
 
+def _build_transformer_xl(config: TransformerXLConfig) -> LanguageModel:
+    body = TransformerXL(config)
+    head: LinearHead | AdaptiveHead
+    if config.cutoffs or config.has_projections:
+        head = AdaptiveHead(
+            config.vocab_size,
+            config.d_model,
+            cutoffs=config.cutoffs,
+            d_embed=config.embedding_dim,
+            div_value=config.div_value,
+        )
+    else:
+        head = LinearHead(config.d_model, config.vocab_size, bias=True)
+        nn.init.normal_(head.weight, std=0.02)
+    return LanguageModel(body, head, config)
+
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "transformer": Architecture(config=TransformerConfig, build=_build_transformer, presets=TRANSFORMER_PRESETS),
+    "transformer": Architecture("translation", TransformerConfig, _build_transformer, TRANSFORMER_PRESETS),
+    "transformer-xl": Architecture("language-modelling", TransformerXLConfig, _build_transformer_xl, XL_PRESETS),
 }
 
 
-def build_model(config: TransformerConfig) -> Seq2Seq:
+@overload
+def build_model(config: TransformerConfig) -> Seq2Seq: ...
+@overload
+def build_model(config: TransformerXLConfig) -> LanguageModel: ...
+def build_model(config: TransformerConfig | TransformerXLConfig) -> Seq2Seq | LanguageModel:
     """A fresh composite with random weights (from torch's global generator).
 
     Raises: ConfigError: the architecture is unknown, or the config cannot be built.

@@ -13,6 +13,7 @@ import torch
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import load
 from manyheads.architectures.protocols import Scorable, Searchable
+from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, inference
@@ -77,6 +78,11 @@ class Translator:
             )
         tokenizer = load_tokenizer(folder)
         model = load(folder, device=chosen)
+        if not isinstance(model, Seq2Seq):
+            raise ModelFileError(
+                f"{folder} holds a {model.config.architecture}, a language model, which does not translate; generate"
+                " text with it: manyheads generate."
+            )
         _check_vocabularies(model.config, tokenizer, folder)
         return cls(model, tokenizer, load_settings(folder), chosen, precision)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Dropout", "dropout"]
+__all__ = ["Dropout", "dropout", "scaled_mask"]
 
 _LEVELS = 1 << 16
 
@@ -22,11 +22,13 @@ def dropout(x: Tensor, rate: float) -> Tensor:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():  # GPUs and compilers fuse theirs
         return F.dropout(x, rate, training=True)
-    return x * _scaled_mask(x, rate)
+    return x * scaled_mask(x, rate)
 
 
-def _scaled_mask(x: Tensor, rate: float) -> Tensor:
-    """Zeros, and 1 / (1 - rate) where x is kept; like x."""
+def scaled_mask(x: Tensor, rate: float) -> Tensor:
+    """Zeros, and 1 / (1 - rate) where x is kept; in the shape and type of x."""
+    if x.device.type != "cpu":
+        return F.dropout(torch.ones_like(x), rate, training=True)
     dropped = min(round(rate * _LEVELS), _LEVELS - 1)
     draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(-(1 << 63), None)
     levels = draws.view(torch.int16)[: x.numel()].view(x.shape)

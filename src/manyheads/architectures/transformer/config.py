@@ -139,3 +139,15 @@ class TransformerConfig:
     def has_final_norm(self) -> bool:
         """Whether each stack ends in a norm."""
         return self.norm_position == "pre" if self.final_norm is None else self.final_norm
+
+    def lower_bounds(self) -> tuple[int, int]:
+        """What a model of this config has at least: tensors, and numbers in one of them."""
+        sizes = (self.source_vocab_size, self.target_vocab_size, self.d_ff, self.decoder_d_ff, self.d_model)
+        return self.num_encoder_layers + self.num_decoder_layers, self.d_model * max(sizes)
+
+    def describe(self) -> str:
+        """The sizes in a line."""
+        return (
+            f"{self.num_encoder_layers} + {self.num_decoder_layers} layers, d_model {self.d_model},"
+            f" {self.num_heads} heads, d_ff {self.d_ff}"
+        )

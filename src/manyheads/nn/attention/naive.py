@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-__all__ = ["naive_additive_attention", "naive_dot_product_attention"]
+__all__ = ["naive_additive_attention", "naive_dot_product_attention", "naive_relative_attention"]
 
 
 def _attend(scores: list[Tensor], values: list[Tensor], width: int) -> Tensor:
@@ -47,6 +48,38 @@ def naive_additive_attention(
     return _each_query(
         lambda b, h, i, j: weight[h].dot(torch.tanh(query[b, h, i] + key[b, h, j])), query, key, value, allowed
     )
+
+
+def naive_relative_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    of_distance: Callable[[int], Tensor],
+    content_bias: Tensor,
+    position_bias: Tensor,
+    distance_bias: Callable[[int], Tensor] | None = None,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Dai et al. 2019, sec. 3.3, one pair of query and key at a time: no shift, the distance is looked up.
+
+    Args:
+        query: of the last q_len of the k_len positions.
+        of_distance: distance -> r, (heads, head_dim).
+        content_bias, position_bias: u and v, (heads, head_dim).
+        distance_bias: distance -> a score a head, (heads,).
+        allowed: as above, and causal by the caller's doing: a distance below 0 is never asked for.
+    """
+    query, key, value = query.double(), key.double(), value.double()
+    before = key.shape[2] - query.shape[2]
+
+    def score(b: int, h: int, i: int, j: int) -> Tensor:
+        distance = before + i - j
+        content = (query[b, h, i] + content_bias[h].double()).dot(key[b, h, j])
+        position = (query[b, h, i] + position_bias[h].double()).dot(of_distance(distance)[h].double())
+        extra = 0.0 if distance_bias is None else distance_bias(distance)[h].double()
+        return (content + position + extra) / math.sqrt(query.shape[-1])
+
+    return _each_query(score, query, key, value, allowed)
 
 
 def _each_query(score, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError
 
-__all__ = ["masked_softmax"]
+__all__ = ["masked_softmax", "some_row_is_empty"]
 
 
 def masked_softmax(
@@ -37,12 +37,12 @@ def masked_softmax(
     # asked for.
     # torch's softmax sums in float32 whatever the type of the scores is.
     weights = torch.softmax(scores.masked_fill(blocked, torch.finfo(scores.dtype).min), dim=-1)
-    if fully_masked == "zeros" and _some_row_is_empty(allowed):
+    if fully_masked == "zeros" and some_row_is_empty(allowed):
         weights = weights.masked_fill(blocked, 0.0)
     return weights
 
 
-def _some_row_is_empty(allowed: Tensor) -> bool:
+def some_row_is_empty(allowed: Tensor) -> bool:
     """Whether a row may attend to nothing; not looked up where the look would cost more than the remedy."""
     if allowed.device.type != "cpu" or torch.compiler.is_compiling():
         return True

@@ -81,6 +81,17 @@ class LinearHead(nn.Module):
             return consistent_loss(kept, other, wanted, self.weight, self.bias, r_drop, label_smoothing, chunk_tokens)
         return smoothed_loss(kept, wanted, self.weight, self.bias, label_smoothing, chunk_tokens)
 
+    def token_losses(
+        self, hidden: Float[Tensor, "tokens d_model"], targets: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, " tokens"]:
+        """Each token's own loss in nats, in the tokens' order, in float32 at least.
+
+        Cost: memory as many rows of logits as `loss` makes at once, where no gradient is asked for.
+        """
+        rows = max(1, rows_at_once(len(targets), self.weight.shape[0], hidden.device))
+        parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+        return torch.cat([-self.log_probs(some).gather(1, wanted[:, None])[:, 0] for some, wanted in parts])
+
 
 def smoothed_loss(
     hidden: Float[Tensor, "tokens d_model"],

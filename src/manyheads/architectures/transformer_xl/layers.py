@@ -1,0 +1,135 @@
+"""The two layers of a Transformer-XL: one for relative positions, one for absolute ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.nn.attention.masks import Mask
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
+from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.norm import build_norm
+from manyheads.nn.residual import Residual
+
+__all__ = ["AbsoluteLayer", "RelativeLayer"]
+
+
+class RelativeLayer(nn.Module):
+    """Attention by content and distance over memory and segment, then feed-forward. Dai et al. 2019, sec. 3.3, eq. for
+    a single layer. Shape: (lanes, len, d_model) in and out.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        sizes = (config.d_model, config.num_heads, config.width_of_heads)
+        self.attention = (
+            RelativeAttention(*sizes, dropout=config.attention_dropout)
+            if config.attention == "relative"
+            else LearnedRelativeAttention(*sizes, max_len=config.max_len, dropout=config.attention_dropout)
+        )
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, dropout=config.dropout)
+        self.attention_residual = _residual(config)
+        self.feed_forward_residual = _residual(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "lanes len d_model"],
+        memory: Float[Tensor, "lanes columns d_model"] | None,
+        places: Tensor,
+        mask: Mask | None,
+    ) -> Float[Tensor, "lanes len d_model"]:
+        """Args: memory: this layer's input at earlier positions. places: see `RelativeAttention.project_positions`."""
+        memory = _seen_as(self.attention_residual, memory)
+        x = self.attention_residual(x, lambda h: self.attention(h, memory, places, mask))
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+    def extend(
+        self,
+        x: Float[Tensor, "lanes len d_model"],
+        past: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        positions: Tensor,
+        distance_bias: Tensor | None,
+        mask: Mask | None,
+    ) -> Float[Tensor, "lanes len d_model"]:
+        """`forward`, with keys and values that are kept.
+
+        Args:
+            past: takes the segment's keys and values, gives those of memory and segment.
+            positions, distance_bias: projected, one column a key.
+        """
+
+        def attend(h: Tensor) -> Tensor:
+            key, value = past(*self.attention.project_memory(h))
+            return self.attention.attend(self.attention.project_query(h), key, value, positions, distance_bias, mask)
+
+        x = self.attention_residual(x, attend)
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+
+class AbsoluteLayer(nn.Module):
+    """Attention over memory and segment as in the Transformer, then feed-forward. Shape: (lanes, len, d_model).
+
+    Shape: positions (max_len, d_model), with trained ones: by rising distance from the segment's last token.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.attention = MultiHeadAttention(
+            config.d_model,
+            config.num_heads,
+            head_dim=config.width_of_heads,
+            dropout=config.attention_dropout,
+            bias=False,
+        )
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, dropout=config.dropout)
+        self.attention_residual = _residual(config)
+        self.feed_forward_residual = _residual(config)
+        learned = config.attention == "absolute_learned"
+        self.positions = nn.Parameter(torch.empty(config.max_len, config.d_model)) if learned else None
+        if self.positions is not None:
+            nn.init.normal_(self.positions, std=0.02)
+
+    def forward(
+        self,
+        x: Float[Tensor, "lanes len d_model"],
+        memory: Float[Tensor, "lanes columns d_model"] | None,
+        places: Tensor | None,
+        mask: Mask | None,
+    ) -> Float[Tensor, "lanes len d_model"]:
+        """Args: memory: this layer's input at earlier positions, as it was before positions were added to it.
+
+        places: what to add to memory and x, (columns + len, d_model) or with lanes before; with trained positions
+            their distances from the segment's last token, whole numbers; None adds nothing.
+        """
+        if places is not None:
+            if self.positions is not None:
+                places = self.positions[places.clamp(max=self.positions.shape[0] - 1)]
+            split = places.shape[-2] - x.shape[1]
+            x = (x + places[..., split:, :]).to(x.dtype)
+            memory = None if memory is None else (memory + places[..., :split, :]).to(memory.dtype)
+        memory = _seen_as(self.attention_residual, memory)
+
+        def attend(h: Tensor) -> Tensor:
+            out: Tensor = self.attention(h, key=h if memory is None else torch.cat([memory, h], dim=1), mask=mask)[0]
+            return out
+
+        x = self.attention_residual(x, attend)
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+
+def _seen_as(residual: Residual, memory: Tensor | None) -> Tensor | None:
+    """Memory as the sublayer sees its input: normalised under pre-norm."""
+    if memory is None or residual.position == "post":
+        return memory
+    seen: Tensor = residual.norm(memory)
+    return seen
+
+
+def _residual(config: TransformerXLConfig) -> Residual:
+    norm = build_norm("layer", config.d_model, config.norm_eps)
+    return Residual(norm, position=config.norm_position, dropout=config.dropout)

@@ -1,0 +1,203 @@
+"""The Transformer-XL, top to bottom.
+
+Paper: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", arXiv:1901.02860.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
+from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
+from manyheads.architectures.transformer_xl.state import XLKeyValues, XLMemory
+from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
+from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
+from manyheads.nn.dropout import Dropout
+from manyheads.nn.heads.adaptive import AdaptiveEmbedding
+from manyheads.nn.precision import low_precision
+
+__all__ = ["TransformerXL"]
+
+
+class TransformerXL(nn.Module):
+    """Segments of token ids and a memory of what came before to hidden states and the memory for the next segment.
+
+    The head that turns hidden states into words is not part of it (see `architectures.language_model`).
+
+    Args: config: sizes and choices; the vocabulary size must be set.
+    Raises: ConfigError: the vocabulary size is missing.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        if config.vocab_size < 1:
+            raise ConfigError("model.vocab_size is not set; give the number of ids of the vocabulary.")
+        self.config = config
+        self.embedding = AdaptiveEmbedding(
+            config.vocab_size,
+            config.d_model,
+            cutoffs=config.cutoffs,
+            d_embed=config.embedding_dim,
+            div_value=config.div_value,
+        )
+        self.dropout = Dropout(config.dropout)
+        layer = RelativeLayer if config.attention.startswith("relative") else AbsoluteLayer
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.num_layers))
+        self.encoding = None if config.attention.endswith("learned") else DistanceEncoding(config.d_model)
+        self.reset_parameters()
+        self.tie_weights()
+
+    def reset_parameters(self) -> None:
+        """N(0, 0.02), projections of embeddings N(0, 0.01), gains of norms N(1, 0.02): the official code."""
+        self.embedding.reset_parameters()
+        for module in self.layers.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm):
+                nn.init.normal_(module.weight, mean=1.0, std=0.02)
+
+    def tie_weights(self) -> None:
+        """Make u one parameter in all layers, and v, if the config says so (again)."""
+        if not (self.config.share_biases and self.config.attention == "relative"):
+            return
+        first, *others = (cast(RelativeAttention, layer.attention) for layer in self.layers)
+        for other in others:
+            other.content_bias, other.position_bias = first.content_bias, first.position_bias
+
+    def start(
+        self, lanes: int, attending: Attending | None = None, *, projected: bool = True
+    ) -> XLMemory | XLKeyValues:
+        """An empty memory.
+
+        Args:
+            lanes: sequences read side by side.
+            attending: how to look back from now on; None looks as in training.
+            projected: keep keys and values in place of hidden states, for evaluation and generation; kinds with
+                absolute positions, which change as tokens age, keep hidden states all the same.
+        """
+        attending = attending or self.config.attending
+        like = next(self.parameters())
+        layers = len(self.layers)
+        if projected and self.config.attention.startswith("relative"):
+            heads = (self.config.num_heads, self.config.width_of_heads)
+            return XLKeyValues.empty(lanes, layers, *heads, like=like, attending=attending)
+        return XLMemory.empty(lanes, layers, self.config.d_model, like=like, attending=attending)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "lanes len"],
+        lengths: Int[Tensor, " lanes"] | None = None,
+        state: XLMemory | XLKeyValues | None = None,
+    ) -> tuple[Float[Tensor, "lanes len d_model"], XLMemory | XLKeyValues]:
+        """Read a segment (sec. 3.2).
+
+        Args:
+            tokens: the next ids of every lane.
+            lengths: how many are real, padding on the right; None: all are. What comes out at padding is meaningless.
+            state: what came before, and how to look at it; it is used up. None: nothing came before.
+
+        Returns: states from which a head predicts the token after each, and the memory for the next segment.
+        Raises: ShapeError: the state has other lanes. RequestError: kept keys and values in training.
+        """
+        if state is None:
+            state = self.start(tokens.shape[0], projected=False)
+        if tokens.shape[0] != len(state.lengths):
+            raise ShapeError(
+                f"{tokens.shape[0]} rows of tokens do not fit a memory of {len(state.lengths)} lanes; start a new one,"
+                " or reorder it."
+            )
+        if tokens.shape[1] == 0:
+            return next(self.parameters()).new_empty(*tokens.shape, self.config.d_model), state
+        if isinstance(state, XLKeyValues):
+            return self._extend(tokens, lengths, state)
+        hidden = self.hidden_states(tokens, lengths, state)
+        return self.dropout(hidden[-1]), state.after(hidden[:-1], lengths)
+
+    def hidden_states(
+        self, tokens: Int[Tensor, "lanes len"], lengths: Int[Tensor, " lanes"] | None, state: XLMemory
+    ) -> list[Float[Tensor, "lanes len d_model"]]:
+        """The input of every layer, and the output of the last: num_layers + 1 tensors."""
+        x = self.dropout(low_precision(self.embedding(tokens)))
+        mask = self._mask(state, tokens.shape[1])
+        places = self._places(state, tokens.shape[1], lengths, x)
+        hidden = [x]
+        for layer, memory in zip(self.layers, state.layers, strict=True):
+            x = layer(x, memory.to(x.dtype) if state.columns else None, places, mask)
+            hidden.append(x)
+            if self.config.attention == "absolute":
+                places = None  # at the input alone
+        return hidden
+
+    def _extend(
+        self, tokens: Tensor, lengths: Tensor | None, state: XLKeyValues
+    ) -> tuple[Tensor, XLMemory | XLKeyValues]:
+        """`forward` on kept keys and values: only the segment's own are computed."""
+        if self.training or torch.is_grad_enabled():
+            raise RequestError(
+                "a memory of keys and values has no gradient and serves evaluation; use model.eval() and"
+                " torch.no_grad(), or start(..., projected=False)."
+            )
+        x = self.dropout(low_precision(self.embedding(tokens)))
+        new_len = tokens.shape[1]
+        state = self._reaching(state.with_room(new_len, x.dtype), new_len, x)
+        mask = self._mask(state, new_len)
+        columns = slice(state.reach - state.columns - new_len, None)
+        for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
+            bias = state.distance_biases[index][:, columns] if state.distance_biases else None
+            x = layer.extend(x, partial(state.write, index), state.positions[index][:, columns], bias, mask)
+        return x, state.after(new_len, lengths)
+
+    def _reaching(self, state: XLKeyValues, new_len: int, like: Tensor) -> XLKeyValues:
+        """The state with distances projected as far as its memory and a segment reach."""
+        needed = state.columns + new_len
+        if state.reach >= needed and state.positions[0].dtype == like.dtype:
+            return state
+        reach = min(max(2 * needed, 16), max(needed, state.attending.memory_len + new_len))
+        places = self._encoded(_distances(reach, state.attending.clamp_len, like.device), reach, like)
+        projected = [cast(RelativeLayer, layer).attention.project_positions(places) for layer in self.layers]
+        biases = tuple(bias.to(like.dtype) for _, bias in projected if bias is not None)
+        positions = tuple(one.to(like.dtype).contiguous() for one, _ in projected)
+        return replace(state, positions=positions, distance_biases=biases)
+
+    def _mask(self, state: XLMemory | XLKeyValues, new_len: int) -> Mask:
+        """What the segment's queries may see of memory and segment, written out once for all layers."""
+        mask: Mask = Causal()
+        if state.attending.window is not None:
+            mask = mask & Window(left=state.attending.window, right=None)
+        valid = state.valid()
+        if valid is not None:
+            mask = mask & KeyPadding(torch.cat([valid, valid.new_ones(len(valid), new_len)], dim=1))
+        keys = torch.arange(state.columns + new_len, device=state.lengths.device)
+        return Dense(mask.allowed(keys[state.columns :], keys))
+
+    def _places(self, state: XLMemory, new_len: int, lengths: Tensor | None, like: Tensor) -> Tensor | None:
+        """Where memory and segment stand, in the form that the kind of attention wants."""
+        k_len, clamp_len = state.columns + new_len, state.attending.clamp_len
+        if self.config.attention.startswith("relative") or lengths is None:
+            distances = _distances(k_len, clamp_len, like.device)
+        else:  # a lane's positions count back from its own last token
+            steps = torch.arange(k_len, device=like.device)
+            distances = (state.columns - 1 + lengths[:, None] - steps).clamp(min=0, max=clamp_len)
+        return self._encoded(distances, k_len, like)
+
+    def _encoded(self, distances: Tensor, k_len: int, like: Tensor) -> Tensor:
+        """Distances as they are, for tables of trained ones, or encoded."""
+        if self.encoding is None:
+            return distances
+        encoded: Tensor = self.encoding(distances, k_len - 1).to(like.dtype)
+        return self.dropout(encoded)  # type: ignore[no-any-return]
+
+
+def _distances(k_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
+    """From the last query to each key: (k_len,), farthest first, whole numbers in every compute type."""
+    distances = torch.arange(k_len - 1, -1, -1, device=device)
+    return distances if clamp_len is None else distances.clamp(max=clamp_len)

@@ -1,0 +1,110 @@
+"""Named sizes of the Transformer-XL.
+
+Those of the paper are Dai et al. 2019, sec. 4.1, with widths, memories and cutoffs of the official scripts. Cutoffs are
+for vocabularies of the size that the corpus has (WikiText-103: 267,735 words; the One Billion Word corpus: 793,471).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+
+__all__ = ["PRESETS"]
+
+
+def debug() -> TransformerXLConfig:
+    """Small enough to learn one batch in a second or two, with every part in it."""
+    return TransformerXLConfig(d_model=32, num_heads=2, head_dim=12, d_ff=64, num_layers=2, memory_len=8)
+
+
+def demo() -> TransformerXLConfig:
+    """For one novel, on two cores, in minutes."""
+    return TransformerXLConfig(
+        d_model=192, num_heads=4, head_dim=48, d_ff=768, num_layers=4, dropout=0.2, memory_len=128
+    )
+
+
+def small() -> TransformerXLConfig:
+    """For a few megabytes of text on a CPU; the size at which speed is compared."""
+    return TransformerXLConfig(d_model=256, num_heads=4, head_dim=64, d_ff=1024, num_layers=6, memory_len=128)
+
+
+def vanilla_lm() -> TransformerXLConfig:
+    """`small` without recurrence and with absolute positions: a model of segments alone.
+
+    The kind of Al-Rfou et al. 2019, arXiv:1808.04444, the baseline of the paper's table of evaluation speed (sec. 4.5).
+    """
+    return TransformerXLConfig(
+        d_model=256, num_heads=4, head_dim=64, d_ff=1024, num_layers=6, memory_len=0, attention="absolute"
+    )
+
+
+def enwik8_base() -> TransformerXLConfig:
+    """enwik8 and text8, 12 layers: 41M parameters, 1.06 bits a character (table 2)."""
+    return TransformerXLConfig(d_model=512, num_heads=8, head_dim=64, d_ff=2048, num_layers=12, memory_len=512)
+
+
+def enwik8_large() -> TransformerXLConfig:
+    """enwik8 and text8, 24 layers: 277M parameters, 0.99 bits a character (table 2)."""
+    return TransformerXLConfig(
+        d_model=1024,
+        num_heads=8,
+        head_dim=128,
+        d_ff=3072,
+        num_layers=24,
+        dropout=0.15,
+        attention_dropout=0.15,
+        memory_len=768,
+    )
+
+
+def wikitext103_base() -> TransformerXLConfig:
+    """WikiText-103, 16 layers: 151M parameters, perplexity 24.0 (table 1)."""
+    return TransformerXLConfig(head_dim=41, cutoffs=(20_000, 40_000, 200_000))
+
+
+def wikitext103_large() -> TransformerXLConfig:
+    """WikiText-103, 18 layers: 257M parameters, perplexity 18.3 (table 1)."""
+    return TransformerXLConfig(
+        d_model=1024,
+        num_heads=16,
+        head_dim=64,
+        d_ff=4096,
+        num_layers=18,
+        dropout=0.2,
+        attention_dropout=0.2,
+        memory_len=384,
+        cutoffs=(20_000, 40_000, 200_000),
+        div_value=4,
+        tie_projections=(False, True, True, True),
+    )
+
+
+def lm1b_base() -> TransformerXLConfig:
+    """One Billion Word, 18 layers: perplexity 23.5 (table 4)."""
+    return TransformerXLConfig(
+        d_model=1024,
+        num_heads=8,
+        head_dim=128,
+        d_ff=4096,
+        num_layers=18,
+        dropout=0.0,
+        memory_len=32,
+        cutoffs=(60_000, 100_000, 640_000),
+        div_value=4,
+        tie_projections=(False, True, True, True),
+    )
+
+
+PRESETS: dict[str, Callable[[], TransformerXLConfig]] = {
+    "debug": debug,
+    "demo": demo,
+    "small": small,
+    "vanilla-lm": vanilla_lm,
+    "enwik8-base": enwik8_base,
+    "enwik8-large": enwik8_large,
+    "wikitext103-base": wikitext103_base,
+    "wikitext103-large": wikitext103_large,
+    "lm1b-base": lm1b_base,
+}

@@ -1,0 +1,221 @@
+"""Adaptive input and output: frequent tokens get wide vectors, rare ones narrow, and a rare one costs a second softmax.
+
+Vocabularies must be ordered by falling frequency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError
+from manyheads.nn.heads.linear import HeadLoss, smoothed_loss
+
+__all__ = ["AdaptiveEmbedding", "AdaptiveHead", "Clusters"]
+
+
+class Clusters:
+    """How a vocabulary is cut.
+
+    Args:
+        vocab_size: number of tokens.
+        cutoffs: where clusters end, rising, below vocab_size; the first is the shortlist's size. None: one cluster.
+        d_embed: width of the shortlist's vectors.
+        div_value: cluster i's vectors have width d_embed // div_value ** i.
+
+    Raises: ConfigError: cutoffs that do not rise, or reach the vocabulary's size, or leave a width below 1.
+    """
+
+    def __init__(self, vocab_size: int, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
+        edges = [0, *cutoffs, vocab_size]
+        if any(low >= high for low, high in pairwise(edges)):
+            raise ConfigError(f"cutoffs {list(cutoffs)} must rise, and lie between 0 and vocab_size {vocab_size}.")
+        self.ranges = list(pairwise(edges))
+        self.widths = [d_embed // div_value**i for i in range(len(self.ranges))]
+        if self.widths[-1] < 1:
+            raise ConfigError(f"div_value {div_value} leaves no width for cluster {len(self.ranges) - 1} of {d_embed}.")
+        self.sizes = [high - low for low, high in self.ranges]
+
+
+def _projections(d_model: int, widths: Sequence[int], always: bool) -> nn.ParameterList | None:
+    """(d_model, width) for each cluster; none at all where every width is d_model already."""
+    if not always and all(width == d_model for width in widths):
+        return None
+    return nn.ParameterList([nn.Parameter(torch.empty(d_model, width)) for width in widths])
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Vectors of a width that falls with frequency, brought to d_model and scaled by its root.
+
+    Paper: Baevski and Auli 2019, arXiv:1809.10853, sec. 3; Dai et al. 2019, sec. 4.
+    Args:
+        vocab_size, cutoffs, d_embed, div_value: see `Clusters`.
+        d_model: width of what comes out.
+
+    Shape: tables[i] (cluster's size, its width), projections[i] (d_model, width); with div_value 1 there is one table
+        of the whole vocabulary, and one projection, or none where d_embed is d_model.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, *, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
+        super().__init__()
+        if div_value == 1:
+            self.clusters = Clusters(vocab_size, (), d_embed, 1)
+            self.projections = _projections(d_model, self.clusters.widths, always=False)
+        else:
+            self.clusters = Clusters(vocab_size, cutoffs, d_embed, div_value)
+            self.projections = _projections(d_model, self.clusters.widths, always=True)
+        shapes = zip(self.clusters.sizes, self.clusters.widths, strict=True)
+        self.tables = nn.ParameterList([nn.Parameter(torch.empty(size, width)) for size, width in shapes])
+        self.scale = math.sqrt(d_model)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 0.02), projections N(0, 0.01): the official Transformer-XL."""
+        for table in self.tables:
+            nn.init.normal_(table, std=0.02)
+        for projection in self.projections or ():
+            nn.init.normal_(projection, std=0.01)
+
+    def forward(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_model"]:
+        if len(self.tables) == 1:
+            return self._project(0, F.embedding(ids, self.tables[0])) * self.scale
+        flat = ids.flatten()
+        out: Tensor | None = None
+        for index, (low, high) in enumerate(self.clusters.ranges):
+            rows = ((flat >= low) & (flat < high)).nonzero().squeeze(1)
+            vectors = self._project(index, F.embedding(flat.index_select(0, rows) - low, self.tables[index]))
+            if out is None:
+                out = vectors.new_zeros(len(flat), vectors.shape[-1])
+            out = out.index_copy(0, rows, vectors)
+        assert out is not None
+        return out.view(*ids.shape, -1) * self.scale
+
+    def _project(self, index: int, vectors: Tensor) -> Tensor:
+        return vectors if self.projections is None else F.linear(vectors, self.projections[index])
+
+
+class AdaptiveHead(nn.Module):
+    """Softmax over a shortlist and the names of clusters, and a second one within a cluster.
+
+    Paper: Grave et al. 2017, arXiv:1609.04309, sec. 4. P(token in cluster i) = P(cluster i) P(token | cluster i).
+    Args:
+        vocab_size, cutoffs, d_embed, div_value: see `Clusters`.
+        d_model: width of the hidden states.
+
+    Shape: tables[i] (cluster's size, its width), biases[i] (size,); with div_value 1 all clusters are rows of one table
+        and one bias. projections[i] (d_model, width), or none at all where every width is d_model. cluster_weight
+        (clusters - 1, d_embed): row i - 1 names cluster i.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, *, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
+        super().__init__()
+        self.clusters = Clusters(vocab_size, cutoffs, d_embed, div_value)
+        tables = Clusters(vocab_size, cutoffs if div_value > 1 else (), d_embed, div_value)
+        shapes = zip(tables.sizes, tables.widths, strict=True)
+        self.tables = nn.ParameterList([nn.Parameter(torch.empty(size, width)) for size, width in shapes])
+        self.biases = nn.ParameterList([nn.Parameter(torch.empty(size)) for size in tables.sizes])
+        self.projections = _projections(d_model, self.clusters.widths, always=div_value > 1)
+        num_tails = len(self.clusters.ranges) - 1
+        self.cluster_weight = nn.Parameter(torch.empty(num_tails, d_embed)) if num_tails else None
+        self.cluster_bias = nn.Parameter(torch.empty(num_tails)) if num_tails else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 0.02), projections N(0, 0.01), biases zero."""
+        for table in (*self.tables, *([] if self.cluster_weight is None else [self.cluster_weight])):
+            nn.init.normal_(table, std=0.02)
+        for projection in self.projections or ():
+            nn.init.normal_(projection, std=0.01)
+        for bias in (*self.biases, *([] if self.cluster_bias is None else [self.cluster_bias])):
+            nn.init.zeros_(bias)
+
+    def log_probs(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
+        """Log-probabilities of all tokens in the vocabulary's order, in float32 at least."""
+        first = _log_softmax(F.linear(self._project(0, hidden), *self._first()))
+        shortlist = self.clusters.sizes[0]
+        parts = [first[..., :shortlist]]
+        for index in range(1, len(self.clusters.ranges)):
+            within = _log_softmax(F.linear(self._project(index, hidden), *self._tail(index)))
+            parts.append(first[..., shortlist + index - 1, None] + within)
+        return torch.cat(parts, dim=-1)
+
+    def loss(
+        self,
+        hidden: Float[Tensor, "*rows d_model"],
+        targets: Int[Tensor, "*rows"],
+        keep: Bool[Tensor, "*rows"],
+        *,
+        label_smoothing: float = 0.0,
+        chunk_tokens: int = 2048,
+    ) -> HeadLoss:
+        """Summed loss over the positions to keep; see `LinearHead.loss`.
+
+        Raises: ConfigError: label_smoothing is not 0: a share for every token has no place in two softmaxes.
+        Cost: a token of the shortlist never meets a tail; memory chunk_tokens x the largest cluster.
+        """
+        if label_smoothing:
+            raise ConfigError(f"label_smoothing is {label_smoothing}; an adaptive softmax has none. Set it to 0.")
+        kept = hidden[keep]
+        wanted = targets[keep]
+        cluster = torch.bucketize(
+            wanted, wanted.new_tensor([high for _, high in self.clusters.ranges[:-1]]), right=True
+        )
+        names = torch.where(cluster == 0, wanted, self.clusters.sizes[0] + cluster - 1)
+        loss, nll = smoothed_loss(self._project(0, kept), names, *self._first(), 0.0, chunk_tokens)
+        for index in range(1, len(self.clusters.ranges)):
+            rows = (cluster == index).nonzero().squeeze(1)
+            within = wanted.index_select(0, rows) - self.clusters.ranges[index][0]
+            vectors = self._project(index, kept.index_select(0, rows))
+            more, more_nll = smoothed_loss(vectors, within, *self._tail(index), 0.0, chunk_tokens)
+            loss, nll = loss + more, nll + more_nll
+        return loss, nll
+
+    def token_losses(
+        self, hidden: Float[Tensor, "tokens d_model"], targets: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, " tokens"]:
+        """Each token's own loss, in the tokens' order."""
+        first = _log_softmax(F.linear(self._project(0, hidden), *self._first()))
+        shortlist = self.clusters.sizes[0]
+        losses = torch.empty(len(targets), dtype=first.dtype, device=first.device)
+        for index, (low, high) in enumerate(self.clusters.ranges):
+            rows = ((targets >= low) & (targets < high)).nonzero().squeeze(1)
+            within = targets.index_select(0, rows) - low
+            chosen = first.index_select(0, rows)
+            if index == 0:
+                found = chosen.gather(1, within[:, None])[:, 0]
+            else:
+                vectors = self._project(index, hidden.index_select(0, rows))
+                tail = _log_softmax(F.linear(vectors, *self._tail(index)))
+                found = chosen[:, shortlist + index - 1] + tail.gather(1, within[:, None])[:, 0]
+            losses = losses.index_copy(0, rows, -found)
+        return losses
+
+    def _project(self, index: int, hidden: Tensor) -> Tensor:
+        return hidden if self.projections is None else F.linear(hidden, self.projections[index].t())
+
+    def _rows(self, index: int) -> tuple[Tensor, Tensor]:
+        """Table and bias of a cluster."""
+        if len(self.tables) > 1:
+            return self.tables[index], self.biases[index]
+        low, high = self.clusters.ranges[index]
+        return self.tables[0][low:high], self.biases[0][low:high]
+
+    def _first(self) -> tuple[Tensor, Tensor]:
+        """Table and bias of the shortlist and the names of clusters."""
+        table, bias = self._rows(0)
+        if self.cluster_weight is None or self.cluster_bias is None:
+            return table, bias
+        return torch.cat([table, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+
+    def _tail(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._rows(index)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))

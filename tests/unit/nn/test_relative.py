@@ -1,0 +1,293 @@
+"""Relative attention: the fast path and the plain one against the loop that looks every distance up, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention import relative
+from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense_mask
+from manyheads.nn.attention.naive import naive_relative_attention
+from manyheads.nn.attention.relative import (
+    DistanceEncoding,
+    LearnedRelativeAttention,
+    RelativeAttention,
+    relative_attention,
+    relative_shift,
+    relative_weights,
+)
+from manyheads.nn.positions import sinusoidal_table
+
+B, H, D, E = 3, 2, 4, 5
+MakeMask = Callable[[int, int, int], Mask | None]
+SIZES = [(5, 5), (3, 8), (1, 4), (1, 1), (4, 5)]
+
+
+@pytest.fixture(params=["one lane a time", "all at once"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relative, "_TILE_NUMBERS", 1 if request.param == "one lane a time" else 1 << 30)
+
+
+def inputs(q_len: int, k_len: int, learned: bool, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
+    """query, key, value, positions, u, v, distance bias; strided as projections and memories leave them."""
+    query = torch.randn(B, q_len, H, D, dtype=dtype).transpose(1, 2)
+    key = torch.randn(B, H, k_len + 3, D, dtype=dtype)[:, :, 1 : k_len + 1]
+    value = torch.randn(B, k_len, H, E, dtype=dtype).transpose(1, 2)
+    positions = torch.randn(k_len, H, D, dtype=dtype).transpose(0, 1)
+    u = torch.randn(H, D)
+    return [
+        query,
+        key,
+        value,
+        positions,
+        u,
+        None if learned else torch.randn(H, D),
+        torch.randn(H, k_len) if learned else None,
+    ]
+
+
+def slow(given: list[Tensor | None], mask: Mask | None) -> Tensor:
+    query, key, value, positions, u, v, bias = given
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    assert positions is not None
+    assert u is not None
+    q_len, k_len = query.shape[2], key.shape[2]
+    return naive_relative_attention(
+        query,
+        key,
+        value,
+        lambda distance: positions[:, k_len - 1 - distance],
+        u,
+        torch.zeros_like(u) if v is None else v,
+        None if bias is None else lambda distance: bias[:, k_len - 1 - distance],
+        dense_mask(Causal() & mask, q_len, k_len, query.device, k_len - q_len),
+    )
+
+
+def plain(given: list[Any], mask: Mask | None) -> Tensor:
+    query, key, value, *rest = given
+    return torch.matmul(relative_weights(query, key, *rest, mask), value)
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), SIZES)
+@pytest.mark.parametrize("learned", [False, True])
+def test_against_the_loop(tiles: None, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
+    given: list[Any] = inputs(q_len, k_len, learned)
+    mask = make_mask(B, q_len, k_len)
+    wanted = slow(given, mask)
+    for found in (relative_attention(*given, mask), plain(given, mask)):
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), SIZES)
+@pytest.mark.parametrize("learned", [False, True])
+def test_gradients_against_the_loop(tiles: None, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
+    given: list[Any] = inputs(q_len, k_len, learned)
+    mask = make_mask(B, q_len, k_len)
+    factor = torch.randn(B, H, q_len, E)
+
+    def grads(attend: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaves = [None if x is None else x.detach().to(dtype).requires_grad_() for x in given]
+        out = attend(leaves, mask)
+        wanted = [x for x in leaves if x is not None]
+        if not out.requires_grad:
+            return [torch.zeros_like(x) for x in wanted]
+        found = torch.autograd.grad((out * factor).sum(), wanted, allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
+
+    exact = grads(slow, torch.float64)
+    for attend in (plain, lambda leaves, mask: relative_attention(*leaves, mask)):
+        for one, wanted in zip(grads(attend, torch.float32), exact, strict=True):
+            assert one.isfinite().all()
+            torch.testing.assert_close(one.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_gradcheck_in_float64(learned: bool) -> None:
+    given = [x if x is None else x.double().requires_grad_() for x in inputs(3, 5, learned)]
+    mask = Window(left=2, right=None)
+    assert torch.autograd.gradcheck(lambda *xs: relative_attention(*xs, mask), given)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_bf16_within_twice_the_plain_error(tiles: None, make_mask: MakeMask, learned: bool) -> None:
+    given: list[Any] = inputs(6, 9, learned, torch.bfloat16)
+    mask = make_mask(B, 6, 9)
+    exact = slow(given, mask)
+    error = (plain(given, mask).double() - exact).abs().max().item()
+    found = relative_attention(*given, mask)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact).abs().max().item() <= 2 * error + 1e-9
+
+
+def test_bf16_gradients_within_twice_the_plain_error(tiles: None) -> None:
+    given = [x.detach().requires_grad_() if x is not None else None for x in inputs(6, 9, False, torch.bfloat16)]
+    wanted = [x for x in given if x is not None]
+    factor = torch.randn(B, H, 6, E)
+    double = [None if x is None else x.detach().double().requires_grad_() for x in given]
+    exact = torch.autograd.grad((slow(double, None) * factor).sum(), [x for x in double if x is not None])
+    rough = torch.autograd.grad((plain(given, None) * factor).sum(), wanted)
+    ours = torch.autograd.grad((relative_attention(*given) * factor).sum(), wanted)
+    for one, other, true in zip(ours, rough, exact, strict=True):
+        scale = true.abs().max().item()
+        assert (one.double() - true).abs().max().item() <= 2 * (other.double() - true).abs().max().item() + 4e-3 * scale
+
+
+def test_under_autocast_everything_may_have_its_own_type() -> None:
+    """Projections come in bfloat16, biases and learned tables in float32; so do their gradients."""
+    given: list[Any] = inputs(4, 7, True, torch.bfloat16)
+    given[3] = given[3].float()
+    given = [x if x is None else x.detach().requires_grad_() for x in given]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = relative_attention(*given)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert all(x.grad.dtype == x.dtype for x in given if x is not None)
+
+
+def test_the_shift_is_a_lookup() -> None:
+    x = torch.randn(2, 4, 6)
+    shifted = relative_shift(x)
+    for i in range(4):
+        for j in range(6):
+            distance = 2 + i - j
+            if distance >= 0:
+                assert torch.equal(shifted[:, i, j], x[:, i, 5 - distance])
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), SIZES)
+def test_the_view_is_the_shift_and_has_its_transpose(q_len: int, k_len: int) -> None:
+    x = torch.randn(2, 3, q_len, k_len)  # heads, lanes
+    past = torch.ones(q_len, k_len).tril(k_len - q_len)
+    assert torch.equal(relative._shifted(x) * past, relative_shift(x).transpose(0, 1) * past)
+    y = torch.randn(3, 2, q_len, k_len) * past
+    assert ((relative._shifted(x) * y).sum() - (x * relative._unshifted(y)).sum()).abs() < 1e-4
+
+
+def test_dropout_is_on_the_weights_and_replayed_in_the_backward_pass(tiles: None) -> None:
+    """With values that spell the weights out; a gradient check sees the same mask as the forward pass."""
+    given: list[Any] = inputs(5, 5, False)
+    given[2] = torch.eye(5).expand(B, H, 5, 5)
+    weights = relative_weights(*given[:2], *given[3:])
+    torch.manual_seed(3)
+    dropped = relative_attention(*given, None, 0.5)
+    kept = dropped != 0
+    assert 0.2 < kept[weights > 0].float().mean() < 0.8
+    torch.testing.assert_close(dropped[kept], weights[kept] * 2, atol=1e-5, rtol=1e-5)
+
+    def seeded(*xs: Any) -> Tensor:
+        torch.manual_seed(3)
+        return relative_attention(*xs, None, 0.5)
+
+    doubles = [x if x is None else x.double().requires_grad_() for x in inputs(3, 4, False)]
+    assert torch.autograd.gradcheck(seeded, doubles)
+
+
+def test_without_gradients_no_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lane's scores at a time: nothing of (lanes, heads, q_len, k_len) numbers is ever made."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    monkeypatch.setattr(relative, "_TILE_NUMBERS", 1)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for one in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(one, Tensor) and one.untyped_storage().nbytes() > largest:
+                    largest = one.untyped_storage().nbytes()
+            return out
+
+    given: list[Any] = [
+        *(torch.randn(16, 2, 32, 4), torch.randn(16, 2, 64, 4), torch.randn(16, 2, 64, 4), torch.randn(2, 64, 4)),
+        *(torch.randn(2, 4), torch.randn(2, 4)),
+    ]
+    with torch.no_grad(), Watch():
+        relative_attention(*given)
+    assert largest < 16 * 2 * 32 * 64 * 4
+    assert largest <= max(given[1].nbytes, 2 * 32 * 64 * 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_distances_stay_apart_in_any_type(dtype: torch.dtype) -> None:
+    """The official code counts in the activations' type: in bfloat16, 601 distances are 407."""
+    encoding = DistanceEncoding(32).to(dtype)
+    distances = torch.arange(600, -1, -1)
+    found = encoding(distances, 600)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, sinusoidal_table(distances.float(), 32, "halves"), atol=0, rtol=0)
+    assert len(found.unique(dim=0)) == 601
+    assert distances.to(torch.bfloat16).unique().numel() == 407
+
+
+def test_a_window_of_memory_length_never_hides_a_query_from_itself() -> None:
+    """`same_length` with memory 0 masks everything in the official code."""
+    given: list[Any] = inputs(4, 4, False)
+    out = relative_attention(*given, Window(left=0, right=None))
+    torch.testing.assert_close(out, given[2])
+
+
+def test_the_module_against_the_loop() -> None:
+    torch.manual_seed(0)
+    attention = RelativeAttention(12, 2, 5).eval()
+    x, memory = torch.randn(B, 3, 12), torch.randn(B, 4, 12)
+    places = torch.randn(7, 12)
+    keep = torch.ones(B, 7, dtype=torch.bool)
+    keep[0, :2] = False
+    with torch.no_grad():
+        found = attention(x, memory, places, KeyPadding(keep))
+        seen = torch.cat([memory, x], 1)
+
+        def heads(linear: Any, of: Tensor) -> Tensor:
+            return linear(of).view(B, -1, 2, 5).transpose(1, 2)
+
+        r = attention.position_proj(places).view(7, 2, 5)
+        wanted = naive_relative_attention(
+            heads(attention.q_proj, x),
+            heads(attention.k_proj, seen),
+            heads(attention.v_proj, seen),
+            lambda distance: r[6 - distance],
+            attention.content_bias,
+            attention.position_bias,
+            allowed=dense_mask(Causal() & KeyPadding(keep), 3, 7, x.device, 4),
+        )
+        wanted = wanted.transpose(1, 2).reshape(B, 3, 10) @ attention.out_proj.weight.double().t()
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_leave_by_request_alone() -> None:
+    attention = RelativeAttention(12, 2, 5).eval()
+    x, places = torch.randn(B, 3, 12), torch.randn(3, 12)
+    plainly = attention(x, None, places)
+    seen: list[Tensor] = []
+    attention.weights_hook = seen.append
+    torch.testing.assert_close(attention(x, None, places), plainly, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(seen[0].sum(-1), torch.ones(B, 2, 3))
+
+
+def test_learned_distances_beyond_the_table_are_its_last() -> None:
+    attention = LearnedRelativeAttention(12, 2, 5, max_len=4)
+    r, bias = attention.project_positions(torch.tensor([9, 4, 3, 1, 0]))
+    assert bias is not None
+    assert torch.equal(r[:, 0], attention.distance_embedding[3])
+    assert torch.equal(r[:, 1], r[:, 2])
+    assert torch.equal(r[:, 4], attention.distance_embedding[0])
+    assert bias.shape == (2, 5)
+
+
+def test_mistakes_are_named() -> None:
+    given: list[Any] = inputs(3, 5, False)
+    with pytest.raises(ShapeError, match="5 queries cannot be the last of 3"):
+        relative_attention(given[1], given[0], given[0], given[3][:, :3], *given[4:])
+    with pytest.raises(ShapeError, match="4 encoded distances do not fit 5 keys"):
+        relative_attention(*given[:3], given[3][:, :4], *given[4:])
+    with pytest.raises(ConfigError, match="at least 1"):
+        RelativeAttention(12, 0, 4)
