@@ -19,7 +19,7 @@ from manyheads.data.folder import file_record, write_aside, write_manifest
 from manyheads.data.lines import ReadReport, stored_lines
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
-from manyheads.text.learning import MAX_LEARNED_CHARS
+from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
@@ -125,7 +125,7 @@ def _fill(
     key: str,
     task: ParsingTask | None,
 ) -> dict[str, Any]:
-    sample = _Thinned()
+    sample: Thinned[tuple[str, str]] = Thinned(MAX_TOKENIZER_PAIRS)
     counts = {name: _read_split(folder, name, pairs, sample, progress) for name, pairs in splits.items()}
     if not counts["train"]["pairs"]:
         raise DataError(
@@ -139,9 +139,9 @@ def _fill(
     if isinstance(tokenizer, TokenizerSettings):
         progress("train the tokenizer", 0, 1)
         if task is None:
-            tokenizer = Tokenizer.train((text for pair in sample.pairs for text in pair), tokenizer)
+            tokenizer = Tokenizer.train((text for pair in sample.kept for text in pair), tokenizer)
         else:
-            tokenizer = task.learn_tokenizer(sample.pairs, tokenizer)
+            tokenizer = task.learn_tokenizer(sample.kept, tokenizer)
         progress("train the tokenizer", 1, 1)
     if task is not None:
         task.check_tokenizer(tokenizer)
@@ -174,24 +174,9 @@ def _file_names(splits: Iterable[str]) -> Iterator[str]:
             yield from (f"{name}.source.txt", f"{name}.target.txt")
 
 
-class _Thinned:
-    """Every n-th training pair, n doubling whenever there are too many: the same pairs for the same corpus."""
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[str, str]] = []
-        self._stride = 1
-        self._seen = 0
-
-    def add(self, pair: tuple[str, str]) -> None:
-        if self._seen % self._stride == 0:
-            self.pairs.append(pair)
-            if len(self.pairs) > MAX_TOKENIZER_PAIRS:
-                self.pairs = self.pairs[::2]
-                self._stride *= 2
-        self._seen += 1
-
-
-def _read_split(folder: Path, name: str, pairs: Pairs, sample: _Thinned, progress: Progress) -> dict[str, int]:
+def _read_split(
+    folder: Path, name: str, pairs: Pairs, sample: Thinned[tuple[str, str]], progress: Progress
+) -> dict[str, int]:
     """Copy a split's text into the folder and count what was met."""
     report = ReadReport()
     kept = empty = control = long = 0

@@ -1,24 +1,46 @@
-"""What a language model is given: a segment of every lane, never a mask."""
+"""What a language model is trained and evaluated on: segments of a text, a lane a row, by position.
+
+Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.2: the memory of a lane after one segment is read with its next one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["SegmentBatch"]
+from manyheads.data.lanes import (
+    DocumentLanes,
+    LanePlan,
+    Places,
+    TextLanes,
+    equal_lanes,
+    even_lanes,
+    varied_bounds,
+)
+from manyheads.data.sampler import Permutation
+from manyheads.data.settings import SegmentSettings
+from manyheads.data.token_store import TokenStore
+from manyheads.errors import ConfigError, DataError
+
+__all__ = ["SegmentBatch", "SegmentStream", "eval_segments"]
+
+IntArray = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
 class SegmentBatch:
-    """The next segment of every lane.
+    """One segment of each lane.
 
-    Shape: tokens (lanes, segment_len) int64 ids that the model reads, padded on the right where a lane's part is
-        shorter; targets, the same shape: the token after each; lengths (lanes,): real tokens in each row, segment_len
-        everywhere in plain streams; resets (lanes,) bool: forget the lane's memory before this segment, where a
-        document begins; sample_ids (lanes,): offset in the store of the row's first token, for messages.
-        The first `num_context` columns are read as context, and their targets do not count.
+    Shape: tokens (lanes, length) ids that the model reads, padded on the right with 0 where a lane has fewer; targets
+        (lanes, length) the token after each; lengths (lanes,) real tokens of each row, context included; resets
+        (lanes,) bool: forget the lane's memory before this segment; sample_ids (lanes,) where in the store the row
+        begins. The first `num_context` tokens of each row are read once more (`ext_len`): their targets do not count.
     """
 
     tokens: Tensor
@@ -29,9 +51,241 @@ class SegmentBatch:
     num_context: int = 0
 
     def num_target_tokens(self) -> int:
-        """Targets that count in the loss: neither padding nor context."""
+        """Targets that count in the loss."""
         return int((self.lengths - self.num_context).clamp(min=0).sum())
 
+    def split(self, parts: int) -> list[SegmentBatch]:
+        """Contiguous groups of lanes, whose sizes differ by one at most; as many as there are lanes, if not more."""
+        shares = np.array_split(np.arange(len(self.lengths)), min(parts, len(self.lengths)))
+        return [self._lanes(slice(share[0], share[-1] + 1)) for share in shares]
+
     def to(self, device: torch.device | str) -> SegmentBatch:
-        names = ("tokens", "targets", "lengths", "resets", "sample_ids")
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _TENSORS}
+        return replace(self, **moved)
+
+    def _lanes(self, which: slice) -> SegmentBatch:
+        return replace(self, **{name: getattr(self, name)[which] for name in _TENSORS})
+
+
+_TENSORS = ("tokens", "targets", "lengths", "resets", "sample_ids")
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The text of a store in some order of its documents.
+
+    Attributes:
+        order: (documents,) the documents in the order they are read in; None: as they stand.
+        ends: (documents,) tokens up to the end of each, in that order.
+        end_id: stands before the first token.
+    """
+
+    store: TokenStore
+    end_id: int | None
+    order: IntArray | None = None
+    ends: IntArray | None = None
+
+    def places(self, positions: IntArray) -> IntArray:
+        """Where in the store what is read at each position stands."""
+        if self.order is None or self.ends is None:
+            return positions
+        number = np.searchsorted(self.ends, positions, side="right")
+        document = self.order[number]
+        offsets = self.store.offsets
+        return offsets[document + 1] - (self.ends[number] - positions)
+
+    def batch(self, places: Places) -> SegmentBatch:
+        """The segments that a row of a plan reads."""
+        lengths = np.where(places.lengths > 0, places.lengths + places.context, 0)
+        columns = np.arange(int(lengths.max(initial=0)) + 1)  # one more than is read: targets are the tokens after
+        positions = (places.starts - places.context - 1)[:, None] + columns
+        before = positions < 0
+        before[:, 0] |= places.begins
+        real = (columns <= lengths[:, None]) & (lengths > 0)[:, None]
+        stored = self.places(np.where(real & ~before, positions, 0))
+        run = np.where(before, self.end_id or 0, self.store.ids[stored].astype(np.int64))
+        read = columns[:-1] < lengths[:, None]
+        return SegmentBatch(
+            tokens=torch.from_numpy(np.where(read, run[:, :-1], 0)),
+            targets=torch.from_numpy(np.where(read, run[:, 1:], 0)),
+            lengths=torch.from_numpy(lengths),
+            resets=torch.from_numpy(places.resets.copy()),
+            sample_ids=torch.from_numpy(np.where(before[:, :1], stored[:, 1:2], stored[:, :1])[:, 0]),
+            num_context=places.context,
+        )
+
+
+class SegmentStream:
+    """The training segments of a run, by epoch and row.
+
+    Args:
+        store: the training text.
+        settings: lanes, lengths and order.
+        seed: of the order of documents and of varied lengths.
+        end_id: ends a document, and is read before the first token of one (the vocabulary's `end_id`); None: the text
+            has no documents, and its first token is predicted from nothing, so it is not predicted.
+        ext_len: tokens before each segment that are read once more.
+
+    Raises:
+        DataError: there are no documents to be shuffled or kept separate, or too few tokens for the lanes.
+        ConfigError: ext_len goes with documents that are kept separate, or is negative.
+    """
+
+    def __init__(
+        self, store: TokenStore, settings: SegmentSettings, seed: int, *, end_id: int | None, ext_len: int = 0
+    ) -> None:
+        _check_ext_len(ext_len, settings.documents)
+        self.store = store
+        self.settings = settings
+        self.seed = seed
+        self._end_id, self._ext_len = end_id, ext_len
+        if end_id is None and (settings.documents == "separate" or settings.order == "shuffled"):
+            name = "documents" if settings.documents == "separate" else "order"
+            raise DataError(
+                f"data.{name} is {getattr(settings, name)!r}, but this text has no documents; prepare it with"
+                " --documents files or --documents lines, or read it as one text."
+            )
+        self._plans: dict[int, tuple[LanePlan, _Reading]] = {}
+        plan, _ = self._plan(0)
+        if plan.num_targets == 0:
+            raise DataError(
+                f"The training text has {len(store):,} tokens, too few for {settings.lanes} lanes with a token to"
+                " predict in each; give more text, or lower data.lanes."
+            )
+
+    def _plan(self, epoch: int) -> tuple[LanePlan, _Reading]:
+        """The plan of an epoch; the last two are remembered."""
+        if epoch not in self._plans:
+            while len(self._plans) > 1:
+                del self._plans[next(iter(self._plans))]
+            self._plans[epoch] = self._made(epoch)
+        return self._plans[epoch]
+
+    def _made(self, epoch: int) -> tuple[LanePlan, _Reading]:
+        store, options = self.store, self.settings
+        order = None
+        if options.order == "shuffled":
+            order = Permutation(store.num_documents, self.seed, epoch, "documents").all()
+        if options.documents == "separate":
+            plan = _document_lanes(store, order, options.lanes, options.segment_len, self._end_id)
+            return plan, _Reading(store, self._end_id)
+        reading = _Reading(store, self._end_id)
+        if order is not None:
+            reading = _Reading(store, self._end_id, order, np.cumsum(np.diff(store.offsets)[order]))
+        first = int(self._end_id is None)
+        starts, lengths = equal_lanes(first, max(first, len(store)), options.lanes)
+        bounds = None
+        if options.segment_lengths == "varied":
+            bounds = varied_bounds(int(lengths[0]), options.segment_len, self.seed, epoch)
+        total = max(0, len(store) - first)
+        length, ext_len = options.segment_len, self._ext_len
+        return TextLanes(starts, lengths, total=total, segment_len=length, bounds=bounds, ext_len=ext_len), reading
+
+    def rows(self, epoch: int) -> int:
+        """Optimiser steps of an epoch; epochs may differ by a few."""
+        return self._plan(epoch)[0].num_rows
+
+    def whole(self, epoch: int, row: int) -> SegmentBatch:
+        """All lanes of one optimiser step; those with nothing left to read are rows without tokens.
+
+        Raises: IndexError: the epoch has no such row.
+        """
+        plan, reading = self._plan(epoch)
+        return reading.batch(plan.row(row))
+
+    def at(self, epoch: int, row: int) -> list[SegmentBatch]:
+        """The micro-batches of one optimiser step, each with the same lanes as in every other step.
+
+        Raises: IndexError: the epoch has no such row.
+        """
+        return self.whole(epoch, row).split(self.settings.accumulate)
+
+    def sample_ids(self, epoch: int, row: int) -> list[NDArray[np.int64]]:
+        """Where in the store the segments of each micro-batch begin."""
+        return [batch.sample_ids.numpy() for batch in self.at(epoch, row)]
+
+    def next_position(self, epoch: int, row: int) -> tuple[int, int]:
+        """Where to go on after a step: the next row, or the first of the next epoch."""
+        return (epoch, row + 1) if row + 1 < self.rows(epoch) else (epoch + 1, 0)
+
+    def describe(self) -> str:
+        """One line for people; nothing is left out in silence."""
+        plan, _ = self._plan(0)
+        options = self.settings
+        text = (
+            f"{plan.num_targets:,} tokens to predict in {options.lanes} lanes,"
+            f" {plan.num_rows:,} steps of {options.lanes} x {options.segment_len} an epoch"
+        )
+        if options.segment_lengths == "varied":
+            text += " or so"
+        if options.documents == "separate":
+            idle = 1 - plan.num_targets / (plan.num_rows * options.lanes * options.segment_len)
+            return f"{text}, {self.store.num_documents:,} documents; {idle:.1%} of the places stay empty"
+        if plan.left_over:
+            text += f"; the last {plan.left_over:,} do not fill the lanes and are not read"
+            text += " (others in each epoch)" if options.order == "shuffled" else ""
+        return text
+
+
+def eval_segments(
+    store: TokenStore,
+    *,
+    lanes: int,
+    segment_len: int,
+    end_id: int | None,
+    documents: str = "joined",
+    ext_len: int = 0,
+) -> Iterator[SegmentBatch]:
+    """A text to be scored: every token is predicted exactly once, but the first where nothing stands before it.
+
+    Args:
+        store: the text.
+        lanes: how many places are read at once; the first token of each but the first is predicted by the last of the
+            lane before, without memory. Fewer, if there are fewer tokens.
+        segment_len: tokens of a lane at a time.
+        end_id: as of `SegmentStream`. Where it is given, the first token is predicted from it; in `separate` documents
+            the first of each, and without it the first of a document is not predicted.
+        documents: `joined` or `separate`, as in `SegmentSettings`.
+        ext_len: tokens before each segment that are read once more.
+
+    Raises:
+        ConfigError: a number is out of range, or ext_len goes with separate documents.
+        DataError: there is no token to predict.
+    """
+    if lanes < 1 or segment_len < 1:
+        raise ConfigError(f"{lanes} lanes of {segment_len} tokens are asked for; both must be at least 1.")
+    _check_ext_len(ext_len, documents)
+    plan: LanePlan
+    if documents == "separate":
+        plan = _document_lanes(store, None, lanes, segment_len, end_id)
+    else:
+        first = int(end_id is None)
+        total = max(0, len(store) - first)
+        starts, lengths = even_lanes(first, first + total, max(1, min(lanes, total)))
+        plan = TextLanes(starts, lengths, total=total, segment_len=segment_len, ext_len=ext_len)
+    if not plan.num_targets:
+        raise DataError(f"There is nothing to score: the text has {len(store)} tokens, and none that is predicted.")
+    reading = _Reading(store, end_id)
+    return (reading.batch(plan.row(number)) for number in range(plan.num_rows))
+
+
+def _document_lanes(
+    store: TokenStore, order: IntArray | None, lanes: int, segment_len: int, end_id: int | None
+) -> DocumentLanes:
+    starts, lengths = store.offsets[:-1], np.diff(store.offsets)
+    if order is not None:
+        starts, lengths = starts[order], lengths[order]
+    skipped = int(end_id is None)  # from nothing, the first token of a document cannot be predicted
+    return DocumentLanes(
+        starts + skipped, lengths - skipped, lanes=lanes, segment_len=segment_len, begins=end_id is not None
+    )
+
+
+def _check_ext_len(ext_len: int, documents: str) -> None:
+    if ext_len < 0:
+        raise ConfigError(f"ext_len is {ext_len}; it must not be negative.")
+    if ext_len and documents == "separate":
+        raise ConfigError(
+            f"ext_len is {ext_len}, but documents are kept separate, and begin in different rows; set ext_len to 0, or"
+            " read them joined."
+        )

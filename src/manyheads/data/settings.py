@@ -1,4 +1,4 @@
-"""Settings of the data room: where pairs come from and how they are cut into batches."""
+"""Settings of the data room: where pairs or texts come from and how they are cut into batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from manyheads.errors import ConfigError
 
-__all__ = ["DataSettings"]
+__all__ = ["DataSettings", "SegmentSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,4 +58,46 @@ class DataSettings:
                 f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than {longest}"
                 " tokens a micro-batch, the longest sentence allowed; raise max_tokens, or lower accumulate,"
                 " max_source_len or max_target_len."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentSettings:
+    """Text for a language model, and how it is read: in lanes side by side, a segment of each at a time.
+
+    Args:
+        path: a folder written by `manyheads prepare --task lm`, or `embedded:crime-and-punishment`.
+        lanes: how many places of the text are read at once: the rows of a batch, over all micro-batches and ranks.
+        segment_len: tokens that each lane is read on by in one optimiser step.
+        segment_lengths: `fixed`; or `varied`, as the official Transformer-XL can: nineteen times of twenty around
+            segment_len, else around half of it, with a standard deviation of 5 tokens.
+        order: of the documents: as in the `text`, or `shuffled` anew for each epoch.
+        documents: `joined` into one text that lanes cut anywhere and read across; or `separate`: a lane reads whole
+            documents, forgets at the beginning of each, and no segment holds parts of two.
+        accumulate: micro-batches, groups of lanes, that one optimiser step is split into.
+
+    Raises: ConfigError: a number is out of range, or options contradict each other.
+    """
+
+    path: str = "embedded:crime-and-punishment"
+    lanes: int = 16
+    segment_len: int = 128
+    segment_lengths: Literal["fixed", "varied"] = "fixed"
+    order: Literal["text", "shuffled"] = "text"
+    documents: Literal["joined", "separate"] = "joined"
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("lanes", "segment_len", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"data.{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.accumulate > self.lanes:
+            raise ConfigError(
+                f"data.accumulate is {self.accumulate}, but there are {self.lanes} lanes to split; choose at most as"
+                " many, or raise data.lanes."
+            )
+        if self.segment_lengths == "varied" and self.documents == "separate":
+            raise ConfigError(
+                "data.segment_lengths is 'varied' and data.documents 'separate', but documents vary in length by"
+                " themselves; use 'fixed', or 'joined'."
             )

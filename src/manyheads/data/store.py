@@ -28,12 +28,22 @@ from manyheads.data.folder import (
 )
 from manyheads.errors import DataError
 
-__all__ = ["PairStore", "TokenSide", "write_pairs"]
+__all__ = [
+    "DTYPES",
+    "OFFSET_DTYPE",
+    "PairStore",
+    "SideWriter",
+    "TokenSide",
+    "check_side",
+    "content_digest",
+    "map_side",
+    "write_pairs",
+]
 
 FORMAT = "manyheads.pairs"
 FORMAT_VERSION = 2
 SIDES = ("source", "target")
-DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSET_DTYPE = np.dtype("<i8")
 FLUSH_TOKENS = 2**20
 CHECK_TOKENS = 2**24
@@ -88,14 +98,14 @@ class PairStore:
         for name in _file_names():
             verify_file(folder / name, manifest["files"].get(name), content=verify)
         try:
-            sides = [_map_side(folder, side, dtype, num_pairs) for side in SIDES]
+            sides = [map_side(folder, side, dtype, num_pairs) for side in SIDES]
         except OSError as error:
             raise DataError(f"Cannot read {folder}: {error.strerror or error}.") from None
         if verify:
             refuse_strangers(folder, tuple(_file_names()))
             for side in sides:
-                _check_side(side, vocab_size, folder)
-        return cls(sides[0], sides[1], vocab_size, _digest(manifest))
+                check_side(side, vocab_size, folder)
+        return cls(sides[0], sides[1], vocab_size, content_digest(manifest, "num_pairs"))
 
     @classmethod
     def from_lists(cls, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int) -> PairStore:
@@ -106,7 +116,7 @@ class PairStore:
             rows = [pair[column] for pair in known]
             offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
             sides.append(TokenSide(np.concatenate([*rows, np.empty(0, np.int64)]), offsets))
-            _check_side(sides[-1], vocab_size, Path("The pairs given"))
+            check_side(sides[-1], vocab_size, Path("The pairs given"))
         content = hashlib.sha256(b"".join(side.ids.tobytes() + side.offsets.tobytes() for side in sides))
         return cls(sides[0], sides[1], vocab_size, content.hexdigest())
 
@@ -152,20 +162,31 @@ def write_pairs(folder: str | Path, pairs: Iterable[tuple[Sequence[int], Sequenc
     return written
 
 
-class _SideWriter:
-    """Collects one side's ids and writes them in blocks, so that memory stays small."""
+class SideWriter:
+    """Collects one side's ids and writes them in blocks, so that memory stays small.
+
+    Attributes: total: ids given so far.
+    """
 
     def __init__(self, ids_file: IO[bytes], offsets_file: IO[bytes], dtype: np.dtype[Any], vocab_size: int) -> None:
         self._ids_file, self._offsets_file = ids_file, offsets_file
         self._dtype, self._vocab_size = dtype, vocab_size
         self._ids = array("q")
         self._offsets = array("q", [0])
-        self._total = 0
+        self.total = 0
 
-    def add(self, ids: Sequence[int]) -> None:
-        self._ids.extend(ids)
-        self._total += len(ids)
-        self._offsets.append(self._total)
+    def add(self, ids: Sequence[int] | IntArray) -> None:
+        """A whole sentence, or the last part of one."""
+        self.add_part(ids)
+        self._offsets.append(self.total)
+
+    def add_part(self, ids: Sequence[int] | IntArray) -> None:
+        """What more of the same sentence follows."""
+        if isinstance(ids, np.ndarray):
+            self._ids.frombytes(ids.astype(np.int64).tobytes())
+        else:
+            self._ids.extend(ids)
+        self.total += len(ids)
         if len(self._ids) >= FLUSH_TOKENS:
             self.flush()
 
@@ -185,8 +206,8 @@ def _write_files(folder: Path, pairs: Iterable[tuple[Sequence[int], Sequence[int
     files = [(folder / name).open("wb") for name in _file_names()]
     num_pairs = 0
     try:
-        source = _SideWriter(files[0], files[1], DTYPES[dtype_name], vocab_size)
-        target = _SideWriter(files[2], files[3], DTYPES[dtype_name], vocab_size)
+        source = SideWriter(files[0], files[1], DTYPES[dtype_name], vocab_size)
+        target = SideWriter(files[2], files[3], DTYPES[dtype_name], vocab_size)
         for source_ids, target_ids in pairs:
             source.add(source_ids)
             target.add(target_ids)
@@ -214,13 +235,17 @@ def _file_names() -> Iterator[str]:
         yield f"{side}.offsets.bin"
 
 
-def _digest(manifest: dict[str, Any]) -> str:
-    known = {key: manifest[key] for key in ("dtype", "files", "num_pairs", "vocab_size")}
+def content_digest(manifest: dict[str, Any], count: str) -> str:
+    """SHA-256 over what a store's manifest says of its content. count: the entry that says how many there are."""
+    known = {key: manifest[key] for key in ("dtype", "files", count, "vocab_size")}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def _map_side(folder: Path, side: str, dtype: np.dtype[Any], num_pairs: int) -> TokenSide:
-    """Map both files of a side and check that they fit each other."""
+def map_side(folder: Path, side: str, dtype: np.dtype[Any], num_pairs: int) -> TokenSide:
+    """Map both files of a side and check that they fit each other.
+
+    Raises: DataError: they do not. OSError: they cannot be read.
+    """
     ids_path, offsets_path = folder / f"{side}.ids.bin", folder / f"{side}.offsets.bin"
     if offsets_path.stat().st_size != OFFSET_DTYPE.itemsize * (num_pairs + 1):
         raise DataError(f"{offsets_path} does not hold {num_pairs + 1} offsets. Prepare the data again.")
@@ -233,7 +258,8 @@ def _map_side(folder: Path, side: str, dtype: np.dtype[Any], num_pairs: int) -> 
     return TokenSide(ids, offsets)
 
 
-def _check_side(side: TokenSide, vocab_size: int, folder: Path) -> None:
+def check_side(side: TokenSide, vocab_size: int, folder: Path) -> None:
+    """Look at every id. Raises: DataError: one is outside the vocabulary."""
     for start in range(0, len(side.ids), CHECK_TOKENS):
         block = side.ids[start : start + CHECK_TOKENS]
         if block.min() < 0 or block.max() >= vocab_size:

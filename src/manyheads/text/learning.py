@@ -8,20 +8,40 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import tokenizers
 from tokenizers import models, trainers
 
 from manyheads.text.pipeline import BYTE_PIECES, BYTE_SCORE, SPECIAL_PIECES, assemble, heads_of
 
-__all__ = ["MAX_LEARNED_CHARS", "learn_pieces"]
+__all__ = ["MAX_LEARNED_CHARS", "Thinned", "learn_pieces"]
+
+T = TypeVar("T")
 
 COVERAGE = 0.9999  # share of all characters that get a piece of their own; rarer ones are spelled in bytes
 MIN_FREQUENCY = 2  # a merge seen once would be learned by heart
 MAX_LEARNED_CHARS = 10_000  # of a text: the time that a word takes grows with the square of its length
 SYMBOL_SCORE = -1e6  # no text that other pieces spell leads to a symbol
 SCORE_DECIMALS = 4  # threads add scores in any order, which differs by 1e-14: rounding makes the file the same again
+
+
+class Thinned(Generic[T]):
+    """Every n-th thing, n doubling whenever there are more than `most`: the same things for the same corpus."""
+
+    def __init__(self, most: int) -> None:
+        self.kept: list[T] = []
+        self._most = most
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, thing: T) -> None:
+        if self._seen % self._stride == 0:
+            self.kept.append(thing)
+            if len(self.kept) > self._most:
+                self.kept = self.kept[::2]
+                self._stride *= 2
+        self._seen += 1
 
 
 def learn_pieces(

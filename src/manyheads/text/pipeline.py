@@ -14,6 +14,7 @@ from manyheads.errors import DataError
 __all__ = [
     "BYTE_PIECES",
     "BYTE_SCORE",
+    "LANGUAGE_FORMAT",
     "SPACE_SIGN",
     "SPECIAL_PIECES",
     "WORD_PATTERN",
@@ -27,6 +28,9 @@ BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259 of
 SPACE_SIGN = "▁"  # how a space inside a piece is shown to people
 BYTE_SCORE = -100.0  # unigram log-probability of a byte: only where no piece fits
 MAX_PIECES = 1_000_000
+LANGUAGE_FORMAT = (
+    "manyheads.vocabulary"  # what a language model's tokenizer.json names itself; a translator's names nothing
+)
 MODEL_TYPES = {"bpe": "BPE", "unigram": "Unigram", "word": "WordLevel"}
 
 # A word keeps the space before it and the apostrophes inside it; numbers go in threes, signs by themselves, and of
@@ -126,6 +130,8 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], 
     """
     part = data.get("model") if isinstance(data, dict) else None
     kinds = [kind for kind, name in MODEL_TYPES.items() if isinstance(part, dict) and part.get("type") == name]
+    if isinstance(data, dict) and data.get("format") == LANGUAGE_FORMAT:
+        raise DataError(f"{where} is the vocabulary of a language model, which cannot translate; name a translator's.")
     if not kinds or not isinstance(part, dict):
         raise DataError(
             f"{where} is not a tokenizer of manyheads: no model of type {', '.join(MODEL_TYPES.values())} in it."

@@ -27,7 +27,7 @@ from manyheads.text.long_lines import grouped, in_parts
 from manyheads.text.pipeline import SPACE_SIGN, SPECIAL_PIECES, assemble, heads_of, take_apart
 from manyheads.text.settings import TokenizerSettings
 
-__all__ = ["Tokenizer", "check_encodable"]
+__all__ = ["Tokenizer", "check_encodable", "read_tokenizer_file"]
 
 MAX_FILE_BYTES = 64 * 2**20
 MAX_CHARS_AT_ONCE = 500_000
@@ -87,24 +87,7 @@ class Tokenizer:
 
         Raises: DataError: it is missing, too large, damaged, or not written by manyheads.
         """
-        path = Path(path)
-        try:
-            if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
-                raise DataError(f"Cannot read the tokenizer {path}: it is no regular file.")
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise DataError(
-                    f"{path} has {path.stat().st_size} bytes; a tokenizer file has at most {MAX_FILE_BYTES}."
-                )
-            raw = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"Cannot read the tokenizer {path}: {error.strerror or error}.") from None
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} is not UTF-8 at byte {error.start}; it is no tokenizer file, or damaged."
-            ) from None
-        return cls.from_json(text, where=str(path))
+        return cls.from_json(read_tokenizer_file(path), where=str(path))
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "The text") -> Tokenizer:
@@ -154,6 +137,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of ids, special ones included."""
         return len(self._pieces)
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """Every piece by id, as it stands in the file: bytes as `<0xE2>`, special ones as `</s>`."""
+        return tuple(self._pieces)
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -262,6 +250,26 @@ class Tokenizer:
     def __repr__(self) -> str:
         case = ", lowercase" if self.lowercase else ""
         return f"Tokenizer({self.kind}, {self.vocab_size} pieces{case}, {self.digest[:12]})"
+
+
+def read_tokenizer_file(path: str | Path) -> str:
+    """The text of a tokenizer.json.
+
+    Raises: DataError: it is missing, no regular file, too large, or no UTF-8.
+    """
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
+            raise DataError(f"Cannot read the tokenizer {path}: it is no regular file.")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"{path} has {path.stat().st_size} bytes; a tokenizer file has at most {MAX_FILE_BYTES}.")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"Cannot read the tokenizer {path}: {error.strerror or error}.") from None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}; it is no tokenizer file, or damaged.") from None
 
 
 def _ids(library: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:

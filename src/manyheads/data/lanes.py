@@ -1,0 +1,205 @@
+"""Where each lane of a language model's batch reads, as arithmetic: which token row n of an epoch begins at.
+
+Nothing is remembered between rows, so going on in the middle of an epoch is asking for another row.
+
+Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.2. Differs: the official code cuts the tokens into lanes, so the first
+token of every lane but one is never predicted; here what is to be predicted is cut, and each is, once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.data.sampler import mix
+from manyheads.seeding import derive_seed
+
+__all__ = ["DocumentLanes", "LanePlan", "Places", "TextLanes", "even_lanes", "equal_lanes", "varied_bounds"]
+
+IntArray = NDArray[np.int64]
+
+STANDARD_DEVIATION = 5
+SHORTEST = 5
+MOST_ABOVE = 15  # three standard deviations
+HALF_SHARE = 0.05  # of the segments, which are about half as long
+DRAW_BITS = 53
+
+
+@dataclass(frozen=True)
+class Places:
+    """What one row of a plan reads.
+
+    Attributes:
+        starts: (lanes,) position of the first token that each lane predicts.
+        lengths: (lanes,) how many it predicts; 0 where it has nothing left.
+        begins: (lanes,) whether what is before that token belongs to another document.
+        resets: (lanes,) whether what the lane has read before is to be forgotten.
+        context: tokens before the first that are read once more, in all lanes alike.
+    """
+
+    starts: IntArray
+    lengths: IntArray
+    begins: NDArray[np.bool_]
+    resets: NDArray[np.bool_]
+    context: int = 0
+
+
+class LanePlan(Protocol):
+    """An epoch. num_targets: tokens that are predicted; left_over: others, which do not fill the lanes."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_targets(self) -> int: ...
+    @property
+    def left_over(self) -> int: ...
+    def row(self, number: int) -> Places: ...
+
+
+def equal_lanes(first: int, stop: int, lanes: int) -> tuple[IntArray, IntArray]:
+    """Starts and lengths of lanes of one length, for training; what does not fill them is left over at the end."""
+    length = (stop - first) // lanes
+    return first + np.arange(lanes, dtype=np.int64) * length, np.full(lanes, length, np.int64)
+
+
+def even_lanes(first: int, stop: int, lanes: int) -> tuple[IntArray, IntArray]:
+    """Starts and lengths of lanes that differ by one at most and leave nothing over, for evaluation."""
+    bounds = first + (stop - first) * np.arange(lanes + 1, dtype=np.int64) // lanes
+    return bounds[:-1], np.diff(bounds)
+
+
+class TextLanes:
+    """Lanes that read on through one text, all by the same number of tokens at a time.
+
+    Args:
+        starts: (lanes,) first token that each lane predicts.
+        lengths: (lanes,) how many it predicts.
+        total: tokens to be predicted that there are, these lanes' and others.
+        segment_len: tokens of a row.
+        bounds: (rows + 1,) where each row begins and ends in the longest lane, in place of rows of one length.
+        ext_len: tokens before a row that are read once more, as far as the lane has any.
+    """
+
+    def __init__(
+        self,
+        starts: IntArray,
+        lengths: IntArray,
+        *,
+        total: int,
+        segment_len: int,
+        bounds: IntArray | None = None,
+        ext_len: int = 0,
+    ) -> None:
+        self._starts, self._lengths = starts, lengths
+        self._segment_len, self._bounds, self._ext_len = segment_len, bounds, ext_len
+        self.num_targets = int(lengths.sum())
+        self.left_over = total - self.num_targets
+        self._longest = int(lengths.max(initial=0))
+        self.num_rows = -(-self._longest // segment_len) if bounds is None else len(bounds) - 1
+
+    def row(self, number: int) -> Places:
+        """Raises: IndexError: there is no such row."""
+        if not 0 <= number < self.num_rows:
+            raise IndexError(f"row {number} of {self.num_rows}")
+        if self._bounds is None:
+            column = number * self._segment_len
+            width = min(self._segment_len, self._longest - column)
+        else:
+            column, stop = self._bounds[number : number + 2].tolist()
+            width = stop - column
+        lengths = np.clip(self._lengths - column, 0, width)
+        nowhere, everywhere = np.zeros(len(lengths), np.bool_), np.ones(len(lengths), np.bool_)
+        resets = everywhere if number == 0 else nowhere
+        return Places(self._starts + column, lengths, nowhere, resets, min(self._ext_len, column))
+
+
+class DocumentLanes:
+    """Lanes that read whole documents, one after the other.
+
+    Documents stay in their order; each goes to the lane in whose share of all segments it begins. So lanes may differ
+    by the longest document, and the shorter ones have nothing to read in the last rows.
+
+    Args:
+        starts: (documents,) first token of each that is predicted.
+        lengths: (documents,) tokens of each that are predicted; a document without any is left out.
+        lanes: how many.
+        segment_len: tokens of a row, or fewer where a document ends.
+        begins: whether nothing stands before the first predicted token of a document.
+    """
+
+    left_over = 0
+
+    def __init__(self, starts: IntArray, lengths: IntArray, *, lanes: int, segment_len: int, begins: bool) -> None:
+        known = lengths > 0
+        self._starts, self._lengths = starts[known], lengths[known]
+        self._segment_len, self._begins = segment_len, begins
+        segments = -(-self._lengths // segment_len)
+        self._ends = np.cumsum(segments)  # (documents,) of all segments, lane after lane
+        before = self._ends - segments
+        total = int(self._ends[-1]) if len(self._ends) else 0
+        lane = before * lanes // max(1, total)
+        bounds = np.searchsorted(lane, np.arange(lanes + 1))  # (lanes + 1,) documents
+        self._lane_segments = np.concatenate([[0], self._ends])[bounds]  # (lanes + 1,) segments
+        self.num_targets = int(self._lengths.sum())
+        self.num_rows = int(np.diff(self._lane_segments).max(initial=0))
+
+    def row(self, number: int) -> Places:
+        """Raises: IndexError: there is no such row."""
+        if not 0 <= number < self.num_rows:
+            raise IndexError(f"row {number} of {self.num_rows}")
+        segment = self._lane_segments[:-1] + number  # (lanes,)
+        there = segment < self._lane_segments[1:]
+        document = np.searchsorted(self._ends, np.where(there, segment, 0), side="right")
+        first_segment = self._ends[document] - -(-self._lengths[document] // self._segment_len)
+        column = np.where(there, segment - first_segment, 0) * self._segment_len
+        lengths = np.where(there, np.minimum(self._lengths[document] - column, self._segment_len), 0)
+        resets = there & (column == 0)
+        return Places(self._starts[document] + column, lengths, resets & self._begins, resets)
+
+
+def varied_bounds(length: int, segment_len: int, seed: int, epoch: int) -> IntArray:
+    """Where the rows of an epoch begin and end if their lengths are drawn at random.
+
+    The official code's distribution (`get_varlen_iter`): normal around segment_len, or, once in twenty, around half of
+    it; cut down to a whole number of at least 5 and at most segment_len + 15. Row n's length depends on the seed, the
+    epoch and n alone. Drawn by whole numbers, as the last digit of a logarithm differs between machines.
+
+    Args:
+        length: tokens of the longest lane.
+        segment_len: about how many a row has.
+        seed: the run's seed.
+        epoch: which pass.
+
+    Returns: (rows + 1,) from 0 to length.
+    """
+    lowest, thresholds = _thresholds(segment_len)
+    base = np.uint64(derive_seed(seed, "segment lengths", epoch))
+    bounds = [np.zeros(1, np.int64)]
+    drawn = 0
+    while bounds[-1][-1] < length:
+        numbers = np.arange(drawn, drawn + 1024, dtype=np.uint64) + base
+        draws = mix(mix(numbers)) >> np.uint64(64 - DRAW_BITS)
+        lengths = lowest + np.searchsorted(thresholds, draws, side="right")
+        bounds.append(bounds[-1][-1] + np.cumsum(lengths))
+        drawn += 1024
+    ends = np.concatenate(bounds)
+    return np.append(ends[ends < length], length)
+
+
+def _thresholds(segment_len: int) -> tuple[int, NDArray[np.uint64]]:
+    """The shortest length, and below which draw each length is it or a shorter one, the longest left out."""
+    shortest, longest = min(SHORTEST, segment_len), segment_len + MOST_ABOVE
+    shares = [
+        (1 - HALF_SHARE) * _below(length + 1, segment_len) + HALF_SHARE * _below(length + 1, segment_len / 2)
+        for length in range(shortest, longest)
+    ]
+    return shortest, np.array([round(share * 2**DRAW_BITS) for share in shares], np.uint64)
+
+
+def _below(value: float, mean: float) -> float:
+    """The share of a normal distribution that is below a value."""
+    return 0.5 * (1 + math.erf((value - mean) / (STANDARD_DEVIATION * math.sqrt(2))))

@@ -1,0 +1,58 @@
+"""Bytes as a vocabulary: id n is byte n, so nothing is unknown and every file comes back bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from manyheads.text.tokenizer import check_encodable
+from manyheads.text.vocabulary import Documents, Vocabulary
+
+__all__ = ["NUM_BYTES", "ByteVocabulary"]
+
+NUM_BYTES = 256
+
+
+class ByteVocabulary(Vocabulary):
+    """Ids 0 to 255 are bytes; 256, where there are documents, ends one.
+
+    Args: documents: what a document is.
+    """
+
+    kind = "bytes"
+    unk_id = None
+
+    def __init__(self, documents: Documents = "none") -> None:
+        self.documents = documents
+        self.end_id = None if documents == "none" else NUM_BYTES
+        self.line_id = NUM_BYTES if documents == "lines" else ord("\n")
+
+    @property
+    def vocab_size(self) -> int:
+        """256, and one more with documents."""
+        return NUM_BYTES + (self.end_id is not None)
+
+    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
+        """The bytes of each line in UTF-8. Raises: DataError: a line holds half a surrogate pair."""
+        check_encodable(lines)
+        return [list(line.encode("utf-8")) for line in lines]
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        """Bytes as they are; the end of a line that is a document gives "\\n", of any other nothing."""
+        end = b"\n" if self.documents == "lines" else b""
+        return b"".join(bytes([index]) if index < NUM_BYTES else end for index in self._checked(ids))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """A visible ASCII sign as itself, a space as `▁`, other bytes as `<0xE2>`, the end of a document as `<eod>`."""
+        return [_shown(index) for index in self._checked(ids)]
+
+    def to_json(self) -> str:
+        """The content of tokenizer.json."""
+        return self._render()
+
+
+def _shown(index: int) -> str:
+    if index == NUM_BYTES:
+        return "<eod>"
+    if index == ord(" "):
+        return "▁"
+    return chr(index) if 32 < index < 127 else f"<0x{index:02X}>"

@@ -1,0 +1,108 @@
+"""Making and reading the vocabularies of language models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+from manyheads.errors import DataError
+from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
+from manyheads.text.long_lines import in_parts
+from manyheads.text.piece_vocabulary import PieceVocabulary
+from manyheads.text.pipeline import LANGUAGE_FORMAT
+from manyheads.text.settings import TokenizerSettings, VocabularySettings
+from manyheads.text.tokenizer import Tokenizer, read_tokenizer_file
+from manyheads.text.vocabulary import FORMAT_VERSION, Documents, Vocabulary
+from manyheads.text.word_vocabulary import WordVocabulary
+
+__all__ = ["is_vocabulary", "learn_vocabulary", "load_vocabulary", "vocabulary_from_json"]
+
+DEFAULT_PIECES = 8000
+MAX_LEARNED_LINES = 2_000_000  # above it, every second line teaches the pieces, then every fourth, ...
+
+
+def learn_vocabulary(lines: Iterable[str], settings: VocabularySettings, *, num_files: int = 1) -> Vocabulary:
+    """A vocabulary for a training text. The same text gives the same bytes.
+
+    Args:
+        lines: the text; consumed as a stream, and not at all for bytes.
+        settings: level, size and documents.
+        num_files: how many files the text comes from, which matters where they are documents.
+
+    Raises: DataError: the text is empty, or holds half a surrogate pair.
+    """
+    if settings.level == "bytes":
+        return ByteVocabulary(settings.documents)
+    if settings.level == "words":
+        return WordVocabulary.learn(lines, settings, num_files=num_files)
+    sample: Thinned[str] = Thinned(MAX_LEARNED_LINES)
+    for line in lines:
+        for part, _ in in_parts(line, MAX_LEARNED_CHARS, through_words=True):
+            sample.add(part)
+    own = TokenizerSettings(kind="bpe", vocab_size=settings.vocab_size or DEFAULT_PIECES, lowercase=settings.lowercase)
+    return PieceVocabulary(Tokenizer.train(sample.kept, own), settings.documents)
+
+
+def is_vocabulary(content: Any) -> bool:
+    """Whether the parsed content of a tokenizer.json is a language model's."""
+    return isinstance(content, dict) and content.get("format") == LANGUAGE_FORMAT
+
+
+def load_vocabulary(path: str | Path) -> Vocabulary:
+    """Read a tokenizer.json, or the one in a folder.
+
+    Raises: DataError: it is missing, damaged, or a translator's.
+    """
+    path = Path(path)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    return vocabulary_from_json(read_tokenizer_file(path), where=str(path))
+
+
+def vocabulary_from_json(text: str, *, where: str = "The text") -> Vocabulary:
+    """The vocabulary that `to_json` wrote. where: what error messages call it.
+
+    Raises: DataError: it is damaged, of a newer version, or not a language model's.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not valid JSON: {error}.") from None
+    if not is_vocabulary(content):
+        raise DataError(f"{where} is not the vocabulary of a language model: its format is not {LANGUAGE_FORMAT}.")
+    version = content.get("format_version")
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+        raise DataError(
+            f"{where} has format_version {version!r}; this program reads up to {FORMAT_VERSION}. Update manyheads."
+        )
+    documents = content.get("documents")
+    if documents not in get_args(Documents):
+        raise DataError(f"{where}: documents is {documents!r}; it must be one of {', '.join(get_args(Documents))}.")
+    made = _build(content, documents, where)
+    if made.to_json() != text:  # the file is wholly determined by what was read of it
+        raise DataError(f"{where} was changed or damaged. Prepare the data again, or copy the file once more.")
+    return made
+
+
+def _build(content: dict[str, Any], documents: Documents, where: str) -> Vocabulary:
+    level = content.get("level")
+    if level == "bytes":
+        return ByteVocabulary(documents)
+    if level == "words":
+        words, lowercase = content.get("words"), content.get("lowercase")
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+            raise DataError(f"{where}: the words are missing, or are no texts.")
+        if not isinstance(lowercase, bool):
+            raise DataError(f"{where}: lowercase is {lowercase!r}; it must be true or false.")
+        try:
+            return WordVocabulary(words, documents, lowercase=lowercase)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+    if level == "bpe":
+        inner = Tokenizer.from_json(json.dumps(content.get("tokenizer"), ensure_ascii=False), where=where)
+        if inner.kind == "word" or inner.symbols:
+            raise DataError(f"{where}: its pieces are those of a {inner.kind} tokenizer, or of a parser.")
+        return PieceVocabulary(inner, documents)
+    raise DataError(f"{where}: level is {level!r}; this program knows bytes, bpe and words.")
