@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
 from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ModelFileError
 
-__all__ = ["load_settings"]
+__all__ = ["load_settings", "read_settings"]
 
 
+T = TypeVar("T")
 _MOST_BYTES = 4 << 20
 
 
 def load_settings(folder: Path) -> DecodingSettings:
+    """The settings of a translator's folder; see `read_settings`."""
+    return read_settings(folder, DecodingSettings)
+
+
+def read_settings(folder: Path, kind: type[T]) -> T:
     """The settings in `folder/generation_config.json`; the defaults if there is no such file.
+
+    Args: kind: the dataclass of the settings: a search's, or a generator's.
 
     Raises: ModelFileError: the file cannot be read or is not one JSON object. ConfigError: an unknown or bad option.
     """
     file = folder / "generation_config.json"
     if not file.exists():
-        return DecodingSettings()
+        return kind()
     try:
         if not (file.is_file() and file.stat().st_size <= _MOST_BYTES):
             raise ModelFileError(f"{file} is refused: it must be a file of at most {_MOST_BYTES:,} bytes.")
@@ -31,4 +40,4 @@ def load_settings(folder: Path) -> DecodingSettings:
         raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
     if not isinstance(values, dict):
         raise ModelFileError(f"{file} must hold one JSON object, not a {type(values).__name__}.")
-    return build(DecodingSettings, values, str(file))
+    return build(kind, values, str(file))

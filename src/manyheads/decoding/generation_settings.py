@@ -1,4 +1,4 @@
-"""Options of generating text, for `generation_config.json`, `generate` and samples in training; named as in `transformers`."""
+"""Options of generating text, for `generation_config.json` and `generate`; named as in `transformers`."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class GenerationSettings:
             raise ConfigError("stop holds an empty text, which would end every continuation at once; leave it out.")
         if len(self.stop) > _MOST_STOPS or any(len(text) > _MOST_STOP_BYTES for text in self.stop):
             raise ConfigError(
-                f"stop may hold {_MOST_STOPS:,} texts of {_MOST_STOP_BYTES:,} characters; it has {len(self.stop):,}, the"
-                f" longest of {max(map(len, self.stop)):,}."
+                f"stop may hold {_MOST_STOPS:,} texts of {_MOST_STOP_BYTES:,} characters; it has {len(self.stop):,},"
+                f" the longest of {max(map(len, self.stop)):,}."
             )
         if len(self.banned_ids) > _MOST_IDS:
             raise ConfigError(f"banned_ids has {len(self.banned_ids):,} ids; there may be {_MOST_IDS:,}.")

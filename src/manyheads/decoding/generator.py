@@ -18,7 +18,7 @@ from manyheads.architectures.pretrained import load
 from manyheads.config.build import build
 from manyheads.decoding.device import Precision, choose_device, inference
 from manyheads.decoding.ending import Ending
-from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.repetition import Repetition
@@ -117,7 +117,7 @@ class Generator:
                 f"{folder}: the model knows {model.config.vocab_size:,} ids, its vocabulary has"
                 f" {vocabulary.vocab_size:,}; they do not fit."
             )
-        return cls(model, vocabulary, load_settings(folder, GenerationSettings), chosen, precision)
+        return cls(model, vocabulary, read_settings(folder, GenerationSettings), chosen, precision)
 
     def options(self, **overrides: Any) -> GenerationSettings:
         """The settings of a call.
@@ -170,7 +170,9 @@ class Generator:
         paths = settings.num_return_sequences
         found: list[list[Continuation]] = [[] for _ in encoded]
         for places in _batches([len(ids) for ids in encoded], max(1, settings.max_rows // paths)):
-            rows = [self._row(first + place, path, encoded[place], settings) for place in places for path in range(paths)]
+            rows = [
+                self._row(first + place, path, encoded[place], settings) for place in places for path in range(paths)
+            ]
             for _ in self._write([encoded[place] for place in places], rows, settings, stop_asked):
                 pass
             for number, row in enumerate(rows):
@@ -302,8 +304,8 @@ class Generator:
         gained = log_probs.gather(1, chosen[:, None])[:, 0].tolist()
         if any(value != value for value in gained):
             raise NonFiniteError(
-                f"The model gave NaN log-probabilities for token {step + 1}; its weights are damaged or overflow in this"
-                " precision. Check the model, or use precision fp32."
+                f"The model gave NaN log-probabilities for token {step + 1}; its weights are damaged or overflow in"
+                " this precision. Check the model, or use precision fp32."
             )
         return chosen, gained
 

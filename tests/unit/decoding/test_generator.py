@@ -1,0 +1,209 @@
+"""Generating: what is written does not depend on batches, memory keeps its size, and stops and characters stay whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.decoding.ending import Ending
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.generator import Generator
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.repetition import Repetition
+from manyheads.decoding.sampling import draw
+from manyheads.errors import ConfigError, NonFiniteError, RequestError
+from manyheads.text.byte_vocabulary import ByteVocabulary
+
+PROMPTS = ["", "a", "It is a truth", "x" * 9, "Zürich, ein längerer Anfang"]
+
+
+def make(documents: Any = "none", **changes: Any) -> Generator:
+    vocabulary = ByteVocabulary(documents)
+    config = TransformerXLConfig(
+        vocab_size=vocabulary.vocab_size, d_model=16, num_heads=2, d_ff=24, num_layers=2, memory_len=12, **changes
+    )
+    torch.manual_seed(3)
+    model = build_model(config)
+    assert isinstance(model, LanguageModel)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6)  # a model of strong opinions
+    return Generator(model, vocabulary, GenerationSettings(max_new_tokens=24), "cpu")
+
+
+@pytest.fixture(scope="module")
+def generator() -> Generator:
+    return make()
+
+
+@pytest.fixture(scope="module")
+def ending() -> Generator:
+    return make("files")
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": False}, {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2}])
+def test_a_batch_writes_what_each_prompt_alone_does(generator: Generator, options: dict[str, Any]) -> None:
+    together = generator.continuations(PROMPTS, **options)
+    for number, prompt in enumerate(PROMPTS):
+        [alone] = generator.continuations([prompt], first=number, **options)
+        assert [found.ids for found in alone] == [found.ids for found in together[number]]
+        assert alone[0].log_probs == pytest.approx(together[number][0].log_probs, abs=1e-4)
+        pieces = list(generator.stream(prompt, number=number, **options))
+        assert "".join(pieces) == together[number][0].text
+    few = generator.continuations(PROMPTS, max_rows=2, **options)
+    assert [[found.ids for found in row] for row in few] == [[found.ids for found in row] for row in together]
+
+
+def test_log_probabilities_are_those_of_one_pass(generator: Generator) -> None:
+    """With a memory that covers everything, writing token by token says what reading all at once does."""
+    [[found]] = generator.continuations(["The prompt"], memory_len=100, temperature=2.0)
+    tokens = torch.tensor([[*b"The prompt", *found.ids]])
+    with torch.no_grad():
+        log_probs = generator.model.log_probs(tokens)[0]
+    expected = log_probs[len(b"The prompt") - 1 : -1].gather(1, tokens[0, len(b"The prompt") :, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found.log_probs), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_many_continuations_differ_and_repeat_by_seed(generator: Generator) -> None:
+    [found] = generator.continuations(["Once"], num_return_sequences=5)
+    assert len({tuple(one.ids) for one in found}) == 5
+    assert [one.ids for one in generator.continuations(["Once"], num_return_sequences=5)[0]] == [
+        one.ids for one in found
+    ]
+    assert generator.continuations(["Once"], seed=1)[0][0].ids != found[0].ids
+
+
+def test_a_long_prompt_is_read_in_parts(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = ["long " * 30, "short", "middle " * 5]
+    whole = generator.continuations(prompts, memory_len=200)
+    monkeypatch.setattr("manyheads.decoding.generator.READ_AT_ONCE", 7)
+    parts = generator.continuations(prompts, memory_len=200)
+    assert [found[0].ids for found in parts] == [found[0].ids for found in whole]
+
+
+def test_the_cost_of_a_token_does_not_grow(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor in a step is larger after 200 tokens than after 50, and no call sees more columns."""
+    seen: list[int] = []
+    inner = generator.model.step
+
+    def watched(tokens: Any, state: Any, lengths: Any = None) -> Any:
+        found = inner(tokens, state, lengths)
+        seen.append(max(leaf.numel() for leaf in torch.utils._pytree.tree_leaves(found[1])))
+        return found
+
+    monkeypatch.setattr(generator.model, "step", watched)
+    for _ in generator.stream("It", max_new_tokens=200):
+        pass
+    assert len(seen) == 200
+    assert max(seen[50:]) <= max(seen[:50])
+
+
+def test_documents_end(ending: Generator) -> None:
+    found = [one for rows in ending.continuations([""] * 12, max_new_tokens=100) for one in rows]
+    ended = [one for one in found if one.ended_by == "end"]
+    assert ended
+    for one in ended:
+        assert one.ids[-1] == ending.vocabulary.end_id
+        assert ending.vocabulary.end_id not in one.ids[:-1]
+    kept = ending.continuations([""] * 12, max_new_tokens=100, min_new_tokens=100)
+    assert all(rows[0].ended_by == "length" and len(rows[0].ids) == 100 for rows in kept)
+
+
+def test_stop_texts(generator: Generator) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 60, "banned_ids": tuple(range(128, 256))}
+    [[whole]] = generator.continuations(["Stop"], **options)
+    middle = whole.text[20:23]
+    [[cut]] = generator.continuations(["Stop"], stop=("never this", middle), **options)
+    assert cut.ended_by == "stop"
+    assert cut.text == whole.text[: whole.text.index(middle)]
+    assert "".join(generator.stream("Stop", stop=(middle,), **options)) == cut.text
+
+
+def test_endings_hold_back_what_may_be_a_stop_or_half_a_character() -> None:
+    ending = Ending(["END", "é!"])
+    shown = [ending.add(bytes([byte])) for byte in "aEéENxé?EN".encode()]
+    assert "".join(shown) == "aEéENxé?"
+    assert ending.add(b"D and more") == ""
+    assert ending.stopped
+    assert ending.text == "aEéENxé?"
+    half = Ending([])
+    assert half.add("é".encode()[:1]) == ""
+    assert half.finish() == "\ufffd"
+    assert half.text == "\ufffd"
+
+
+def test_min_p_leaves_the_likely() -> None:
+    log_probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().repeat(200, 1)
+    numbers = torch.linspace(0, 1, 200)
+    assert set(draw(log_probs, numbers, min_p=0.4).tolist()) == {0, 1}
+    assert set(draw(log_probs, numbers, min_p=0.2).tolist()) == {0, 1, 2}
+    assert set(draw(log_probs, numbers).tolist()) == {0, 1, 2, 3}
+
+
+def test_no_ngram_twice(generator: Generator) -> None:
+    [[found]] = generator.continuations(["abab"], no_repeat_ngram_size=2, max_new_tokens=120, do_sample=False)
+    ids = [*b"abab", *found.ids]
+    pairs = list(zip(ids[3:], ids[4:], strict=False))
+    assert len(set(pairs)) == len(pairs)
+    [[free]] = generator.continuations(["abab"], max_new_tokens=120, do_sample=False)
+    again = list(zip(free.ids, free.ids[1:], strict=False))
+    assert len(set(again)) < len(again)
+
+
+def test_the_penalty_is_on_what_was_said() -> None:
+    """Prompts count; rows that are dropped take their past along."""
+    device = torch.device("cpu")
+    repetition = Repetition([[1, 2], [], [3]], 5, penalty=2.0, ngram_size=0, device=device)
+    repetition.add(torch.tensor([4, 0, 3]))
+    said = [{1, 2, 4}, {0}, {3}]
+    for rows in ([0, 1, 2], [1, 2]):
+        repetition.select(rows)
+        log_probs = torch.full((len(rows), 5), -1.0)
+        expected = torch.tensor([[-2.0 if token in said[row] else -1.0 for token in range(5)] for row in rows])
+        torch.testing.assert_close(repetition.apply(log_probs), expected)
+
+
+def test_stopping_and_mistakes(generator: Generator) -> None:
+    with pytest.raises(SearchStopped):
+        generator.generate("a", stop_asked=lambda: True)
+    with pytest.raises(RequestError, match="one string"):
+        generator.continuations("text")
+    with pytest.raises(RequestError, match="prompt 2 is a int"):
+        generator.generate(["a", 3])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="banned_ids holds 256"):
+        generator.generate("a", banned_ids=[256])
+    with pytest.raises(ConfigError, match="temprature"):
+        generator.generate("a", temprature=2)
+    assert generator.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"min_p": 1.0}, "min_p is 1.0"),
+        ({"num_return_sequences": 2, "do_sample": False}, "would be the same"),
+        ({"min_new_tokens": 300}, "above max_new_tokens"),
+        ({"stop": ("",)}, "empty text"),
+        ({"memory_len": 0}, "memory_len is 0"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GenerationSettings(**options)
+
+
+def test_nan_is_named(generator: Generator) -> None:
+    broken = make()
+    with torch.no_grad():
+        next(broken.model.parameters()).fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="token 1"):
+        broken.generate("a")
