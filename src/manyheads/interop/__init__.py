@@ -43,5 +43,6 @@ PEERS: Mapping[str, Loader] = _Peers(
         "annotated-transformer": "manyheads.interop.annotated_transformer",
         "torch/Transformer": "manyheads.interop.torch_transformer",
         "transformers/Marian": "manyheads.interop.marian",
+        "transformers/TransfoXL": "manyheads.interop.transfo_xl",
     }
 )
