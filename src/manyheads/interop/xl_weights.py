@@ -118,9 +118,9 @@ def import_xl(module: LanguageModel, state_dict: Mapping[str, Tensor], names: XL
         if found:
             weights[group[0]] = next(iter(found.values()))
     # `import_weights` knows a parameter by its first name alone; ours may be listed under another.
-    first = {id(tensor): name for name, tensor in module.named_parameters()}
+    listed = {id(tensor): name for name, tensor in module.named_parameters()}
     own = dict(module.named_parameters(remove_duplicate=False))
-    pairs = [Pair(peer, tuple(first[id(own[name])] for name in ours)) for peer, ours in names.pairs(module.config)]
+    pairs = [Pair(peer, tuple(listed[id(own[name])] for name in ours)) for peer, ours in names.pairs(module.config)]
     import_weights(module, weights, pairs)
 
 
