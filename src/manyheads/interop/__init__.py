@@ -41,7 +41,10 @@ class _Peers(Mapping[str, "Loader"]):
 PEERS: Mapping[str, Loader] = _Peers(
     {
         "annotated-transformer": "manyheads.interop.annotated_transformer",
+        "kimiyoung/TransformerXL": "manyheads.interop.kimiyoung_transformer_xl",
+        "kimiyoung/sample_logits": "manyheads.interop.kimiyoung_sample_logits",
         "torch/Transformer": "manyheads.interop.torch_transformer",
         "transformers/Marian": "manyheads.interop.marian",
+        "transformers/TransfoXL": "manyheads.interop.transfo_xl",
     }
 )

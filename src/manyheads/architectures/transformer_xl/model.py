@@ -23,7 +23,7 @@ from manyheads.nn.dropout import Dropout
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding
 from manyheads.nn.precision import low_precision
 
-__all__ = ["TransformerXL"]
+__all__ = ["TransformerXL", "distances_back"]
 
 
 class TransformerXL(nn.Module):
@@ -162,7 +162,7 @@ class TransformerXL(nn.Module):
         if state.reach >= needed and state.positions[0].dtype == like.dtype:
             return state
         reach = min(max(2 * needed, 16), max(needed, state.attending.memory_len + new_len))
-        places = self._encoded(_distances(reach, state.attending.clamp_len, like.device), reach, like)
+        places = self._encoded(distances_back(reach, state.attending.clamp_len, like.device), reach, like)
         projected = [cast(RelativeLayer, layer).attention.project_positions(places) for layer in self.layers]
         biases = tuple(bias.to(like.dtype) for _, bias in projected if bias is not None)
         positions = tuple(one.to(like.dtype).contiguous() for one, _ in projected)
@@ -183,7 +183,7 @@ class TransformerXL(nn.Module):
         """Where memory and segment stand, in the form that the kind of attention wants."""
         k_len, clamp_len = state.columns + new_len, state.attending.clamp_len
         if self.config.attention.startswith("relative") or lengths is None:
-            distances = _distances(k_len, clamp_len, like.device)
+            distances = distances_back(k_len, clamp_len, like.device)
         else:  # a lane's positions count back from its own last token
             steps = torch.arange(k_len, device=like.device)
             distances = (state.columns - 1 + lengths[:, None] - steps).clamp(min=0, max=clamp_len)
@@ -197,7 +197,7 @@ class TransformerXL(nn.Module):
         return self.dropout(encoded)  # type: ignore[no-any-return]
 
 
-def _distances(k_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
+def distances_back(k_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
     """From the last query to each key: (k_len,), farthest first, whole numbers in every compute type."""
     distances = torch.arange(k_len - 1, -1, -1, device=device)
     return distances if clamp_len is None else distances.clamp(max=clamp_len)
