@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the pa
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES)
 REPORT = ValidationReport(
-    step=6, loss=1.0, perplexity=2.7, samples=(Sample(source="a", reference="b", translation="c"),)
+    step=6, loss=1.0, perplexity=2.7, samples=(Sample(source="a", text="c", reference="b"),)
 )
 RUN = "runs/tiny"
 

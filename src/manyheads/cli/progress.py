@@ -104,9 +104,11 @@ class LiveReporter:
             for signature in report.signatures():
                 self._print(Text(f"  {signature}", "dim"))
         for sample in report.samples:
-            self._print(Text(f"  {_line(sample.source)}", "dim"))
-            self._print(Text.assemble("  = ", (_line(sample.reference), "dim")))
-            self._print(Text.assemble(("  > ", "green"), _line(sample.translation)))
+            if sample.source:
+                self._print(Text(f"  {_line(sample.source)}", "dim"))
+            if sample.reference is not None:
+                self._print(Text.assemble("  = ", (_line(sample.reference), "dim")))
+            self._print(Text.assemble(("  > ", "green"), _line(sample.text)))
         self._redraw(now=True)
 
     def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:

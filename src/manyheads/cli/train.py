@@ -20,7 +20,7 @@ from manyheads.config.merge import field_types, overrides
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 from manyheads.training.presets import PRESETS
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RUNS, RunConfig, TrainConfig
 
 if TYPE_CHECKING:
     from manyheads.training.report import TrainResult
@@ -104,7 +104,7 @@ def run(arguments: Sequence[str]) -> int:
     return 128 + result.signal_number if result.signal_number is not None else 0
 
 
-def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, TrainConfig]:
+def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunConfig]:
     """What the command line asks for.
 
     Raises: ConfigError: unknown options and presets, files that cannot be read, values of the wrong type or out of
@@ -113,7 +113,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, TrainConfig]
     mistakes: list[str] = []
     own, rest = _split(arguments, mistakes)
     names = [name.replace("_", "-") for name in field_types(TrainOptions)]
-    typed = overrides(TrainConfig, rest, also=names, mistakes=mistakes)
+    typed = overrides(tuple(RUNS.values()), rest, also=names, mistakes=mistakes)
     options = _noting(mistakes, lambda: build(TrainOptions, own, "the command line"))
     if options is None:  # go on with what cannot be wrong, to find what else is
         options = TrainOptions(preset=own.get("preset"), config=own.get("config", ()))
@@ -122,9 +122,10 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, TrainConfig]
     sources = [*_base(options, typed, mistakes), typed]
     if len(sources) == 1 and not mistakes and not typed.values.get("data", {}).get("path"):
         raise ConfigError(NOTHING.format(presets=", ".join(PRESETS)))
+    kind = _kind_of_run(sources, mistakes)
     # Without its preset or a file, what is left of a run may be wrong in ways that nobody wrote.
     whole = len(sources) == 1 + bool(options.preset) + len(options.config) or not mistakes
-    config = _noting(mistakes, lambda: resolve(TrainConfig, sources)) if whole else None
+    config = _noting(mistakes, lambda: resolve(kind, sources)) if whole else None
     if options.quiet and options.verbose:
         mistakes.append("--quiet and --verbose contradict each other.")
     if mistakes or config is None:
@@ -177,6 +178,23 @@ def _base(options: TrainOptions, typed: Source, mistakes: list[str]) -> list[Sou
     return sources
 
 
+def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConfig]:
+    """What is trained, as the sources' model.architecture says; a translator if none does."""
+    named: dict[str, str] = {}
+    for source in sources:
+        model = source.values.get("model")
+        name = model.get("architecture") if isinstance(model, dict) else None
+        if isinstance(name, str):
+            named.setdefault(name, source.name)
+            if name not in RUNS:
+                near = did_you_mean(name, RUNS)
+                mistakes.append(f"{source.name}: model.architecture is {name!r}; there are: {', '.join(RUNS)}.{near}")
+    if len(named) > 1:
+        listed = ", ".join(f"{name} by {where}" for name, where in named.items())
+        mistakes.append(f"model.architecture is set twice ({listed}), but a run's settings are those of one; drop one.")
+    return RUNS.get(next(iter(named), ""), TrainConfig)
+
+
 def _noting(mistakes: list[str], make: Callable[[], T]) -> T | None:
     try:
         return make()
@@ -197,7 +215,8 @@ def summary(result: TrainResult) -> str:
         name = signal.Signals(result.signal_number).name
         lines.append(("stopped", f"by {name} at step {result.step:,}; the same command goes on from there"))
     if result.model_dir is not None:
-        lines.append(("next", f"{program()} translate {result.run_dir}"))
+        verb = "generate" if result.writes else "translate"
+        lines.append(("next", f"{program()} {verb} {result.run_dir}"))
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
 
 
@@ -212,10 +231,9 @@ def _help(arguments: Sequence[str]) -> str:
         for setting in describe(TrainOptions)
     ]
     sections = [("options", option_lines(options)), ("presets", presets)]
+    defaults: RunConfig = preset() if preset else TrainConfig()
     chosen = f"preset {own['preset']}" if preset else "without a preset"
-    settings = groupby(
-        describe(TrainConfig, preset() if preset else None), key=lambda setting: setting.path.rpartition(".")[0]
-    )
+    settings = groupby(describe(type(defaults), defaults), key=lambda setting: setting.path.rpartition(".")[0])
     by_section: dict[str, list[str]] = {}
     for path, group in settings:
         if not path:  # --run-dir, --seed ... are written as other commands write theirs

@@ -86,7 +86,7 @@ def _fields_of(classes: Sequence[type]) -> dict[str, Any]:
 
 
 def overrides(
-    cls: type,
+    classes: type | Sequence[type],
     arguments: Sequence[str],
     name: str = "the command line",
     *,
@@ -98,15 +98,16 @@ def overrides(
     Dashes and underscores are alike. Values stay text (types are checked later), but `null` is None and `[...]` a list.
 
     Args:
-        cls: the settings.
+        classes: the settings; of several classes any name is accepted, which of them it is will be seen later.
         arguments: of the command line.
         name: what to call them in messages.
         also: other options that a mistyped one may have meant.
         mistakes: takes the messages, for a caller that has more to check; None raises them.
 
-    Raises: ConfigError: an option is no setting of `cls`, or lacks its value; the nearest name is offered.
+    Raises: ConfigError: an option is no setting of them, or lacks its value; the nearest name is offered.
     """
-    known = dotted_names(cls)
+    classes = (classes,) if isinstance(classes, type) else tuple(classes)
+    known = list(dict.fromkeys(name for cls in classes for name in dotted_names(cls)))
     values: dict[str, Any] = {}
     found: list[str] = []
     rest = list(arguments)
@@ -123,7 +124,7 @@ def overrides(
             near = did_you_mean(path, [*also, *known], prefix="--")
             found.append(f"--{option} is no option or setting.{near}")
             continue
-        _set((cls,), values, path.split("."), _value(text) if has_value else True)
+        _set(classes, values, path.split("."), _value(text) if has_value else True)
     if mistakes is not None:
         mistakes += found
     elif found:
@@ -133,12 +134,14 @@ def overrides(
 
 def _set(classes: Sequence[type], values: dict[str, Any], path: list[str], value: Any) -> None:
     for part in path[:-1]:
-        classes = variants(_fields_of(classes)[part])
+        fields = [field_types(cls).get(part) for cls in classes]
+        own = variants(fields[0]) if len(fields) == 1 else ()
+        classes = [inner for annotation in fields for inner in variants(annotation)]
         inner = values.get(part)
         if not isinstance(inner, dict):
             # `--model.attention additive` may stand before `--model.attention.hidden_dim 64`
-            chosen = isinstance(inner, str) and len(classes) > 1
-            values[part] = inner = {tag_of(classes)[0]: inner} if chosen else {}
+            chosen = isinstance(inner, str) and len(own) > 1
+            values[part] = inner = {tag_of(own)[0]: inner} if chosen else {}
         values = inner
     values[path[-1]] = value
 

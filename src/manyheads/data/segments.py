@@ -54,6 +54,16 @@ class SegmentBatch:
         """Targets that count in the loss."""
         return int((self.lengths - self.num_context).clamp(min=0).sum())
 
+    @property
+    def size(self) -> int:
+        """Numbers that it takes, padding included."""
+        return self.tokens.numel()
+
+    def describe(self) -> str:
+        """Its shape in words."""
+        lanes, length = self.tokens.shape
+        return f"{lanes} lanes of {length} tokens"
+
     def split(self, parts: int) -> list[SegmentBatch]:
         """Contiguous groups of lanes, whose sizes differ by one at most; as many as there are lanes, if not more."""
         shares = np.array_split(np.arange(len(self.lengths)), min(parts, len(self.lengths)))

@@ -104,6 +104,10 @@ class TrainingStream:
             why = f"all {self.report.total} are too long ({limits})" if self.report.total else "there are none"
             raise DataError(f"No training pairs are left: {why}.")
 
+    def describe(self) -> str:
+        """One line for people."""
+        return self.report.describe()
+
     def plan(self, epoch: int) -> BatchPlan:
         """The plan of an epoch, over the kept pairs; the last two are remembered."""
         if epoch not in self._plans:

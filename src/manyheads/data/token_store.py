@@ -86,6 +86,15 @@ class TokenStore:
         check_side(side, vocab_size, Path("The text given"))
         return cls(side, vocab_size, hashlib.sha256(side.ids.tobytes() + offsets.tobytes()).hexdigest())
 
+    def first(self, count: int) -> TokenStore:
+        """The text's first tokens, without a copy; its last document may be a part of one."""
+        if count >= len(self):
+            return self
+        last = int(np.searchsorted(self.offsets, count, side="left"))
+        offsets = np.append(self.offsets[:last], np.int64(count))
+        digest = hashlib.sha256(f"{self.digest} {count}".encode()).hexdigest()
+        return TokenStore(TokenSide(self.ids[:count], offsets), self.vocab_size, digest)
+
     def __len__(self) -> int:
         """Tokens."""
         return len(self.ids)

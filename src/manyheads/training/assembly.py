@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 
+from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.config.files import to_plain
 from manyheads.seeding import derive_seed
 from manyheads.training.ema import MovingAverage
+from manyheads.training.language_modelling import LanguageObjective
 from manyheads.training.memory import Memory
 from manyheads.training.objective import Data, Objective, Stream
 from manyheads.training.optimiser import build_optimiser
-from manyheads.training.settings import RunConfig, TrainConfig
+from manyheads.training.settings import RunConfig, TextConfig, TrainConfig
 from manyheads.training.state import Counters, named_parameters
 from manyheads.training.translation import TranslationObjective
 
@@ -30,7 +32,7 @@ class Assembly:
 
     objective: Objective
     device: torch.device
-    model: Seq2Seq
+    model: Seq2Seq | LanguageModel
     optimiser: torch.optim.Optimizer
     average: MovingAverage | None
     counters: Counters
@@ -80,7 +82,9 @@ def assemble(config: RunConfig, device: torch.device, data_dir: Path) -> Assembl
 
 
 def _objective(config: RunConfig, data_dir: Path) -> Objective:
-    """The one line that a newcomer adds."""
+    """A newcomer adds one line."""
     if isinstance(config, TrainConfig):
         return TranslationObjective(config, data_dir)
+    if isinstance(config, TextConfig):
+        return LanguageObjective(config, data_dir)
     raise TypeError(f"nothing trains by a {type(config).__name__}")

@@ -96,7 +96,8 @@ class Keeper:
             raise CheckpointError(
                 f"{checkpoint.path} holds NaN or infinity in {bad}; go on from an older one: --resume PATH."
             )
-        restore(checkpoint.tensors, assembly.model, assembly.optimiser, assembly.average, assembly.memory)
+        first = assembly.objective.first_state(assembly.model)
+        restore(checkpoint.tensors, assembly.model, assembly.optimiser, assembly.average, assembly.memory, first)
 
     def check_space(self) -> None:
         """Refuse to begin a run whose second checkpoint would not fit.

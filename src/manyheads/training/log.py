@@ -168,9 +168,8 @@ class PlainReporter:
         for signature in report.signatures():
             self._line(f"  {signature}")
         for sample in report.samples:
-            self._line(f"  source      {sample.source}")
-            self._line(f"  reference   {sample.reference}")
-            self._line(f"  translation {sample.translation}")
+            for name, text in sample.labelled():
+                self._line(f"  {name:<11} {text}")
 
     def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:
         self._line(f"warning: {text}" if level == "warning" else text)

@@ -26,7 +26,7 @@ from manyheads.training.recorder import Recorder
 from manyheads.training.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.schedule import learning_rate
-from manyheads.training.settings import RunConfig
+from manyheads.training.settings import RunConfig, TextConfig
 from manyheads.training.signals import StopFlag, catch_signals
 from manyheads.training.step import Stepper
 
@@ -131,7 +131,7 @@ class Trainer:
             device=str(assembly.device),
             precision=config.precision,
             num_parameters=sum(parameter.numel() for parameter in assembly.model.parameters()),
-            data=f"{assembly.data.describe()}\n{assembly.stream.report.describe()}",
+            data=f"{assembly.data.describe()}\n{assembly.stream.describe()}",
             step=assembly.counters.step,
             max_steps=config.training.max_steps,
             max_minutes=config.training.max_minutes,
@@ -255,6 +255,7 @@ class Trainer:
             model_dir=folder.model if folder.model.is_dir() else None,
             best_step=counters.best_step,
             best_score=counters.best_score,
+            writes=isinstance(self._config, TextConfig),
             best_by=self._config.validation.best_by,
             last_validation=self._last_validation,
             plots=plots,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.errors import CheckpointError
@@ -39,10 +39,10 @@ class Memory:
             for number, leaf in enumerate(pytree.tree_leaves(state))
         }
 
-    def load(self, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    def load(self, tensors: Mapping[str, Tensor], template: Any) -> None:
         """Put the tensors of a checkpoint back.
 
-        Args: model: a composite whose `start_memory(lanes)` gives a state of the same structure.
+        Args: template: a state of the same structure; None of a model that remembers nothing.
 
         Raises: CheckpointError: there are other tensors than that structure has.
         """
@@ -52,8 +52,8 @@ class Memory:
             if not (micro.isdecimal() and number.isdecimal()):
                 raise CheckpointError(f"The checkpoint's memory holds {name!r}, which is no part of a memory.")
             by_micro.setdefault(int(micro), {})[int(number)] = tensor
-        start = getattr(model, "start_memory", None)
-        like, structure = pytree.tree_flatten(None if start is None else start(1))
+        like, structure = pytree.tree_flatten(template)
+        like = [] if template is None else like
         self._states = {}
         for index, leaves in by_micro.items():
             if sorted(leaves) != list(range(len(like))):

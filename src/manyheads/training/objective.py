@@ -65,11 +65,8 @@ class Batch(Protocol):
     def to(self, device: torch.device | str) -> Self: ...
 
 
-class Stream(Protocol):
+class Stream(Described, Protocol):
     """Batches by epoch and row, the same at every call."""
-
-    @property
-    def report(self) -> Described: ...
 
     def rows(self, epoch: int) -> int: ...
 
@@ -110,6 +107,10 @@ class Objective(Protocol):
     @property
     def generation(self) -> Any:
         """Settings of the search that a model folder keeps, a dataclass."""
+        ...
+
+    def first_state(self, model: Any) -> Any:
+        """What the model remembers of nothing; None for models that remember nothing."""
         ...
 
     def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> Judge:

@@ -138,6 +138,8 @@ class Recorder:
                 "ill_formed": report.ill_formed,
                 "brackets_signature": report.brackets_signature,
             }
+        if report.bits_per_byte is not None:
+            record["bits_per_byte"] = report.bits_per_byte
         self._write({**record, "best": report.best})
         if report.samples:
             path = self._folder.samples / f"step-{report.step}.txt"

@@ -52,11 +52,17 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One validation sentence, its reference, and what the model makes of it."""
+    """What the model makes of a source: a translation, beside its reference; or a text that goes on from a prompt."""
 
     source: str
-    reference: str
-    translation: str
+    text: str
+    reference: str | None = None
+
+    def labelled(self) -> list[tuple[str, str]]:
+        """Each part with its name."""
+        if self.reference is None:
+            return [("prompt", self.source), ("text", self.text)] if self.source else [("text", self.text)]
+        return [("source", self.source), ("reference", self.reference), ("translation", self.text)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,8 @@ class ValidationReport:
     """Told after every validation.
 
     loss: nats a target token, no smoothing. bleu, chrf: None if not asked for. Of a parser instead: f1 of labelled
-    brackets, exact_match, both in percent, and ill_formed, the number of sentences whose trees were mended.
+    brackets, exact_match, both in percent, and ill_formed, the number of sentences whose trees were mended. Of a
+    language model: bits_per_byte of the text.
     """
 
     step: int
@@ -78,6 +85,7 @@ class ValidationReport:
     exact_match: float | None = None
     ill_formed: int | None = None
     brackets_signature: str | None = None
+    bits_per_byte: float | None = None
     best: bool = False
     samples: tuple[Sample, ...] = ()
 
@@ -90,6 +98,8 @@ class ValidationReport:
             ("exact", self.exact_match, "%"),
         )
         shown = [f"{name} {value:.2f}{unit}" for name, value, unit in named if value is not None]
+        if self.bits_per_byte is not None:
+            shown.append(f"{self.bits_per_byte:.3f} bits/byte")
         return [*shown, *([] if self.ill_formed is None else [f"ill-formed {self.ill_formed}"])]
 
     def signatures(self) -> list[str]:
@@ -110,6 +120,7 @@ class TrainResult:
     stopped_by: with `signal`, signal_number says which one, and the exit code is to be 128 + it. model_dir: the best
     model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
     `ValidationReport.merit`); best_by: what it is of.
+    writes: whether the model goes on from texts, and does not translate them.
     """
 
     run_dir: Path
@@ -126,6 +137,7 @@ class TrainResult:
     best_by: Literal["loss", "bleu", "f1"] = "loss"
     last_validation: ValidationReport | None = None
     plots: tuple[Path, ...] = ()
+    writes: bool = False
 
     def best(self) -> str | None:
         """`step 3,000, BLEU 31.41` and the like, for people; None before the first validation."""

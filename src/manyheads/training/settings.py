@@ -7,15 +7,22 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.data.settings import DataSettings
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.data.settings import DataSettings, SegmentSettings
+from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
-from manyheads.text.settings import TokenizerSettings
+from manyheads.evaluation.reading import Reading
+from manyheads.text.settings import TokenizerSettings, VocabularySettings
 
 __all__ = [
+    "RUNS",
+    "JudgingSettings",
     "OptimiserSettings",
     "RunConfig",
     "ScheduleSettings",
+    "TextConfig",
+    "TextValidationSettings",
     "TrainConfig",
     "TrainingSettings",
     "ValidationSettings",
@@ -84,35 +91,71 @@ class ScheduleSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationSettings:
+class JudgingSettings:
     """Looking at held-out data during training.
 
     Args:
         every_steps: optimiser steps between two validations; 0 validates at the end only.
-        bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF, or of a parser
-            for F1; 0 skips it; -1 is all.
-        bleu_tokenize: BLEU's tokenizer: `none` for text that is tokenised already, `13a` (sacreBLEU's default) else.
-        num_samples: of those, how many are written to samples/ and shown.
-        best_by: what decides which checkpoint is the best; `f1` is of parsers.
+        num_samples: how many outputs are written to samples/ and shown.
+        best_by: what decides which checkpoint is the best; `bleu` is of translators, `f1` of parsers.
         patience: stop after so many validations without a better one; 0 never stops.
     """
 
     every_steps: int = 1000
-    bleu_sentences: int = 500
-    bleu_tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
     num_samples: int = 5
     best_by: Literal["loss", "bleu", "f1"] = "loss"
     patience: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("every_steps", 0), ("bleu_sentences", -1), ("num_samples", 0), ("patience", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"validation.{name} is {getattr(self, name)}; it must be at least {least}.")
+        self._refuse_below(every_steps=0, num_samples=0, patience=0)
+
+    def _refuse_below(self, **least: int) -> None:
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"validation.{name} is {getattr(self, name)}; it must be at least {bound}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings(JudgingSettings):
+    """How translators and parsers are judged.
+
+    Args:
+        bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF, or of a parser
+            for F1; 0 skips it; -1 is all.
+        bleu_tokenize: BLEU's tokenizer: `none` for text that is tokenised already, `13a` (sacreBLEU's default) else.
+    """
+
+    bleu_sentences: int = 500
+    bleu_tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_below(bleu_sentences=-1)
         if self.best_by != "loss" and self.bleu_sentences == 0:
             raise ConfigError(
                 f"validation.best_by is {self.best_by!r} but validation.bleu_sentences is 0; translate some, or use"
                 " 'loss'."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextValidationSettings(JudgingSettings):
+    """How language models are judged: by the likelihood of held-out text, and by what they write.
+
+    Args:
+        sample_tokens: length of each sample.
+        prompt: what samples continue; empty begins a text.
+    """
+
+    num_samples: int = 1
+    sample_tokens: int = 200
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_below(sample_tokens=1)
+        if self.best_by != "loss":
+            raise ConfigError(f"validation.best_by is {self.best_by!r}; a language model has no score but its 'loss'.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +243,7 @@ class RunConfig:
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
-    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    validation: JudgingSettings = field(default_factory=JudgingSettings)
 
     def __post_init__(self) -> None:
         if self.num_threads < 0:
@@ -214,4 +257,28 @@ class TrainConfig(RunConfig):
     data: DataSettings = field(default_factory=DataSettings)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     model: TransformerConfig = field(default_factory=TransformerConfig)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(RunConfig):
+    """A language model's run, as `TrainConfig` is a translator's."""
+
+    data: SegmentSettings = field(default_factory=SegmentSettings)
+    vocabulary: VocabularySettings = field(default_factory=VocabularySettings)
+    model: TransformerXLConfig = field(default_factory=TransformerXLConfig)
+    validation: TextValidationSettings = field(default_factory=TextValidationSettings)
+    reading: Reading = field(default_factory=Reading)
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training.r_drop:
+            raise ConfigError(
+                f"training.r_drop is {self.training.r_drop}; it is for translators and parsers, set it to 0."
+            )
+
+
+RUNS: dict[str, type[RunConfig]] = {"transformer": TrainConfig, "transformer-xl": TextConfig}
+"""model.architecture -> the settings of a run that trains one."""

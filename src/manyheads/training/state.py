@@ -117,8 +117,9 @@ def restore(
     optimiser: torch.optim.Optimizer,
     average: MovingAverage | None,
     memory: Memory,
+    first_state: Any = None,
 ) -> None:
-    """Put the tensors of a checkpoint back.
+    """Put the tensors of a checkpoint back. first_state: see `Objective.first_state`.
 
     Raises: CheckpointError, ModelFileError: a file is missing, or names or shapes do not fit the model.
     """
@@ -130,4 +131,4 @@ def restore(
     load_optimiser_tensors(optimiser, named, tensors["optimiser"])
     if average is not None:
         average.load(tensors["ema"])
-    memory.load(tensors.get("memory", {}), model)
+    memory.load(tensors.get("memory", {}), first_state)

@@ -48,6 +48,9 @@ class TranslationObjective:
         """See `Objective.generation`."""
         return self.config.decoding
 
+    def first_state(self, model: Seq2Seq) -> None:
+        """See `Objective.first_state`."""
+
     def judge(self, model: Seq2Seq, device: torch.device, stop: StopFlag, translate: Translate | None) -> Validator:
         """See `Objective.judge`."""
         if translate is None and self.config.validation.bleu_sentences:

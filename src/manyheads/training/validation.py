@@ -114,7 +114,7 @@ class Validator:
         bleu = corpus_bleu(translations, references, tokenize=self._config.validation.bleu_tokenize)
         chrf = corpus_chrf(translations, references)
         shown = zip(texts, translations, strict=True)
-        samples = [Sample(source=src, reference=ref, translation=out) for (src, ref), out in shown]
+        samples = [Sample(source=src, reference=ref, text=out) for (src, ref), out in shown]
         return ValidationReport(
             step=step,
             loss=loss,
@@ -141,7 +141,7 @@ class Validator:
             ill_formed=report.ill_formed,
             brackets_signature=SIGNATURE,
             samples=tuple(
-                Sample(source=sentence, reference=tree, translation="" if found is None else format_tree(found))
+                Sample(source=sentence, reference=tree, text="" if found is None else format_tree(found))
                 for (sentence, tree), found in shown
             ),
         )
@@ -164,12 +164,9 @@ class Validator:
 
 
 def write_samples(path: Path, report: ValidationReport) -> None:
-    """source, reference and translation of each sample, blank lines between them.
+    """The parts of each sample, blank lines between them.
 
     Raises: SaveError: the file cannot be written.
     """
-    blocks = [
-        f"source:      {sample.source}\nreference:   {sample.reference}\ntranslation: {sample.translation}\n"
-        for sample in report.samples
-    ]
+    blocks = ["".join(f"{name + ':':<12} {text}\n" for name, text in sample.labelled()) for sample in report.samples]
     write_text(path, "\n".join(blocks))

@@ -40,7 +40,7 @@ def test_metrics_are_cut_back_to_what_a_checkpoint_knows(tmp_path: Path) -> None
 def test_plain_lines() -> None:
     stream = io.StringIO()
     reporter = PlainReporter(stream)
-    sample = Sample(source="a\nb", reference="r", translation="t")
+    sample = Sample(source="a\nb", text="t", reference="r")
     reporter.validation(
         ValidationReport(step=5, loss=1.5, perplexity=4.48, bleu=12.345, chrf=30.0, bleu_signature="sig", best=True,
                          samples=(sample,))

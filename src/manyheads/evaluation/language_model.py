@@ -1,0 +1,82 @@
+"""Likelihood of a text under a language model, every token once, with a protocol that says how it was read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from manyheads.data.segments import eval_segments
+from manyheads.data.token_store import TokenStore
+from manyheads.evaluation.likelihood import Likelihood
+from manyheads.evaluation.reading import Reading
+
+__all__ = ["bits_per", "evaluate_text"]
+
+
+class _Scores(Protocol):
+    """A composite: `architectures.language_model.LanguageModel`."""
+
+    config: Any
+
+    def start(self, lanes: int, attending: Any = None, *, projected: bool = True) -> Any: ...
+
+    def __call__(self, batch: Any, state: Any = None) -> Any: ...
+
+
+@torch.no_grad()
+def evaluate_text(
+    model: _Scores,
+    store: TokenStore,
+    reading: Reading,
+    *,
+    end_id: int | None,
+    device: torch.device | str = "cpu",
+    stop: Callable[[], bool] | None = None,
+    told: Callable[[int], None] | None = None,
+) -> Likelihood | None:
+    """Score a text, summed in double precision.
+
+    Paper: Dai et al. 2019, sec. 4.1: memory and segment may have other lengths than in training.
+    Args:
+        model: a module is put into evaluation mode for the time being.
+        store: the text.
+        reading: segments, memory and lanes.
+        end_id: the vocabulary's; the first token is predicted from it, and not at all if it is None.
+        device: where the model is.
+        stop: asked before each segment.
+        told: told after each segment how many tokens were scored.
+
+    Returns: sums over all tokens; None if `stop` said yes.
+    Raises: DataError: there is nothing to score.
+    """
+    was_training = isinstance(model, torch.nn.Module) and model.training
+    if isinstance(model, torch.nn.Module):
+        model.eval()
+    part = store.first(reading.max_tokens) if reading.max_tokens else store
+    options: dict[str, Any] = {"lanes": reading.lanes, "segment_len": reading.segment_len}
+    sums, num_tokens = [], 0
+    state: Any = None
+    try:
+        for batch in eval_segments(part, end_id=end_id, documents=reading.documents, **options):
+            if stop is not None and stop():
+                return None
+            if state is None:
+                state = model.start(len(batch.lengths), reading.attending(model.config))
+            output = model(batch.to(device), state)
+            state = output.state
+            sums.append(output.nll_sum)  # read at the end: on a GPU each read waits
+            num_tokens += batch.num_target_tokens()
+            if told is not None:
+                told(num_tokens)
+    finally:
+        if isinstance(model, torch.nn.Module):
+            model.train(was_training)
+    return Likelihood(math.fsum(float(value) for value in sums), num_tokens)
+
+
+def bits_per(nll_sum: float, count: int) -> float:
+    """Nats over a text as bits for each of `count` bytes, characters or words."""
+    return nll_sum / math.log(2) / max(count, 1)

@@ -1,0 +1,163 @@
+"""Learning the next token of a text: lanes of segments with memory, judged by likelihood, shown by samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.data.prepared_text import TextData, open_text
+from manyheads.data.segments import SegmentStream
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.generator import Generator
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.errors import ConfigError
+from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.training.objective import Translate
+from manyheads.training.report import Sample, ValidationReport
+from manyheads.training.settings import TextConfig
+from manyheads.training.signals import StopFlag
+
+__all__ = ["LanguageObjective", "TextJudge"]
+
+
+class LanguageObjective:
+    """A text for a language model.
+
+    Args:
+        config: of the run.
+        data_dir: where an embedded text is prepared, and found again by a resumed run.
+
+    Raises: DataError, ConfigError, SaveError: the data cannot be used.
+    """
+
+    def __init__(self, config: TextConfig, data_dir: Path) -> None:
+        self.data = open_text(config.data, config.vocabulary, data_dir)
+        vocabulary = self.data.vocabulary
+        if config.model.vocab_size and config.model.vocab_size < vocabulary.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size is {config.model.vocab_size}, but the vocabulary of {self.data.path} has"
+                f" {vocabulary.vocab_size} ids; set it to 0, which takes them all."
+            )
+        size = config.model.vocab_size or vocabulary.vocab_size
+        self.config = replace(config, model=replace(config.model, vocab_size=size))
+        self.stream = SegmentStream(
+            self.data.train, config.data, config.seed, end_id=vocabulary.end_id, ext_len=config.model.ext_len
+        )
+
+    @property
+    def model_config(self) -> TransformerXLConfig:
+        """See `Objective.model_config`."""
+        return self.config.model
+
+    @property
+    def generation(self) -> GenerationSettings:
+        """See `Objective.generation`."""
+        return self.config.generation
+
+    def first_state(self, model: LanguageModel) -> Any:
+        """See `Objective.first_state`."""
+        return model.start(1, projected=False)
+
+    def judge(
+        self, model: LanguageModel, device: torch.device, stop: StopFlag, translate: Translate | None
+    ) -> TextJudge:
+        """See `Objective.judge`."""
+        return TextJudge(model, self.data, self.config, device, translate, stop)
+
+    def lighter(self) -> str:
+        """See `Objective.lighter`."""
+        data, memory_len = self.config.data, self.config.model.memory_len
+        more = min(2 * data.accumulate, data.lanes)
+        return (
+            f"(data.lanes {data.lanes}, data.segment_len {data.segment_len}, model.memory_len {memory_len},"
+            f" data.accumulate {data.accumulate}): lower one of the first three, or raise accumulate to {more}, which"
+            " splits each step into smaller parts; either makes it a new run."
+        )
+
+
+class TextJudge:
+    """Judges a language model on held-out text.
+
+    Args:
+        model: a composite.
+        data: its validation text.
+        config: how it is read, what is written.
+        device: where the model is.
+        write: prompts to continuations; None takes the model's own generator.
+        stop: looked at between segments.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        data: TextData,
+        config: TextConfig,
+        device: torch.device,
+        write: Translate | None,
+        stop: StopFlag,
+    ) -> None:
+        self._model = model
+        self._data = data
+        self._config = config
+        self._device = device
+        self._write = write or self._writer()
+        self._stop = stop
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self._data.valid is not None and len(self._data.valid) > 0
+
+    def _writer(self) -> Translate:
+        config = self._config
+        settings = replace(
+            config.generation, max_new_tokens=config.validation.sample_tokens, min_new_tokens=0, num_return_sequences=1
+        )
+        generator = Generator(self._model, self._data.vocabulary, settings, self._device, config.precision)
+
+        def write(prompts: list[str], stop: Callable[[], bool]) -> list[str]:
+            return generator.generate(prompts, stop_asked=stop)
+
+        return write
+
+    def run(self, step: int) -> ValidationReport | None:
+        """See `Judge.run`."""
+        valid, vocabulary = self._data.valid, self._data.vocabulary
+        assert valid is not None
+        self._model.eval()
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
+            found = evaluate_text(
+                self._model,
+                valid,
+                self._config.reading,
+                end_id=vocabulary.end_id,
+                device=self._device,
+                stop=lambda: bool(self._stop),
+            )
+        if found is None:
+            return None
+        prompts = [self._config.validation.prompt] * self._config.validation.num_samples
+        try:
+            texts = self._write(prompts, lambda: bool(self._stop)) if prompts else []
+        except SearchStopped:
+            return None
+        loss = found.nats_per_token
+        return ValidationReport(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)),
+            bits_per_byte=self._bits_per_byte(found.nll_sum),
+            samples=tuple(Sample(source=prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)),
+        )
+
+    def _bits_per_byte(self, nll_sum: float) -> float | None:
+        """Of the whole text; None if only part of it was scored, whose bytes nobody counted."""
+        if self._config.reading.max_tokens:
+            return None
+        return bits_per(nll_sum, self._data.counts("valid")["bytes"])
