@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "train a model: a preset, a config file, or both",
     "evaluate": "BLEU, chrF and likelihood on held-out text, with signatures",
     "translate": "lines in, translations out; a prompt in a terminal",
+    "generate": "go on from a text with a language model, as it is written",
     "score": "log-probabilities of given translations",
     "average": "average the weights of a run's checkpoints into a model",
     "convert": "models of other implementations into ours, and back",

@@ -43,12 +43,21 @@ class LineWriter:
 
         Raises: SaveError: the disk is full or refuses. BrokenPipeError: whoever read standard output is gone.
         """
+        self._put("".join(f"{line}\n" for line in lines))
+
+    def write_pieces(self, pieces: Iterable[str]) -> None:
+        """Write pieces of one text, each as soon as it is there, and a line feed at the end. Raises: as `write`."""
+        for piece in pieces:
+            self._put(piece)
+        self._put("\n")
+
+    def _put(self, text: str) -> None:
         try:
             if self._path == "-" and sys.stdout is None:
                 raise SaveError("Standard output is closed; name a file by --output.")
             if self._file is None:
                 self._file = sys.stdout.buffer if self._path == "-" else Path(self._path).open("wb")  # noqa: SIM115
-            self._file.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+            self._file.write(text.encode("utf-8"))
             self._file.flush()
         except BrokenPipeError:
             raise
