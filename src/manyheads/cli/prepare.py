@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from tyro.conf import arg
 
 from manyheads.cli.parsing import parse
 from manyheads.cli.phases import Progress, StoppedBySignalError, interruptible, showing_phases
+from manyheads.cli.prepare_text import TextOptions, text_summary, text_work
 from manyheads.cli.tree_splits import TreeOptions, parsing_task, tree_splits
 from manyheads.data.lines import OnBadUtf8
 from manyheads.data.readers import PairFiles
@@ -26,16 +28,20 @@ __all__ = ["PrepareOptions", "run"]
 
 SPLITS = ("train", "valid", "test")
 FORMS = ("source", "target", "tsv", "jsonl")
+_OF_PAIRS = (*(prefix + form for prefix in ("", "valid_", "test_") for form in FORMS), "valid_count", "kind")
 
 _DESCRIPTION = """Turn sentence pairs into a folder of tokens that train reads: two aligned files, a TSV or a JSONL
 file for each of training, validation and test; plain or gzip, UTF-8, one sentence a line. One tokenizer is trained on
 both sides of the training pairs, unless --tokenizer names one. Training pairs with an empty side are left out and
-counted. With --task parsing, files of bracketed trees (--trees) instead: sentences, and their trees as targets."""
+counted. With --task parsing, files of bracketed trees (--trees) instead: sentences, and their trees as targets. Or,
+with --task lm, a text for a language model (--corpus), as bytes, pieces of words, or words."""
 
 _EXAMPLES = (
     "manyheads prepare --source train.en --target train.de --valid-source v.en --valid-target v.de --output data/my",
     "manyheads prepare --tsv pairs.tsv --valid-count 500 --vocab-size 8000 --output data/my",
     "manyheads prepare --task parsing --trees train.ptb --valid-trees dev.ptb --test-trees test.ptb --output data/ptb",
+    "manyheads prepare --task lm --corpus novel.txt --valid-bytes 50000 --output data/novel",
+    "manyheads prepare --task lm --layout wikitext-2 --corpus wikitext-2 --output data/wikitext-2",
 )
 
 _QUIET = arg(metavar="FILE", help_behavior_hint="")
@@ -47,8 +53,8 @@ class PrepareOptions:
 
     output: Annotated[str, arg(aliases=["-o"], metavar="DIR")]
     """The folder to be made; it appears when it is whole."""
-    task: Literal["translation", "parsing"] = "translation"
-    """What is to be learned: from text to text, or from a sentence to its constituents."""
+    task: Literal["translation", "parsing", "lm"] = "translation"
+    """What is to be learned: from text to text, from a sentence to its constituents, or a text itself."""
     source: Annotated[str | None, _QUIET] = None
     """Training sentences, one a line; - is standard input."""
     target: Annotated[str | None, _QUIET] = None
@@ -90,7 +96,7 @@ class PrepareOptions:
         int | None,
         arg(name="tokenizer.vocab-size", aliases=["--vocab-size"], metavar="N", help_behavior_hint="(default: 8000)"),
     ] = None
-    """Number of pieces, for both languages together."""
+    """Number of pieces, for both languages together; of a language model's words the most (default: all)."""
     lowercase: Annotated[bool, arg(name="tokenizer.lowercase", aliases=["--lowercase"], help_behavior_hint="")] = False
     """Fold case before tokenizing; translations come out in lower case."""
     on_bad_utf8: OnBadUtf8 = "fail"
@@ -98,6 +104,7 @@ class PrepareOptions:
     replace: Annotated[bool, arg(help_behavior_hint="")] = False
     """Replace prepared data of that name, once the new data is whole."""
     trees: Annotated[TreeOptions, arg(name="")] = field(default_factory=TreeOptions)
+    text: Annotated[TextOptions, arg(name="")] = field(default_factory=TextOptions)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -107,23 +114,10 @@ def run(arguments: Sequence[str]) -> int:
     if not output.name:
         output = output.resolve()
     _check_output(output, options.replace)
-    splits = _splits(options)
-    task = parsing_task(options.trees) if options.task == "parsing" else None
-    from manyheads.data.preparing import prepare_corpus
-
-    tokenizer = _tokenizer(options)
+    prepare, summary = (_text if options.task == "lm" else _pairs)(options)
 
     def work(progress: Progress) -> dict[str, Any]:
-        return prepare_corpus(
-            output,
-            train=splits["train"],
-            valid=splits.get("valid"),
-            test=splits.get("test"),
-            tokenizer=tokenizer,
-            replace=options.replace,
-            progress=progress,
-            task=task,
-        )
+        return prepare(output, replace=options.replace, progress=progress)
 
     def abandon() -> None:
         from rich.console import Console
@@ -140,8 +134,43 @@ def run(arguments: Sequence[str]) -> int:
     except StoppedBySignalError as stopped:
         print(f"manyheads: stopped; nothing is left in {output}.", file=sys.stderr)
         return 128 + stopped.number
-    print(_summary(output, manifest))
+    print(summary(output, manifest))
     return 0
+
+
+_Parts = tuple[Callable[..., dict[str, Any]], Callable[[Path, dict[str, Any]], str]]
+
+
+def _pairs(options: PrepareOptions) -> _Parts:
+    """What prepares pairs, but for folder and progress, and what tells of it. Raises: ConfigError; DataError."""
+    options.text.refuse()
+    splits = _splits(options)
+    task = parsing_task(options.trees) if options.task == "parsing" else None
+    from manyheads.data.preparing import prepare_corpus
+
+    texts = {"train": splits["train"], "valid": splits.get("valid"), "test": splits.get("test")}
+    arguments: dict[str, Any] = {**texts, "tokenizer": _tokenizer(options), "task": task}
+    return partial(prepare_corpus, **arguments), _summary
+
+
+def _text(options: PrepareOptions) -> _Parts:
+    """The same of a text for a language model."""
+    options.trees.refuse()
+    for name in _OF_PAIRS:
+        if getattr(options, name) is not None:
+            option = "--tokenizer.kind" if name == "kind" else f"--{name.replace('_', '-')}"
+            instead = {"valid_count": "--valid-bytes", "kind": "--level"}.get(name, "--corpus")
+            raise ConfigError(f"{option} is of sentence pairs; with --task lm give {instead}.")
+    arguments = text_work(
+        options.text,
+        on_bad_utf8=options.on_bad_utf8,
+        tokenizer=options.tokenizer,
+        vocab_size=options.vocab_size,
+        lowercase=options.lowercase,
+    )
+    from manyheads.data.preparing_text import prepare_text
+
+    return partial(prepare_text, **arguments), text_summary
 
 
 def _check_output(output: Path, replace: bool) -> None:

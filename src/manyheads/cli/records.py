@@ -6,9 +6,13 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import CheckpointError, DataError, ModelFileError
+
+if TYPE_CHECKING:
+    from manyheads.text.sides import TranslationTokenizer
+    from manyheads.text.vocabulary import Vocabulary
 
 __all__ = ["describe_folder"]
 
@@ -113,21 +117,24 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
 
 
 def _data(path: Path, verify: bool) -> dict[str, Any]:
-    from manyheads.data.prepared import PreparedData
+    from manyheads.data.prepared import PreparedData, prepared_task
+    from manyheads.data.prepared_text import TextData
+    from manyheads.data.preparing import LANGUAGE_TASK
 
+    kind: type[PreparedData] | type[TextData] = TextData if prepared_task(path) == LANGUAGE_TASK else PreparedData
     damaged: list[str] = []
     try:
-        data = PreparedData.open(path, verify=verify)
+        data = kind.open(path, verify=verify)
     except DataError as error:
         if not verify:
             raise
         damaged = [str(error)]
-        data = PreparedData.open(path, verify=False)
+        data = kind.open(path, verify=False)
     record: dict[str, Any] = {
         "kind": "prepared data",
         "path": str(path),
         "digest": data.digest,
-        "tokenizer": _tokenizer(path),
+        "tokenizer": _known(data.vocabulary) if isinstance(data, TextData) else _tokenizer(path),
         "counts": data.manifest.get("counts", {}),
     }
     record |= {key: data.manifest[key] for key in ("sources", "settings") if key in data.manifest}
@@ -137,7 +144,10 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
 def _tokenizer(path: Path) -> dict[str, Any]:
     from manyheads.text.sides import load_tokenizer
 
-    tokenizer = load_tokenizer(path)
+    return _known(load_tokenizer(path))
+
+
+def _known(tokenizer: TranslationTokenizer | Vocabulary) -> dict[str, Any]:
     return {"kind": tokenizer.kind, **tokenizer.describe(), "sha256": tokenizer.digest}
 
 

@@ -1,4 +1,4 @@
-"""Lines as bytes, from a file, a FIFO or standard input, plain or gzip, cut at "\\n" and nowhere else.
+"""Bytes and lines of them, from a file, a FIFO or standard input, plain or gzip, cut at "\\n" and nowhere else.
 
 `str.splitlines` also cuts at U+2028, U+0085 and others that stand inside real sentences; it would shift one language
 against the other. So lines are cut while they are still bytes.
@@ -20,11 +20,14 @@ from typing import IO, cast
 
 from manyheads.errors import DataError
 
-__all__ = ["MAX_LINE_BYTES", "ByteLines", "describe", "opened"]
+__all__ = ["MAX_LINE_BYTES", "ByteLines", "describe", "opened", "read_chunks"]
 
 MAX_LINE_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**20
 GZIP_MAGIC = b"\x1f\x8b"
+
+_Read = Callable[[int], bytes]
+_CanRead = Callable[[float], bool]
 
 
 def describe(path: str | Path) -> str:
@@ -45,7 +48,7 @@ class ByteLines:
         unended: whether the last line has been read, and had no "\n".
     """
 
-    def __init__(self, read: Callable[[int], bytes], can_read: Callable[[float], bool]) -> None:
+    def __init__(self, read: _Read, can_read: _CanRead) -> None:
         self._read = read
         self._can_read = can_read
         self._whole: deque[bytes] = deque()
@@ -123,23 +126,45 @@ def opened(path: str | Path) -> Iterator[ByteLines]:
 
     Raises: DataError: the file cannot be opened or read.
     """
-    name = describe(path)
     lines: ByteLines | None = None
+
+    def place() -> str:
+        return f"after line {lines.given}" if lines is not None and lines.given else ""
+
+    with _reading(path, place) as (read, can_read):
+        lines = ByteLines(read, can_read)
+        yield lines
+
+
+def read_chunks(path: str | Path) -> Iterator[bytes]:
+    """The bytes of a file, a FIFO or standard input, a block at a time; unpacked if they begin as gzip does.
+
+    Raises: DataError: the file cannot be opened or read.
+    """
+    given = 0
+    with _reading(path, lambda: f"after byte {given}" if given else "") as (read, _):
+        while chunk := read(CHUNK_BYTES):
+            given += len(chunk)
+            yield chunk
+
+
+@contextmanager
+def _reading(path: str | Path, place: Callable[[], str]) -> Iterator[tuple[_Read, _CanRead]]:
+    """The two functions that `ByteLines` takes. place: how far reading has come, in words; empty at the beginning."""
+    name = describe(path)
     try:
         if str(path) == "-":
             if sys.stdin is None:
                 raise DataError("Standard input is closed; name a file, or give the text through a pipe.")
-            lines = _unpacked(cast(io.BufferedReader, sys.stdin.buffer))
-            yield lines
+            yield _unpacked(cast(io.BufferedReader, sys.stdin.buffer))
         else:
             with Path(path).open("rb") as file:
-                lines = _unpacked(file)
-                yield lines
+                yield _unpacked(file)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        place = f"after line {lines.given}" if lines is not None and lines.given else "at its beginning"
         reason = str(error).rstrip(".")
         raise DataError(
-            f"{name} begins like a gzip file but is cut off or damaged {place}: {reason}. Copy or pack it once more."
+            f"{name} begins like a gzip file but is cut off or damaged {place() or 'at its beginning'}: {reason}."
+            " Copy or pack it once more."
         ) from None
     except IsADirectoryError:
         raise DataError(f"{name} is a directory; a text file was expected.") from None
@@ -149,13 +174,13 @@ def opened(path: str | Path) -> Iterator[ByteLines]:
         raise DataError(f"Cannot read {name}: {error}.") from None
 
 
-def _unpacked(file: io.BufferedReader) -> ByteLines:
+def _unpacked(file: io.BufferedReader) -> tuple[_Read, _CanRead]:
     head = file.read1(len(GZIP_MAGIC))
     if head == GZIP_MAGIC[:1]:
         head += file.read1(1)
     stream = _Pushed(head, file)
     if head != GZIP_MAGIC:
-        return ByteLines(stream.read, stream.can_read)
+        return stream.read, stream.can_read
     # What waits inside the decompressor cannot be asked for, so packed text is read in full blocks.
     unpacked = gzip.GzipFile(fileobj=cast(IO[bytes], stream), mode="rb")
-    return ByteLines(unpacked.read1, lambda seconds: True)
+    return unpacked.read1, lambda seconds: True

@@ -36,14 +36,12 @@ class Places:
     Attributes:
         starts: (lanes,) position of the first token that each lane predicts.
         lengths: (lanes,) how many it predicts; 0 where it has nothing left.
-        begins: (lanes,) whether what is before that token belongs to another document.
         resets: (lanes,) whether what the lane has read before is to be forgotten.
         context: tokens before the first that are read once more, in all lanes alike.
     """
 
     starts: IntArray
     lengths: IntArray
-    begins: NDArray[np.bool_]
     resets: NDArray[np.bool_]
     context: int = 0
 
@@ -112,9 +110,8 @@ class TextLanes:
             column, stop = self._bounds[number : number + 2].tolist()
             width = stop - column
         lengths = np.clip(self._lengths - column, 0, width)
-        nowhere, everywhere = np.zeros(len(lengths), np.bool_), np.ones(len(lengths), np.bool_)
-        resets = everywhere if number == 0 else nowhere
-        return Places(self._starts + column, lengths, nowhere, resets, min(self._ext_len, column))
+        resets = np.full(len(lengths), number == 0)
+        return Places(self._starts + column, lengths, resets, min(self._ext_len, column))
 
 
 class DocumentLanes:
@@ -128,15 +125,14 @@ class DocumentLanes:
         lengths: (documents,) tokens of each that are predicted; a document without any is left out.
         lanes: how many.
         segment_len: tokens of a row, or fewer where a document ends.
-        begins: whether nothing stands before the first predicted token of a document.
     """
 
     left_over = 0
 
-    def __init__(self, starts: IntArray, lengths: IntArray, *, lanes: int, segment_len: int, begins: bool) -> None:
+    def __init__(self, starts: IntArray, lengths: IntArray, *, lanes: int, segment_len: int) -> None:
         known = lengths > 0
         self._starts, self._lengths = starts[known], lengths[known]
-        self._segment_len, self._begins = segment_len, begins
+        self._segment_len = segment_len
         segments = -(-self._lengths // segment_len)
         self._ends = np.cumsum(segments)  # (documents,) of all segments, lane after lane
         before = self._ends - segments
@@ -157,8 +153,7 @@ class DocumentLanes:
         first_segment = self._ends[document] - -(-self._lengths[document] // self._segment_len)
         column = np.where(there, segment - first_segment, 0) * self._segment_len
         lengths = np.where(there, np.minimum(self._lengths[document] - column, self._segment_len), 0)
-        resets = there & (column == 0)
-        return Places(self._starts[document] + column, lengths, resets & self._begins, resets)
+        return Places(self._starts[document] + column, lengths, there & (column == 0))
 
 
 def varied_bounds(length: int, segment_len: int, seed: int, epoch: int) -> IntArray:

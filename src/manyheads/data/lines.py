@@ -12,7 +12,16 @@ from manyheads.data import byte_lines
 from manyheads.data.byte_lines import ByteLines, describe, opened
 from manyheads.errors import DataError
 
-__all__ = ["OnBadUtf8", "ReadReport", "decoded_lines", "describe", "read_blocks", "read_lines", "stored_lines"]
+__all__ = [
+    "OnBadUtf8",
+    "ReadReport",
+    "decoded_lines",
+    "describe",
+    "read_blocks",
+    "read_lines",
+    "refuse_packed",
+    "stored_lines",
+]
 
 OnBadUtf8 = Literal["fail", "replace", "skip"]
 PAUSE_SECONDS = 0.1
@@ -93,14 +102,29 @@ def _refuse_other_kinds(raw: bytes, name: str) -> None:
     for beginning, (what, remedy) in OTHER_KINDS.items():
         if raw.startswith(beginning):
             raise DataError(f"{name} {what}; {remedy}.")
-    if raw.startswith(b"BZh") and raw[4:10] == b"1AY&SY":  # pi, as every bzip2 block has it
-        raise DataError(f"{name} is a bzip2 file; unpack it: bzip2 -dc.")
+    _refuse_bzip2(raw, name)
     odd, even = raw[0::2], raw[1::2]
     if len(raw) >= 8 and any(set(half) == {0} and 0 not in other for half, other in ((odd, even), (even, odd))):
         raise DataError(
             f"{name} looks like UTF-16 without a byte order mark: every second byte of its first line is NUL;"
             " convert it: iconv -f UTF-16LE (or UTF-16BE) -t UTF-8."
         )
+
+
+def _refuse_bzip2(raw: bytes, name: str) -> None:
+    if raw.startswith(b"BZh") and raw[4:10] == b"1AY&SY":  # pi, as every bzip2 block has it
+        raise DataError(f"{name} is a bzip2 file; unpack it: bzip2 -dc.")
+
+
+def refuse_packed(beginning: bytes, name: str) -> None:
+    """Where bytes are read as they are: refuse packed files, which nobody means to learn.
+
+    Raises: DataError: the bytes are the beginning of one.
+    """
+    for start, (what, remedy) in OTHER_KINDS.items():
+        if "file" in what and beginning.startswith(start):
+            raise DataError(f"{name} {what}; {remedy}.")
+    _refuse_bzip2(beginning, name)
 
 
 def _bad_utf8_message(name: str, number: int, start: int, error: UnicodeDecodeError) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from manyheads.data.copy_task import copy_pairs
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
@@ -17,6 +17,7 @@ from manyheads.data.lines import stored_lines
 from manyheads.data.preparing import (
     FORMAT,
     FORMAT_VERSION,
+    LANGUAGE_TASK,
     SPLITS,
     PairList,
     Progress,
@@ -32,7 +33,16 @@ from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["PreparedData", "open_data", "prepare_corpus"]
+__all__ = [
+    "EMBEDDED",
+    "TATOEBA",
+    "PreparedData",
+    "cached_folder",
+    "open_data",
+    "prepare_corpus",
+    "prepared_task",
+    "refuse_missing",
+]
 
 COPY_TASK = "copy-task"
 EMBEDDED = "embedded:"
@@ -49,6 +59,26 @@ NOTED = (
     "source_unknown",
     "target_unknown",
 )
+
+
+def prepared_task(path: str | Path) -> str:
+    """What a folder of prepared data is for: `translation`, `parsing` or `language-modelling`.
+
+    Raises: DataError: it is no folder of prepared data.
+    """
+    task = read_manifest(Path(path), kind=FORMAT, version=FORMAT_VERSION).get("task", {"name": "translation"})
+    name = task.get("name") if isinstance(task, dict) else None
+    if not isinstance(name, str):
+        raise DataError(f"{path}/manifest.json is damaged: its task has no name. Prepare the data again.")
+    return name
+
+
+class _Prepared(Protocol):
+    @property
+    def manifest(self) -> dict[str, Any]: ...
+
+
+T = TypeVar("T", bound=_Prepared)
 
 
 @dataclass(frozen=True)
@@ -97,6 +127,8 @@ class PreparedData:
             verify_file(path / name, known.get(name), content=verify)
         if verify:
             refuse_strangers(path, known)
+        if prepared_task(path) == LANGUAGE_TASK:
+            raise DataError(f"{path} holds a text for language models; pairs are needed here: `manyheads prepare`.")
         tokenizer = Tokenizer.load(path / "tokenizer.json")
         task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json")) if "task" in manifest else None
         if task is not None:
@@ -190,15 +222,7 @@ def open_data(
         return _cached(recipe, lambda: _tatoeba(count), tokenizer_settings, Path(cache_dir), progress, verify)
     if settings.path.startswith(EMBEDDED):
         raise ConfigError(f"There is no corpus {settings.path!r}; the embedded one is {TATOEBA}.")
-    if not Path(settings.path).exists():
-        near = difflib.get_close_matches(settings.path, [COPY_TASK, TATOEBA], 1, 0.7)
-        hint = f"did you mean {near[0]}?" if near else f"prepare one with `manyheads prepare`, or use {TATOEBA}."
-        raise DataError(f"data.path is {settings.path!r}, but there is no such folder; {hint}")
-    if not Path(settings.path).is_dir():
-        raise DataError(
-            f"data.path is {settings.path!r}, which is no folder; training reads a folder that `manyheads prepare` made"
-            " of text files."
-        )
+    refuse_missing(settings.path, [COPY_TASK, TATOEBA], "manyheads prepare")
     return PreparedData.open(settings.path, verify=verify)
 
 
@@ -213,35 +237,71 @@ def _tatoeba(num_train_pairs: int) -> dict[str, list[tuple[str, str]]]:
     return splits
 
 
+def refuse_missing(path: str, names: Sequence[str], command: str) -> None:
+    """Refuse a path that is no folder.
+
+    Args:
+        path: what `data.path` says.
+        names: what else it may say; the last is recommended.
+        command: what makes such a folder.
+
+    Raises: DataError: there is nothing of that name, or it is no folder.
+    """
+    if not Path(path).exists():
+        near = difflib.get_close_matches(path, names, 1, 0.7)
+        hint = f"did you mean {near[0]}?" if near else f"prepare one with `{command}`, or use {names[-1]}."
+        raise DataError(f"data.path is {path!r}, but there is no such folder; {hint}")
+    if not Path(path).is_dir():
+        raise DataError(
+            f"data.path is {path!r}, which is no folder; training reads a folder that `{command}` made of text files."
+        )
+
+
+def cached_folder(
+    recipe: dict[str, Any], cache_dir: Path, make: Callable[[Path, str], Any], open_folder: Callable[[Path], T]
+) -> T:
+    """The folder of a recipe, prepared now unless an intact one is there.
+
+    Args:
+        recipe: `corpus`, an embedded one's name, and all else that decides what comes out.
+        cache_dir: where the folder is.
+        make: prepares a folder, replacing an older one, with a key to know it by.
+        open_folder: opens it, and raises DataError where it is damaged.
+    """
+    name = recipe["corpus"].removeprefix(EMBEDDED)
+    key = hashlib.sha256(canonical({**recipe, "format_version": FORMAT_VERSION})).hexdigest()
+    folder = cache_dir / f"{name}-{key[:12]}"
+
+    def intact() -> T | None:
+        try:
+            data = open_folder(folder)
+        except DataError:
+            return None
+        return data if data.manifest.get("key") == key else None
+
+    found = intact()
+    if found is not None:
+        return found
+    try:
+        make(folder, key)
+    except SaveError:
+        found = intact()  # another process may have put the same folder there first
+        if found is None:
+            raise
+        return found
+    return open_folder(folder)
+
+
 def _cached(
     recipe: dict[str, Any],
-    make: Callable[[], dict[str, list[tuple[str, str]]]],
+    splits: Callable[[], dict[str, list[tuple[str, str]]]],
     tokenizer: TokenizerSettings,
     cache_dir: Path,
     progress: Progress | None,
     verify: bool,
 ) -> PreparedData:
-    """The folder of a recipe, prepared now unless an intact one is there."""
-    name = recipe["corpus"].removeprefix(EMBEDDED)
-    key = hashlib.sha256(canonical({**recipe, "format_version": FORMAT_VERSION})).hexdigest()
-    folder = cache_dir / f"{name}-{key[:12]}"
-    found = _intact(folder, key, verify)
-    if found is not None:
-        return found
-    splits: dict[str, Any] = {split: PairList(recipe["corpus"], pairs) for split, pairs in make().items()}
-    try:
-        prepare_corpus(folder, **splits, tokenizer=tokenizer, replace=True, progress=progress, key=key)
-    except SaveError:
-        found = _intact(folder, key, verify)  # another process may have put the same folder there first
-        if found is None:
-            raise
-        return found
-    return PreparedData.open(folder, verify=verify)
+    def make(folder: Path, key: str) -> None:
+        pairs: dict[str, Any] = {split: PairList(recipe["corpus"], known) for split, known in splits().items()}
+        prepare_corpus(folder, **pairs, tokenizer=tokenizer, replace=True, progress=progress, key=key)
 
-
-def _intact(folder: Path, key: str, verify: bool) -> PreparedData | None:
-    try:
-        data = PreparedData.open(folder, verify=verify)
-    except DataError:
-        return None
-    return data if data.manifest.get("key") == key else None
+    return cached_folder(recipe, cache_dir, make, lambda folder: PreparedData.open(folder, verify=verify))

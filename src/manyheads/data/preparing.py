@@ -25,11 +25,22 @@ from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "SPLITS", "PairList", "Pairs", "Progress", "prepare_corpus", "text_path"]
+__all__ = [
+    "FORMAT",
+    "FORMAT_VERSION",
+    "LANGUAGE_TASK",
+    "SPLITS",
+    "PairList",
+    "Pairs",
+    "Progress",
+    "prepare_corpus",
+    "text_path",
+]
 
 FORMAT = "manyheads.prepared"
 FORMAT_VERSION = 2
 SPLITS = ("train", "valid", "test")
+LANGUAGE_TASK = "language-modelling"  # the task of a folder that `preparing_text` made
 ENCODE_PAIRS = 4096  # pairs given to the tokenizer at once
 REPORT_PAIRS = 10_000
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")  # all but tab and line feed: text seldom means them

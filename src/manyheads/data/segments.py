@@ -87,7 +87,7 @@ class _Reading:
     Attributes:
         order: (documents,) the documents in the order they are read in; None: as they stand.
         ends: (documents,) tokens up to the end of each, in that order.
-        end_id: stands before the first token.
+        end_id: stands before the first token. Before the first of every other document stands the end of another one.
     """
 
     store: TokenStore
@@ -110,7 +110,6 @@ class _Reading:
         columns = np.arange(int(lengths.max(initial=0)) + 1)  # one more than is read: targets are the tokens after
         positions = (places.starts - places.context - 1)[:, None] + columns
         before = positions < 0
-        before[:, 0] |= places.begins
         real = (columns <= lengths[:, None]) & (lengths > 0)[:, None]
         stored = self.places(np.where(real & ~before, positions, 0))
         run = np.where(before, self.end_id or 0, self.store.ids[stored].astype(np.int64))
@@ -132,8 +131,8 @@ class SegmentStream:
         store: the training text.
         settings: lanes, lengths and order.
         seed: of the order of documents and of varied lengths.
-        end_id: ends a document, and is read before the first token of one (the vocabulary's `end_id`); None: the text
-            has no documents, and its first token is predicted from nothing, so it is not predicted.
+        end_id: the last token of every document, read before the first token of one, too (the vocabulary's `end_id`);
+            None: the text has no documents, and its first token is predicted from nothing, so it is not predicted.
         ext_len: tokens before each segment that are read once more.
 
     Raises:
@@ -286,9 +285,7 @@ def _document_lanes(
     if order is not None:
         starts, lengths = starts[order], lengths[order]
     skipped = int(end_id is None)  # from nothing, the first token of a document cannot be predicted
-    return DocumentLanes(
-        starts + skipped, lengths - skipped, lanes=lanes, segment_len=segment_len, begins=end_id is not None
-    )
+    return DocumentLanes(starts + skipped, lengths - skipped, lanes=lanes, segment_len=segment_len)
 
 
 def _check_ext_len(ext_len: int, documents: str) -> None:

@@ -117,6 +117,7 @@ def test_words_that_do_not_fit_count_as_unknown() -> None:
 def test_white_space_is_ascii_alone() -> None:
     vocabulary = learn(VocabularySettings(level="words"), ["a\u00a0b\tc\u2028 \x1cd\r"])
     assert vocabulary.tokens(range(1, vocabulary.vocab_size)) == ["a\u00a0b", "c\u2028", "\x1cd", "<unk>"]
+    assert vocabulary.encode("\x1cd a\u00a0b\rc\u2028") == [3, 1, 2]
 
 
 def test_ends_of_documents() -> None:

@@ -1,0 +1,201 @@
+"""The options of `prepare --task lm`, the files that they name, and what is said of the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from manyheads.data.lines import OnBadUtf8
+from manyheads.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyheads.data.layouts import FoundLayout
+    from manyheads.text.settings import VocabularySettings
+    from manyheads.text.vocabulary import Vocabulary
+
+__all__ = ["TextOptions", "text_summary", "text_work"]
+
+_FILES = arg(metavar="FILE [FILE ...]", help_behavior_hint="")
+_BYTES = arg(metavar="N", help_behavior_hint="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """With --task lm."""
+
+    corpus: Annotated[tuple[str, ...], _FILES] = ()
+    """Training text, plain or gzip, in this order; - is standard input. With --layout the corpus's folder or file."""
+    valid_corpus: Annotated[tuple[str, ...], _FILES] = ()
+    """Validation text."""
+    test_corpus: Annotated[tuple[str, ...], _FILES] = ()
+    """Test text."""
+    layout: Annotated[
+        Literal["wikitext-2", "wikitext-103", "enwik8", "text8", "lm1b"] | None,
+        arg(metavar="{wikitext-2,wikitext-103,enwik8,text8,lm1b}", help_behavior_hint=""),
+    ] = None
+    """The files, units and splits of a corpus that models are compared on."""
+    level: Annotated[
+        Literal["bytes", "bpe", "words"] | None,
+        arg(metavar="{bytes,bpe,words}", help_behavior_hint="(default: bytes, or the layout's)"),
+    ] = None
+    """What is learned: bytes as they are, pieces of words, or words and line breaks."""
+    documents: Annotated[
+        Literal["none", "files", "lines"] | None,
+        arg(metavar="{none,files,lines}", help_behavior_hint="(default: none, or the layout's)"),
+    ] = None
+    """What a document is; its end is learned too, and a model can forget there."""
+    valid_bytes: Annotated[int | None, _BYTES] = None
+    """Without --valid-corpus: hold back so many bytes of the training text's end; 0 goes without validation."""
+    test_bytes: Annotated[int | None, _BYTES] = None
+    """The same for testing; what is held back for testing comes last."""
+    min_count: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 1, or the layout's)")] = None
+    """With words: those that stand in the training text fewer times are <unk>."""
+
+    def refuse(self) -> None:
+        """Raises: ConfigError: one of these is given, where pairs are prepared."""
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) != field.default:
+                raise ConfigError(f"--{field.name.replace('_', '-')} is of a language model; give --task lm with it.")
+
+
+def text_work(
+    options: TextOptions,
+    *,
+    on_bad_utf8: OnBadUtf8,
+    tokenizer: str | None,
+    vocab_size: int | None,
+    lowercase: bool,
+) -> dict[str, Any]:
+    """What `prepare_text` is to be called with, besides folder and progress.
+
+    Raises:
+        ConfigError: options contradict each other, or there is no text.
+        DataError: a layout's files are missing, or the vocabulary named cannot be read.
+    """
+    from manyheads.data.preparing_text import HeldBackText
+    from manyheads.data.texts import TextFiles
+
+    found = _layout(options)
+    paths: dict[str, list[str]] = {
+        "train": list(options.corpus), "valid": list(options.valid_corpus), "test": list(options.test_corpus)
+    }  # fmt: skip
+    held_back = HeldBackText(valid=options.valid_bytes or 0, test=options.test_bytes or 0)
+    tokens: dict[str, int] = {}
+    if found is not None:
+        paths = {split: [str(path) for path in known] for split, known in found.paths.items()}
+        held_back = found.layout.held_back or held_back
+    if not paths["train"]:
+        raise ConfigError("There is no training text: give --corpus.")
+    if [path for known in paths.values() for path in known].count("-") > 1:
+        raise ConfigError("Standard input can be read once, but several texts are -.")
+    if found is None:
+        _check_splits(options)
+    vocabulary = _vocabulary(options, found, tokenizer, vocab_size, lowercase)
+    level = getattr(vocabulary, "level", None) or getattr(vocabulary, "kind", None)
+    if found is not None and level == found.layout.vocabulary["level"]:
+        tokens = dict(found.layout.tokens)
+    if on_bad_utf8 != "fail" and level == "bytes":
+        raise ConfigError(f"--on-bad-utf8 {on_bad_utf8} has no meaning with bytes, which are read as they are.")
+    texts = {split: TextFiles(paths=known, on_bad_utf8=on_bad_utf8) for split, known in paths.items() if known}
+    return {**texts, "vocabulary": vocabulary, "held_back": held_back, "published_tokens": tokens}
+
+
+def _layout(options: TextOptions) -> FoundLayout | None:
+    if options.layout is None:
+        return None
+    from manyheads.data.layouts import find_layout
+
+    given = ("valid_corpus", "test_corpus", "valid_bytes", "test_bytes")
+    named = next((name for name in given if getattr(options, name) not in (None, ())), None)
+    if named is not None:
+        raise ConfigError(
+            f"--layout {options.layout} says which text is for validation and testing; leave out"
+            f" --{named.replace('_', '-')}, or name all files yourself, without --layout."
+        )
+    if len(options.corpus) != 1:
+        raise ConfigError(
+            f"--layout {options.layout} needs one --corpus, its folder or file; {len(options.corpus)} are given."
+        )
+    return find_layout(options.layout, options.corpus[0])
+
+
+def _check_splits(options: TextOptions) -> None:
+    for split in ("valid", "test"):
+        if getattr(options, f"{split}_corpus") and getattr(options, f"{split}_bytes") is not None:
+            raise ConfigError(
+                f"--{split}-bytes takes text from --corpus; leave it out where --{split}-corpus is given."
+            )
+    if not options.valid_corpus and options.valid_bytes is None:
+        raise ConfigError(
+            "There is no validation text, which tells when a model is good: give --valid-corpus, or --valid-bytes"
+            " 200000 to hold back the last 200,000 bytes of --corpus, or --valid-bytes 0 to go without."
+        )
+
+
+def _vocabulary(
+    options: TextOptions, found: FoundLayout | None, tokenizer: str | None, vocab_size: int | None, lowercase: bool
+) -> VocabularySettings | Vocabulary:
+    from manyheads.config.build import build
+    from manyheads.text.settings import VocabularySettings
+    from manyheads.text.vocabularies import load_vocabulary
+
+    asked = {
+        "level": options.level,
+        "documents": options.documents,
+        "min_count": options.min_count,
+        "vocab_size": vocab_size,
+        "lowercase": lowercase or None,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    if tokenizer is None:
+        defaults = dict(found.layout.vocabulary) if found is not None else {}
+        if options.level not in (None, defaults.get("level")):  # what the layout says of words is of no use for others
+            defaults = {name: value for name, value in defaults.items() if name == "documents"}
+        return build(VocabularySettings, {**defaults, **given}, "the vocabulary's options")
+    if given:
+        raise ConfigError(
+            f"--tokenizer {tokenizer} is used as it is; leave out"
+            f" {', '.join('--' + name.replace('_', '-') for name in given)}."
+        )
+    path = Path(tokenizer)
+    inside = (path / "tokenizer.json", path / "model" / "tokenizer.json")
+    return load_vocabulary(next((file for file in inside if file.is_file()), path))
+
+
+def text_summary(output: Path, manifest: dict[str, Any]) -> str:
+    """All counts, and the next command to type."""
+    from manyheads.data.prepared_text import TextData
+
+    data = TextData.open(output, verify=False)
+    vocabulary = data.vocabulary
+    lines = [
+        f"prepared    {output}",
+        f"digest      {data.digest}",
+        f"vocabulary  {vocabulary.kind}, {vocabulary.vocab_size:,} ids, {vocabulary.digest[:12]}",
+    ]
+    for split, counts in manifest["counts"].items():
+        lines += ["", f"{split}: {counts['tokens']:,} tokens from {manifest['origin'][split]}"]
+        lines += [f"  {counts[name]:>13,} {what}" for name, what in _COUNTED.items() if counts.get(name)]
+        published = manifest["published_tokens"].get(split, counts["tokens"])
+        if published != counts["tokens"]:
+            lines.append(f"  {published:>13,} tokens are published: is this the whole corpus, unchanged?")
+    return "\n".join([*lines, "", f"next: manyheads train --preset xl-demo --data.path {output}"])
+
+
+_COUNTED = {
+    "bytes": "bytes",
+    "characters": "characters",
+    "words": "words",
+    "lines": "lines",
+    "documents": "documents",
+    "unknown": "of the words are <unk>",
+    "empty_dropped": "empty lines left out",
+    "bad_utf8_replaced": "lines that were not UTF-8, bad bytes replaced",
+    "bad_utf8_skipped": "lines left out, because they are not UTF-8",
+    "control_characters": "lines with control characters inside (NUL, carriage return, ...), kept",
+    "long_lines": "lines above 10,000 characters, of which pieces are learned in parts",
+}

@@ -1,0 +1,110 @@
+"""The corpora that language models are compared on, as their makers hand them out: which files, units and splits.
+
+Papers: WikiText, Merity et al. 2016, arXiv:1609.07843; enwik8 and text8, Mahoney 2006 (splits as in Al-Rfou et
+al. 2018, arXiv:1808.04444); One Billion Word Benchmark, Chelba et al. 2013, arXiv:1312.3005.
+Nothing is downloaded; the files are found on disk, plain or gzip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manyheads.data.preparing_text import HeldBackText
+from manyheads.errors import DataError
+
+__all__ = ["LAYOUTS", "FoundLayout", "Layout", "find_layout"]
+
+_BILLION = "1-billion-word-language-modeling-benchmark-r13output"
+_HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout"
+_TRAINING = "training-monolingual.tokenized.shuffled/news.en"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A corpus.
+
+    Args:
+        files: of each split, names that its files may have, in the order they are tried in; `*` stands for many files.
+        vocabulary: fields of `VocabularySettings` that go with it.
+        held_back: what of one file is validation and test text.
+        tokens: of each split, as the literature counts them.
+        inside: folders in which the files may lie, besides the one that is named.
+    """
+
+    files: Mapping[str, tuple[str, ...]]
+    vocabulary: Mapping[str, Any]
+    held_back: HeldBackText | None = None
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    inside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FoundLayout:
+    """A layout's files on this disk."""
+
+    layout: Layout
+    paths: Mapping[str, list[Path]]
+
+
+def _wikitext(tokens: int) -> Layout:
+    return Layout(
+        files={split: (f"wiki.{split}.tokens", f"{split}.txt") for split in ("train", "valid", "test")},
+        vocabulary={"level": "words"},
+        tokens={"train": tokens, "valid": 217_646, "test": 245_569},
+    )
+
+
+def _hundred_million(name: str) -> Layout:
+    return Layout(
+        files={"train": (name,)},
+        vocabulary={"level": "bytes"},
+        held_back=HeldBackText(valid=5_000_000, test=5_000_000, whole=100_000_000),
+        tokens={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
+    )
+
+
+LAYOUTS: dict[str, Layout] = {
+    "wikitext-2": _wikitext(2_088_628),
+    "wikitext-103": _wikitext(103_227_021),
+    "enwik8": _hundred_million("enwik8"),
+    "text8": _hundred_million("text8"),
+    # The official script makes one held-out file both validation and test text; here they are two.
+    "lm1b": Layout(
+        files={
+            "train": (f"{_TRAINING}-*-of-00100",),
+            "valid": (f"{_HELD_OUT}-00001-of-00050",),
+            "test": (f"{_HELD_OUT}-00000-of-00050",),
+        },
+        vocabulary={"level": "words", "documents": "lines", "line_end": "<S>", "min_count": 3},
+        inside=(_BILLION,),
+    ),
+}
+
+
+def find_layout(name: str, place: str | Path) -> FoundLayout:
+    """The files of a corpus.
+
+    Args:
+        name: one of `LAYOUTS`.
+        place: the folder that holds them, or, of a corpus in one file, that file.
+
+    Raises: DataError: a file is missing; what was looked for is named.
+    """
+    layout, place = LAYOUTS[name], Path(place)
+    if place.exists() and not place.is_dir() and len(layout.files) == 1:
+        return FoundLayout(layout, {"train": [place]})
+    folders = [place, *(place / inside for inside in layout.inside)]
+    paths: dict[str, list[Path]] = {}
+    for split, names in layout.files.items():
+        wanted = [wanted for plain in names for wanted in (plain, f"{plain}.gz")]
+        tried = (sorted(folder.glob(one)) for folder in folders for one in wanted)
+        paths[split] = next((found for found in tried if found), [])
+        if not paths[split]:
+            raise DataError(
+                f"{place} does not hold {name}: there is no {' or '.join(wanted)} in it. Unpack the corpus there, name"
+                " its folder, or give the files by --corpus, --valid-corpus and --test-corpus without --layout."
+            )
+    return FoundLayout(layout, paths)
