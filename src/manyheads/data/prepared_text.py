@@ -86,6 +86,11 @@ class TextData:
         return cls(path, vocabulary, stores["train"], stores.get("valid"), stores.get("test"), manifest)
 
     @property
+    def tokenizer(self) -> Vocabulary:
+        """The vocabulary, by the name that every task's data has for it."""
+        return self.vocabulary
+
+    @property
     def digest(self) -> str:
         """SHA-256 over vocabulary and ids; equal exactly where the data is, wherever it lies."""
         return hashlib.sha256(canonical(self.manifest["files"])).hexdigest()
