@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from manyheads import __version__
 from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
 from manyheads.cli.evaluation_pairs import held_out_pairs, own_data
+from manyheads.cli.kinds import names_language_model
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
@@ -33,6 +34,7 @@ __all__ = ["EvaluateOptions", "run", "search_line"]
 _DESCRIPTION = """Judge a model on held-out text: BLEU and chrF by sacreBLEU with their signatures, likelihood, and the
 protocol: all that must be equal before two such figures may be compared. Text comes from --source and --reference,
 or --data; without either, from what the run was trained with. --hypotheses judges translations made elsewhere.
+A language model is judged by perplexity and bits a byte: `manyheads evaluate MODEL --help` shows its options.
 A parser is judged by labelled brackets (evalb's rules), on --trees or its data; so are --hypotheses with --trees."""
 
 _EXAMPLES = (
@@ -103,6 +105,10 @@ class EvaluateOptions:
 def run(arguments: Sequence[str]) -> int:
     """Evaluate. Returns: the exit code."""
     set_up_machine()
+    if names_language_model(arguments):
+        from manyheads.cli.evaluate_text import evaluate_text_command
+
+        return evaluate_text_command(arguments)
     options = parse(EvaluateOptions, arguments, command="evaluate", description=_DESCRIPTION, examples=_EXAMPLES)
     from manyheads.cli.evaluate_trees import concerns_trees, evaluate_trees
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerateOptions", "run"]
 
-_DESCRIPTION = """Go on from a text. The continuation alone is printed, as it is written; --echo prints the prompt first.
+_DESCRIPTION = """Go on from a text. The continuation is printed as it is written; --echo prints the prompt first.
 Without PROMPT, all of standard input is one; in a terminal you are asked for one after the other, and Ctrl-D ends.
 With --lines every line of the input is a prompt and gives a line, in order, or with --json an object."""
 

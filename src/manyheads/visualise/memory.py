@@ -1,0 +1,38 @@
+"""Loss of a language model against the length of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from manyheads.visualise.figure import COLOURS, INK, new_figure, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["memory_figure"]
+
+
+def memory_figure(memory_lens: Sequence[int], losses: Sequence[float], *, unit: str, title: str) -> Figure:
+    """One point a memory.
+
+    Args:
+        memory_lens: tokens a layer.
+        losses: nats or bits of each.
+        unit: what the losses are.
+        title: what was read.
+
+    Raises: MissingExtraError: no matplotlib.
+    """
+    figure = new_figure(7.0, 4.0)
+    axes = figure.subplots()
+    points = sorted(zip(memory_lens, losses, strict=True))
+    lens, values = [length for length, _ in points], [loss for _, loss in points]
+    axes.plot(lens, values, color=COLOURS[0], linewidth=2.0, marker="o", markersize=5)
+    for length, value in points:
+        axes.annotate(
+            f"{value:.3f}", (length, value), (0, 7), textcoords="offset points", fontsize=8, color=INK, ha="center"
+        )
+    style_axes(axes, title=title, x_label="memory, tokens a layer", y_label=unit)
+    axes.margins(y=0.18)
+    return figure
