@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.data.settings import DataSettings
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.data.settings import DataSettings, SegmentSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.evaluation.reading import Reading
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import (
     OptimiserSettings,
     ScheduleSettings,
+    TextConfig,
+    TextValidationSettings,
     TrainConfig,
     TrainingSettings,
     ValidationSettings,
@@ -38,9 +42,28 @@ TINY = TrainConfig(
 )
 
 
+TINY_TEXT = TextConfig(
+    run_dir="runs/tiny-text",
+    num_threads=1,
+    data=SegmentSettings(lanes=6, segment_len=8, segment_lengths="varied", accumulate=2),
+    model=TransformerXLConfig(
+        d_model=8, num_heads=2, d_ff=8, num_layers=2, memory_len=12, dropout=0.2, attention_dropout=0.1
+    ),
+    optimiser=TINY.optimiser,
+    schedule=TINY.schedule,
+    training=replace(TINY.training, label_smoothing=0.0),
+    validation=TextValidationSettings(every_steps=3, sample_tokens=6, patience=5),
+    reading=Reading(segment_len=16, memory_len=8, lanes=2, max_tokens=200),
+)
+
+
 def tiny(**sections: Any) -> TrainConfig:
     """The config with changes: sections are given as dicts."""
-    config = TINY
+    return changed(TINY, **sections)
+
+
+def changed(config: Any, **sections: Any) -> Any:
+    """A config with changes: sections are given as dicts."""
     for name, changes in sections.items():
         new = replace(getattr(config, name), **changes) if isinstance(changes, dict) else changes
         config = replace(config, **{name: new})

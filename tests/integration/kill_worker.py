@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch._dynamo  # what the optimiser would import in every child
 from file_operations import REAL_OPEN, Operation, Watch
+from tiny_run import TINY_TEXT
 
 import manyheads.training.loop
 from manyheads.architectures.transformer.config import TransformerConfig
@@ -28,7 +30,9 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import (
     OptimiserSettings,
+    RunConfig,
     ScheduleSettings,
+    TextValidationSettings,
     TrainConfig,
     TrainingSettings,
     ValidationSettings,
@@ -52,7 +56,17 @@ class Slow:
         return lambda *args, **kwargs: None
 
 
-def config(run_dir: str) -> TrainConfig:
+def config(run_dir: str) -> RunConfig:
+    """Of a language model where the folder is called text-..., else of a translator."""
+    if Path(run_dir).name.startswith("text"):
+        training = replace(TINY_TEXT.training, max_steps=60, log_every=3, save_every=5)
+        return replace(
+            TINY_TEXT,
+            run_dir=run_dir,
+            schedule=ScheduleSettings(kind="cosine", warmup_steps=10),
+            training=training,
+            validation=TextValidationSettings(every_steps=12, sample_tokens=6, patience=20),
+        )
     return TrainConfig(
         run_dir=run_dir,
         num_threads=1,

@@ -37,9 +37,7 @@ from manyheads.training.validation import write_samples
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES)
-REPORT = ValidationReport(
-    step=6, loss=1.0, perplexity=2.7, samples=(Sample(source="a", text="c", reference="b"),)
-)
+REPORT = ValidationReport(step=6, loss=1.0, perplexity=2.7, samples=(Sample(source="a", text="c", reference="b"),))
 RUN = "runs/tiny"
 
 

@@ -22,6 +22,7 @@ from manyheads.checkpoint.verify import verify_folder
 
 KILLS = 10
 LONG_KILLS = 100
+TEXT_KILLS, LONG_TEXT_KILLS = 3, 15
 SAVE_EVERY = 5  # in kill_worker.py
 OPENING = 40  # operations of a start that opens data which was prepared before
 PATIENCE_SECONDS = 60
@@ -67,7 +68,16 @@ def worker() -> Iterator[Worker]:
 @pytest.fixture(scope="module")
 def undisturbed(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """A run that nothing happened to, and how long its loop took."""
-    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    return _undisturbed(worker, tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+@pytest.fixture(scope="module")
+def undisturbed_text(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The same of a language model."""
+    return _undisturbed(worker, tmp_path_factory.mktemp("undisturbed") / "text")
+
+
+def _undisturbed(worker: Worker, run: Path) -> tuple[Path, float]:
     worker.start(run)
     assert worker.wait() == 0
     lines = (run / "timing.jsonl").read_text(encoding="utf-8").split("\n")
@@ -176,10 +186,12 @@ def check(undisturbed: tuple[Path, float], run: Path) -> None:
     assert not list(run.rglob("*.tmp-*"))
 
 
-def kill_at_random(worker: Worker, undisturbed: tuple[Path, float], place: Path, number: int) -> Kills:
+def kill_at_random(
+    worker: Worker, undisturbed: tuple[Path, float], place: Path, number: int, name: str = "run"
+) -> Kills:
     rng, kills = random.Random(), Kills()
     while kills.done < number:
-        run = place / f"run-{kills.runs}"
+        run = place / f"{name}-{kills.runs}"
         disturb(worker, run, undisturbed[1], min(number - kills.done, 12), rng, kills)
         check(undisturbed, run)
         kills.runs += 1
@@ -207,6 +219,33 @@ def test_kills_before_operations_leave_no_trace(
     worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path
 ) -> None:
     kill_at_operations(worker, undisturbed, tmp_path, KILLS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
+def test_kills_leave_no_trace_in_a_language_model(
+    worker: Worker, undisturbed_text: tuple[Path, float], tmp_path: Path
+) -> None:
+    """Memories and the places of lanes are part of what goes on."""
+    assert "checkpoints/step-00000060/memory.safetensors" in outcome(undisturbed_text[0])
+    kill_at_random(worker, undisturbed_text, tmp_path, TEXT_KILLS, "text")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
+def test_fifteen_kills_leave_no_trace_in_a_language_model(
+    worker: Worker, undisturbed_text: tuple[Path, float], tmp_path: Path, figure: Callable[..., None]
+) -> None:
+    kills = kill_at_random(worker, undisturbed_text, tmp_path, LONG_TEXT_KILLS, "text")
+    figure(
+        "R1",
+        "SIGKILL of a Transformer-XL's run in mid-epoch, memories and lanes compared",
+        kills=kills.done,
+        within_saves=kills.within_saves,
+        runs=kills.runs,
+        most_steps_lost_by_a_kill=kills.most_lost,
+        save_every=SAVE_EVERY,
+        unequal_bytes=0,
+    )
 
 
 @pytest.mark.slow

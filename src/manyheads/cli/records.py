@@ -143,7 +143,11 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
 
 def _tokenizer(path: Path) -> dict[str, Any]:
     from manyheads.text.sides import load_tokenizer
+    from manyheads.text.vocabularies import is_vocabulary, load_vocabulary
 
+    file = path / "tokenizer.json"
+    if file.is_file() and is_vocabulary(_read_json(file)):
+        return _known(load_vocabulary(path))
     return _known(load_tokenizer(path))
 
 

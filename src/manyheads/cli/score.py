@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from manyheads.cli.decoding_options import DeviceOptions
+from manyheads.cli.kinds import names_language_model
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
@@ -25,7 +26,8 @@ BLOCK_PAIRS = 2048
 
 _DESCRIPTION = """Log-probabilities (in nats) that a model gives to known translations, end of sentence included.
 Each pair of lines gives a line of three tab-separated columns: sum of the log-probabilities, number of tokens, mean.
-With --tokens it gives a JSON object with each token and its log-probability instead."""
+With --tokens it gives a JSON object with each token and its log-probability instead.
+A language model scores the lines of --text FILE: `manyheads score MODEL --help` shows its options."""
 
 _EXAMPLES = (
     "manyheads score runs/demo --source test.en --target test.de",
@@ -59,6 +61,10 @@ class ScoreOptions:
 def run(arguments: Sequence[str]) -> int:
     """Score pairs of lines. Returns: the exit code."""
     set_up_machine()
+    if names_language_model(arguments):
+        from manyheads.cli.score_text import score_text_command
+
+        return score_text_command(arguments)
     options = parse(ScoreOptions, arguments, command="score", description=_DESCRIPTION, examples=_EXAMPLES)
     refuse_same_file(options.output, options.source, options.target)
     # All pairs first: unequal counts show at the end of the files, and scores of misaligned lines would mislead.

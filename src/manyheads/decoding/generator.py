@@ -29,7 +29,7 @@ from manyheads.text.sides import has_tokenizer
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["Continuation", "Generator"]
+__all__ = ["READ_AT_ONCE", "Continuation", "Generator"]
 
 READ_AT_ONCE = 512
 """Tokens of a prompt that are read in one call."""
@@ -262,7 +262,7 @@ class Generator:
         padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = torch.tensor(ids)
-        state = self.model.start(len(prompts), self._attending(settings))
+        state = self.model.start(len(prompts), self.attending(settings))
         log_probs: Tensor | None = None
         for begin in range(0, padded.shape[1], READ_AT_ONCE):
             if stop_asked is not None and stop_asked():
@@ -276,7 +276,8 @@ class Generator:
         assert log_probs is not None  # no prompt is empty
         return log_probs, state
 
-    def _attending(self, settings: GenerationSettings) -> Any:
+    def attending(self, settings: GenerationSettings) -> Any:
+        """How the model looks back while it writes, or reads a text by itself."""
         own = self.model.config.attending
         memory_len = settings.memory_len or own.memory_len or MEMORY_OF_NONE
         return dataclasses.replace(own, memory_len=memory_len, ext_len=0)

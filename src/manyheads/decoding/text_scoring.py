@@ -1,0 +1,68 @@
+"""How likely a language model finds given texts, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from manyheads.data.segments import SegmentBatch
+from manyheads.decoding.device import inference
+from manyheads.decoding.generator import READ_AT_ONCE, Generator
+from manyheads.decoding.translation import Scored
+
+__all__ = ["score_texts"]
+
+
+def score_texts(generator: Generator, texts: Sequence[str], *, max_rows: int = 64) -> list[Scored]:
+    """Log-probabilities of every token of each text, by itself and from its beginning.
+
+    The first token is predicted from the end of a document, or of a line where there are no documents. Where lines are
+    documents, the end of each counts too. Texts of any length are read in segments, with the memory that the model
+    generates with.
+
+    Args:
+        generator: model, vocabulary and memory.
+        texts: without line breaks where lines are documents.
+        max_rows: texts that are read side by side.
+
+    Returns: in the order of the texts; an empty one has no tokens, unless its end counts.
+    """
+    vocabulary = generator.vocabulary
+    encoded = vocabulary.encode_batch(list(texts))
+    if vocabulary.documents == "lines":
+        encoded = [[*ids, vocabulary.line_id] for ids in encoded]
+    found: list[list[float]] = [[] for _ in encoded]
+    order = sorted((place for place, ids in enumerate(encoded) if ids), key=lambda place: -len(encoded[place]))
+    for begin in range(0, len(order), max_rows):
+        places = order[begin : begin + max_rows]
+        for place, losses in zip(places, _losses(generator, [encoded[place] for place in places]), strict=True):
+            found[place] = losses
+    return [Scored(vocabulary.tokens(ids), losses) for ids, losses in zip(encoded, found, strict=True)]
+
+
+@torch.no_grad()
+def _losses(generator: Generator, rows: list[list[int]]) -> list[list[float]]:
+    """Log-probabilities of each row's tokens; no row is empty."""
+    model, start = generator.model, generator.vocabulary.start_id
+    lengths = torch.tensor([len(ids) for ids in rows])
+    padded = torch.zeros(len(rows), int(lengths.max()) + 1, dtype=torch.int64)
+    padded[:, 0] = start
+    for row, ids in enumerate(rows):
+        padded[row, 1 : len(ids) + 1] = torch.tensor(ids)
+    parts = []
+    with inference(generator.device, generator.precision):
+        state = model.start(len(rows), generator.attending(generator.settings))
+        for begin in range(0, padded.shape[1] - 1, READ_AT_ONCE):
+            end = min(begin + READ_AT_ONCE, padded.shape[1] - 1)
+            batch = SegmentBatch(
+                tokens=padded[:, begin:end],
+                targets=padded[:, begin + 1 : end + 1],
+                lengths=(lengths - begin).clamp(min=0, max=end - begin),
+                resets=torch.zeros(len(rows), dtype=torch.bool),
+                sample_ids=torch.arange(len(rows)),
+            )
+            losses, state = model.token_losses(batch.to(generator.device), state)
+            parts.append(losses.float().cpu())
+    log_probs = -torch.cat(parts, dim=1)
+    return [row[:count].tolist() for row, count in zip(log_probs, lengths.tolist(), strict=True)]

@@ -1,0 +1,178 @@
+"""Training a language model: memory goes from step to step, into checkpoints and out of them, and no further."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import TINY_TEXT, changed, outcome
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.errors import CheckpointError, ConfigError, NonFiniteError
+from manyheads.training.assembly import assemble
+from manyheads.training.loop import train
+from manyheads.training.memory import Memory
+from manyheads.training.settings import TextConfig
+from manyheads.training.step import Stepper
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded novel, prepared once."""
+    folder = tmp_path_factory.mktemp("novel")
+    assemble(TINY_TEXT, CPU, folder)
+    return next(folder.iterdir())
+
+
+@pytest.fixture
+def text(cache: Path, tmp_path: Path) -> Callable[..., TextConfig]:
+    def make(run: str = "run", **sections: Any) -> TextConfig:
+        config = replace(TINY_TEXT, run_dir=str(tmp_path / run), data=replace(TINY_TEXT.data, path=str(cache)))
+        made: TextConfig = changed(config, **sections)
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stopped_run_goes_on_with_its_memories(text: Callable[..., TextConfig], precision: str) -> None:
+    """In the middle of an epoch, byte for byte: weights, moments, averages, memories, metrics and samples."""
+    whole, parted = text("whole", precision=precision), text("parted", precision=precision)
+    train(whole)
+    for steps in (2, 5, 9):
+        train(changed(parted, training={"max_steps": steps}, schedule={"kind": "constant"}))
+    straight = text("straight", precision=precision, schedule={"kind": "constant"})
+    train(straight)
+    wanted, found = outcome(Path(straight.run_dir)), outcome(Path(parted.run_dir))
+    assert "checkpoints/step-00000009/memory.safetensors" in wanted
+    differing = [
+        name
+        for name in wanted
+        if not name.endswith("config.yaml")
+        and found[name].replace(parted.run_dir.encode(), straight.run_dir.encode()) != wanted[name]
+    ]
+    # The first parts ended with a validation of their own, which the whole run did not have.
+    assert {name for name in differing if name.endswith(".safetensors")} <= {"model/model.safetensors"}
+    assert (
+        found["checkpoints/step-00000009/memory.safetensors"] == wanted["checkpoints/step-00000009/memory.safetensors"]
+    )
+    memory = load_file(Path(whole.run_dir) / "checkpoints" / "step-00000009" / "memory.safetensors")
+    assert {name.partition(".")[0] for name in memory} == {"0", "1"}  # of both micro-batches
+    assert {tensor.dtype for tensor in memory.values()} >= {torch.bfloat16 if precision == "bf16" else torch.float32}
+
+
+def test_memory_is_what_the_step_before_read(text: Callable[..., TextConfig], tmp_path: Path) -> None:
+    """Two steps see as much as one model call after another; without memory the second would differ."""
+    config = text(model={"dropout": 0.0, "attention_dropout": 0.0}, data={"accumulate": 1, "segment_lengths": "fixed"})
+    assembly = assemble(config, CPU, tmp_path)
+    assert isinstance(assembly.model, LanguageModel)
+    [first], [second] = assembly.stream.at(0, 0), assembly.stream.at(0, 1)
+    with torch.no_grad():
+        alone = assembly.model(second).nll_sum
+        _, state = assembly.model.token_losses(first)
+        expected = assembly.model(second, state).nll_sum
+    stepper = Stepper(assembly.model, assembly.optimiser, assembly.config, CPU, assembly.memory)
+    stepper.take([first], 1, 0.0)
+    found = stepper.take([second], 2, 0.0).nll_sum
+    assert found == pytest.approx(float(expected), rel=1e-5)
+    assert found != pytest.approx(float(alone), rel=1e-6)
+    assembly.memory.forget()
+    assert stepper.take([second], 3, 0.0).nll_sum == pytest.approx(float(alone), rel=1e-5)
+
+
+def test_gradients_end_at_the_memory(text: Callable[..., TextConfig], tmp_path: Path) -> None:
+    assembly = assemble(text(data={"accumulate": 1}), CPU, tmp_path)
+    assert isinstance(assembly.model, LanguageModel)
+    output = assembly.model(assembly.stream.at(0, 0)[0])
+    assert not any(tensor.requires_grad for tensor in torch.utils._pytree.tree_leaves(output.state))
+
+
+def test_micro_batches_are_groups_of_lanes(text: Callable[..., TextConfig], tmp_path: Path) -> None:
+    """Split or whole, the same step: every group has the memory of its own lanes."""
+    results = []
+    for accumulate in (1, 3):
+        changes = {"accumulate": accumulate, "segment_lengths": "fixed"}
+        config = text(model={"dropout": 0.0, "attention_dropout": 0.0}, data=changes)
+        assembly = assemble(config, CPU, tmp_path)
+        stepper = Stepper(assembly.model, assembly.optimiser, assembly.config, CPU, assembly.memory)
+        results.append([stepper.take(assembly.stream.at(0, row), row + 1, 1e-2).nll_sum for row in range(4)])
+    assert results[1] == pytest.approx(results[0], rel=1e-4)
+
+
+def test_an_epoch_begins_without_memory(text: Callable[..., TextConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool]] = []
+    inner = Stepper.take
+
+    def watched(self: Stepper, batches: Any, step: int, rate: float) -> Any:
+        seen.append((step, self._memory.of(0) is None))
+        return inner(self, batches, step, rate)
+
+    monkeypatch.setattr(Stepper, "take", watched)
+    config = text(data={"lanes": 2000, "segment_len": 100, "segment_lengths": "fixed", "accumulate": 1})
+    config = changed(config, training={"max_steps": 11}, validation={"every_steps": 0})
+    train(config)
+    rows = assemble(config, CPU, Path(config.run_dir)).stream.rows(0)
+    assert 1 < rows < 11
+    assert [step for step, empty in seen if empty] == list(range(1, 12, rows))
+
+
+def test_a_step_that_is_not_taken_leaves_no_memory(text: Callable[..., TextConfig], tmp_path: Path) -> None:
+    assembly = assemble(text(data={"accumulate": 1}), CPU, tmp_path)
+    stepper = Stepper(assembly.model, assembly.optimiser, assembly.config, CPU, assembly.memory)
+    stepper.take(assembly.stream.at(0, 0), 1, 1e-3)
+    assert assembly.memory.of(0) is not None
+    with torch.no_grad():
+        next(assembly.model.parameters())[:] = float("nan")
+    result = stepper.take(assembly.stream.at(0, 1), 2, 1e-3)
+    assert result.fault is not None
+    assert assembly.memory.of(0) is None
+
+
+def test_nan_stops_the_run_and_names_the_places(text: Callable[..., TextConfig]) -> None:
+    config = text(optimiser={"learning_rate": 1e30, "clip_norm": 0.0})
+    with pytest.raises(NonFiniteError, match=r"sample ids of micro-batch|NaN or infinity"):
+        train(config)
+
+
+def test_what_a_validation_says(text: Callable[..., TextConfig]) -> None:
+    config = text(reading={"max_tokens": 0, "lanes": 64, "segment_len": 64}, training={"max_steps": 3})
+    train(config)
+    run = Path(config.run_dir)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    [judged] = [record for record in records if "valid_nll" in record]
+    assert 0 < judged["bits_per_byte"] < 9
+    assert judged["bits_per_byte"] == pytest.approx(judged["valid_nll"] / 0.693147, rel=1e-3)  # a token is a byte
+    sample = (run / "samples" / "step-3.txt").read_text(encoding="utf-8")
+    assert sample.startswith("text:")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"training": {"r_drop": 1.0}}, "training.r_drop"),
+        ({"validation": {"best_by": "bleu"}}, "validation.best_by"),
+        ({"model": {"vocab_size": 100}}, "model.vocab_size is 100"),
+        ({"data": {"path": "embedded:nothing"}}, "There is no embedded text"),
+    ],
+)
+def test_mistakes(text: Callable[..., TextConfig], sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(text(**sections))
+
+
+def test_a_memory_of_another_model_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="has 1 parts"):
+        Memory().load({"0.0": torch.zeros(2)}, (torch.zeros(1), torch.zeros(1)))
+    with pytest.raises(CheckpointError, match="no part of a memory"):
+        Memory().load({"weights": torch.zeros(2)}, None)
+    memory = Memory()
+    memory.load({}, None)
+    assert memory.tensors() == {}
