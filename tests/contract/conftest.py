@@ -1,7 +1,8 @@
 """What every architecture of the table must hold, on its debug preset and on variants with its other parts.
 
-A newcomer is tested as soon as it stands in the table. One that cannot hold a contract says so in exemptions.json:
-{"architecture/test_name": "reason"}; the test is then skipped under that reason.
+A newcomer is tested as soon as it stands in the table: translators as `subject`, language models as `language_model`,
+both as `any_subject`. One that cannot hold a contract says so in exemptions.json: {"architecture/test_name": "reason"},
+or of one variant alone {"architecture/variant/test_name": "reason"}; the test is then skipped under that reason.
 """
 
 from __future__ import annotations
@@ -50,6 +51,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "activation": "gelu_tanh",
         },
     },
+    "transformer-xl": {
+        "debug": {},
+        "pre-norm, each layer its biases": {"norm_position": "pre", "share_biases": False, "tie_embeddings": False},
+        "learned distances": {"attention": "relative_learned", "max_len": 6},
+        "adaptive": {"cutoffs": (7, 15), "div_value": 2, "d_embed": 16, "tie_projections": (False, True, True)},
+        "adaptive, one width": {"cutoffs": (7, 15), "d_embed": 12, "tie_projections": (False, True, True)},
+        "same length, clamped": {"same_length": True, "clamp_len": 5, "head_dim": 0, "d_embed": 12},
+        "absolute": {"attention": "absolute", "clamp_len": 20},
+        "absolute, learned, pre-norm": {"attention": "absolute_learned", "max_len": 6, "norm_position": "pre"},
+    },
 }
 """Changes to the debug preset. `on SDPA` sends dot products there, which short sequences never reach by themselves."""
 
@@ -65,6 +76,17 @@ class Subject:
     def architecture(self) -> str:
         return self.name.partition("/")[0]
 
+    @property
+    def task(self) -> str:
+        return ARCHITECTURES[self.architecture].task
+
+    def say(self, model: Any) -> Tensor:
+        """Log-probabilities of something fixed, whatever the task."""
+        ids = torch.arange(20).view(2, 10) % VOCAB
+        if self.task == "translation":
+            return model.log_probs(ids, torch.tensor([10, 7]), ids.flip(1))  # type: ignore[no-any-return]
+        return model.log_probs(ids, torch.tensor([10, 7]))  # type: ignore[no-any-return]
+
     def build(self, **changes: Any) -> Any:
         """A fresh model in evaluation mode, the same each time, with no parameter at 0 or 1."""
         torch.manual_seed(1)
@@ -76,9 +98,11 @@ class Subject:
         return model
 
 
-def subjects() -> list[Subject]:
+def subjects(task: str | None = None) -> list[Subject]:
     found = []
     for name, entry in ARCHITECTURES.items():
+        if task not in (None, entry.task):
+            continue
         config = entry.presets["debug"]()
         sizes = {f.name: VOCAB for f in fields(config) if f.name.endswith("vocab_size")}
         for variant, changes in VARIANTS.get(name, {"debug": {}}).items():
@@ -93,17 +117,42 @@ def exemptions() -> dict[str, str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Compiling is slow, and "debug on SDPA" has no part that the other variants lack.
     double = [item for item in items if "test_compiled" in item.nodeid and "/debug on SDPA" in item.nodeid]
+    # Kinds whose keys cannot be kept have one form of memory, not two.
+    double += [
+        item
+        for item in items
+        if hasattr(item, "callspec")
+        and item.callspec.params.get("projected")
+        and "language_model" in item.callspec.params
+        and item.callspec.params["language_model"].config.attention.startswith("absolute")
+    ]
     config.hook.pytest_deselected(items=double)
     items[:] = [item for item in items if item not in double]
     exempt = exemptions()
     for item in items:
-        subject = getattr(item, "callspec", None) and item.callspec.params.get("subject")  # type: ignore[attr-defined]
-        reason = subject and exempt.get(f"{subject.architecture}/{item.originalname}")  # type: ignore[attr-defined]
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        subject = next((given[name] for name in ("subject", "language_model", "any_subject") if name in given), None)
+        if subject is None:
+            continue
+        names = (f"{subject.architecture}/{item.originalname}", f"{subject.name}/{item.originalname}")  # type: ignore[attr-defined]
+        reason = next((exempt[name] for name in names if name in exempt), None)
         if reason:
             item.add_marker(pytest.mark.skip(reason=f"exempt: {reason}"))
 
 
+@pytest.fixture(params=subjects("language-modelling"), ids=lambda subject: subject.name)
+def language_model(request: pytest.FixtureRequest) -> Subject:
+    torch.manual_seed(0)
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture(params=subjects(), ids=lambda subject: subject.name)
+def any_subject(request: pytest.FixtureRequest) -> Subject:
+    torch.manual_seed(0)
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=subjects("translation"), ids=lambda subject: subject.name)
 def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Subject:
     torch.manual_seed(0)
     monkeypatch.setattr(dot_product, "_SHORT", 0 if "on SDPA" in request.param.name else 1 << 40)

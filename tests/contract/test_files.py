@@ -17,31 +17,31 @@ from manyheads.errors import ModelFileError
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "state_dict_names.json"
 
 
-def test_saved_and_loaded_says_the_same(subject: Any, precision: Any, make_batch: Any, tmp_path: Path) -> None:
-    model, batch = subject.build(), make_batch([5, 3], [6, 4])
+def test_saved_and_loaded_says_the_same(any_subject: Any, precision: Any, tmp_path: Path) -> None:
+    model = any_subject.build()
     save_pretrained(model, tmp_path / "model")
     again = load(tmp_path / "model")
-    assert again.config == subject.config
+    assert again.config == any_subject.config
     assert not again.training
     with torch.no_grad(), precision.on():
         for m in (model, again):
-            m.said = m.log_probs(batch.source, batch.source_lengths, batch.target_input)
+            m.said = any_subject.say(m)
     assert torch.equal(model.said, again.said)
     ties = [sum(p is q for q in m.parameters()) for m in (model, again) for p in m.parameters()]
     assert set(ties) == {1}
     assert len(list(model.parameters())) == len(list(again.parameters()))
 
 
-def test_names_are_those_of_the_snapshot(subject: Any) -> None:
+def test_names_are_those_of_the_snapshot(any_subject: Any) -> None:
     """Files of today must be readable tomorrow. MANYHEADS_UPDATE_GOLDEN=1 writes the snapshot anew, for a new model."""
-    names = {name: list(tensor.shape) for name, tensor in portable_state(subject.build()).items()}
+    names = {name: list(tensor.shape) for name, tensor in portable_state(any_subject.build()).items()}
     golden = json.loads(GOLDEN.read_text("utf-8")) if GOLDEN.exists() else {}
     if os.environ.get("MANYHEADS_UPDATE_GOLDEN") == "1":
-        golden[subject.name] = names
+        golden[any_subject.name] = names
         lines = [f"  {json.dumps(name)}: {json.dumps(golden[name])}" for name in sorted(golden)]
         GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    assert subject.name in golden
-    assert names == golden[subject.name]
+    assert any_subject.name in golden
+    assert names == golden[any_subject.name]
 
 
 class Wrapper(torch.nn.Module):
@@ -53,9 +53,9 @@ class Wrapper(torch.nn.Module):
 
 
 @pytest.mark.parametrize("wrap", ["plain", "compiled", "distributed", "both", "averaged"])
-def test_wrappers_never_leak(subject: Any, wrap: str) -> None:
+def test_wrappers_never_leak(any_subject: Any, wrap: str) -> None:
     """A wrapped model has the names, and the numbers, of the model in it."""
-    model = subject.build()
+    model = any_subject.build()
     wrapped: Any = model
     if wrap == "averaged":
         wrapped = torch.optim.swa_utils.AveragedModel(model)
@@ -82,8 +82,42 @@ def test_a_file_holds_each_tied_matrix_once(subject: Any, tmp_path: Path) -> Non
     assert len(tables) == {"all": 1, "decoder": 2, "embeddings": 2, "none": 3}[tied]
 
 
-def test_weights_that_do_not_fit_are_named(subject: Any) -> None:
-    model = subject.build()
+def test_a_language_models_ties_are_kept_once(language_model: Any, tmp_path: Path) -> None:
+    """Tables, projections and shared biases: as many numbers in the file as the model has parameters."""
+    model = language_model.build()
+    save_pretrained(model, tmp_path / "model")
+    with safe_open(tmp_path / "model" / "model.safetensors", framework="pt") as reader:
+        names = list(reader.keys())
+    assert len(names) == len(list(model.parameters()))
+    tied = [name for name in names if name.startswith(("head.tables", "head.weight"))]
+    assert bool(tied) != language_model.config.tie_embeddings
+    biases = [name for name in names if name.endswith("content_bias")]
+    config = language_model.config
+    shared = config.share_biases and config.attention == "relative"
+    assert len(biases) == (0 if config.attention.startswith("absolute") else 1 if shared else config.num_layers)
+
+
+def test_a_config_of_another_model_is_refused_before_it_is_built(any_subject: Any, tmp_path: Path) -> None:
+    """Hundreds of gigabytes that a damaged config asks for are never taken."""
+    save_pretrained(any_subject.build(), tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    values = json.loads(file.read_text("utf-8"))
+    for name in ("d_ff", "num_layers", "num_encoder_layers"):
+        if name in values:
+            file.write_text(json.dumps({**values, name: 10**8}), encoding="utf-8")
+            with pytest.raises(ModelFileError, match="do not belong together"):
+                load(tmp_path / "model", verify=False)
+
+
+def test_the_card_tells_the_sizes(any_subject: Any, tmp_path: Path) -> None:
+    save_pretrained(any_subject.build(), tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text("utf-8")
+    assert any_subject.config.describe() in card
+    assert any_subject.task in card
+
+
+def test_weights_that_do_not_fit_are_named(any_subject: Any) -> None:
+    model = any_subject.build()
     tensors = portable_state(model)
     name = next(iter(tensors))
     with pytest.raises(ModelFileError, match=f"{name} is missing"):

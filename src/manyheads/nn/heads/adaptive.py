@@ -94,7 +94,7 @@ class AdaptiveEmbedding(nn.Module):
                 out = vectors.new_zeros(len(flat), vectors.shape[-1])
             out = out.index_copy(0, rows, vectors)
         assert out is not None
-        return out.view(*ids.shape, -1) * self.scale
+        return out.view(*ids.shape, out.shape[-1]) * self.scale
 
     def _project(self, index: int, vectors: Tensor) -> Tensor:
         return vectors if self.projections is None else F.linear(vectors, self.projections[index])
