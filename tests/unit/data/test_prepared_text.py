@@ -340,6 +340,16 @@ def test_the_novel_is_the_public_domain_text(shared: Path) -> None:
     assert "Constance Garnett" in notice
 
 
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "language-models.md"
+    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, str(page), "exec"), {})  # noqa: S102
+    first, *counts = capsys.readouterr().out.strip().split("\n")
+    assert first.startswith("1,043,952 tokens to predict in 16 lanes, 510 steps")
+    assert sum(map(int, counts)) == len(load_novel()["valid"]) - 1
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
