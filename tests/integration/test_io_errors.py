@@ -22,9 +22,12 @@ from manyheads.checkpoint.format import load_checkpoint, save_checkpoint, verify
 from manyheads.checkpoint.retain import find_latest, list_checkpoints, read_pointer
 from manyheads.cli.main import guarded
 from manyheads.data.prepared import PreparedData
+from manyheads.data.prepared_text import TextData
 from manyheads.data.preparing import PairList, prepare_corpus
+from manyheads.data.preparing_text import HeldBackText, prepare_text
+from manyheads.data.texts import TextBlock
 from manyheads.errors import DataError, SaveError
-from manyheads.text.settings import TokenizerSettings
+from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.training.assembly import Assembly, assemble
 from manyheads.training.keeper import Keeper
 from manyheads.training.log import MetricsLog
@@ -265,61 +268,81 @@ def test_an_error_at_every_operation_of_a_run(
     )
 
 
-def prepare(folder: Path, word: str) -> None:
+def prepare(folder: Path, word: str, task: str) -> None:
+    if task == "lm":
+        text = TextBlock("test", f"{word} a b\n".encode() * 5)
+        words = VocabularySettings(level="words", documents="lines")
+        prepare_text(folder, train=text, vocabulary=words, held_back=HeldBackText(valid=12), replace=True)
+        return
     pairs = PairList("test", [(f"{word} a b", f"{word} c")] * 5)
     prepare_corpus(
         folder, train=pairs, valid=pairs, tokenizer=TokenizerSettings(kind="word", vocab_size=16), replace=True
     )
 
 
-def one_preparation(place: Path, faults: Faults) -> bool:
+def prepared_word(folder: Path, task: str) -> tuple[str, str]:
+    """The digest of a prepared folder, which must be whole, and the first word of its validation data."""
+    if task == "lm":
+        text = TextData.open(folder)
+        assert text.valid is not None
+        return text.digest, text.vocabulary.decode(text.valid.ids.tolist()).split(" ")[0]
+    pairs = PreparedData.open(folder)
+    return pairs.digest, pairs.valid_text[0][0].split(" ")[0]
+
+
+def one_preparation(place: Path, faults: Faults, task: str) -> bool:
     """Returns: whether it was refused."""
     place.mkdir()
     folder = place / "prepared"
-    prepare(folder, "old")
-    digest = PreparedData.open(folder).digest
+    prepare(folder, "old", task)
+    digest, _ = prepared_word(folder, task)
     refused = ""
     with Watch(place, faults):
         try:
-            prepare(folder, "new")
+            prepare(folder, "new", task)
         except (SaveError, DataError) as error:  # it also reads back what it wrote
             refused = str(error)
     assert "\n" not in refused
     assert not refused or (os.strerror(faults.code) in refused and str(place) in refused)
-    found = PreparedData.open(folder)
-    assert found.digest == digest or found.valid_text[0][0] == "new a b", "the older folder was lost"
-    assert refused or found.digest != digest
-    prepare(folder, "new")
-    assert PreparedData.open(folder).valid_text[0] == ("new a b", "new c")
+    found, word = prepared_word(folder, task)
+    assert found == digest or word == "new", "the older folder was lost"
+    assert refused or found != digest
+    prepare(folder, "new", task)
+    assert prepared_word(folder, task)[1] == "new"
     assert [path.name for path in place.iterdir()] == ["prepared"]
     shutil.rmtree(place)
     return bool(refused)
 
 
-def prepared_operations(place: Path) -> int:
+def prepared_operations(place: Path, task: str) -> int:
     place.mkdir()
-    prepare(place / "prepared", "old")
+    prepare(place / "prepared", "old", task)
     with Watch(place) as watch:
-        prepare(place / "prepared", "new")
+        prepare(place / "prepared", "new", task)
     return watch.count
 
 
-def test_an_error_at_each_operation_of_a_preparation(tmp_path: Path) -> None:
-    count = prepared_operations(tmp_path / "count")
+@pytest.mark.parametrize("task", ["translation", "lm"])
+def test_an_error_at_each_operation_of_a_preparation(tmp_path: Path, task: str) -> None:
+    count = prepared_operations(tmp_path / "count", task)
     for number in range(random.randrange(2), count, 2):
-        one_preparation(tmp_path / "disk", Faults(number, ERRORS[number % 5], lasting=number % 4 == 0))
+        one_preparation(tmp_path / "disk", Faults(number, ERRORS[number % 5], lasting=number % 4 == 0), task)
 
 
 @pytest.mark.slow
-def test_every_error_at_every_operation_of_a_preparation(tmp_path: Path, figure: Callable[..., None]) -> None:
-    count = prepared_operations(tmp_path / "count")
+@pytest.mark.parametrize("task", ["translation", "lm"])
+def test_every_error_at_every_operation_of_a_preparation(
+    tmp_path: Path, task: str, figure: Callable[..., None]
+) -> None:
+    count = prepared_operations(tmp_path / "count", task)
     cases = [(number, code, lasting) for number in range(count) for code in ERRORS for lasting in (False, True)]
     refused = sum(
-        one_preparation(tmp_path / "disk", Faults(number, code, lasting=lasting)) for number, code, lasting in cases
+        one_preparation(tmp_path / "disk", Faults(number, code, lasting=lasting), task)
+        for number, code, lasting in cases
     )
     figure(
         "R3",
-        "five errors, passing and lasting, at every operation of `prepare`",
+        f"five errors, passing and lasting, at every operation of `prepare`, {task}",
         operations=count,
         cases=len(cases),
         refused=refused,

@@ -39,6 +39,10 @@ What each command makes of text that is not as it should be. This page is writte
   refuse a line that does not fit, or with `--too-long truncate` cut it, and say so.
 - **Text is text**: what looks like a special token, an option or a path is not one. Letters are made NFC before the
   model sees them.
+- **Texts for language models** (`prepare --task lm`) are read by the same rules, and tried with the same files: the
+  lines that `translate` reads are the text, each with its line break, the empty ones too; a line that is skipped is
+  not. With `--level bytes` there are no rules: a file comes back bit for bit, bad UTF-8, marks and all; gzip is
+  unpacked, and other packed files are refused.
 - **A refusal** is exit code 2 and at most ten lines on standard error. `translate` may have given earlier blocks by
   then.
 

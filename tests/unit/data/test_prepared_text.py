@@ -31,6 +31,7 @@ from manyheads.text.vocabularies import learn_vocabulary
 
 TEXT = "The cat sees the dog.\n\n The dog, übermäßig  müde, sees the cat ; \nIt is 1234 !\n"
 RAW = b"\xff\xfe\x00\r\n\n a\xc3\xa4 \x80b\n\nlast"
+STORE = ("manifest.json", "tokens.ids.bin", "tokens.offsets.bin")
 BYTES = VocabularySettings()
 WORDS = VocabularySettings(level="words")
 PIECES = VocabularySettings(level="bpe", vocab_size=300)
@@ -144,6 +145,11 @@ def test_text_is_held_back_from_the_end(tmp_path: Path) -> None:
         assert parts == [text[:56], text[56:63], text[63:]]  # moved on to the next line, unless one begins there
         with pytest.raises(DataError, match="no test text in bytes 70 to 70"):
             prepared(tmp_path / "bad", options, train=block, held_back=HeldBackText(valid=14, test=5))
+    words = prepared(tmp_path / "words", WORDS, train=block, held_back=HeldBackText(valid=9))
+    assert text_of(words, words.valid) == b"line <unk>\n"  # what is held back teaches nothing
+    made = sorted(str(path.relative_to(words.path)) for path in words.path.rglob("*") if path.is_file())
+    stores = [f"{split}/{name}" for split in ("train", "valid") for name in STORE]
+    assert made == ["manifest.json", "tokenizer.json", *stores]
     files_of = TextFiles(paths=[_file(tmp_path / "one", text[:28]), _file(tmp_path / "two", text[28:])])
     data = prepared(
         tmp_path / "f", VocabularySettings(documents="files"), train=files_of, held_back=HeldBackText(valid=7)
@@ -332,6 +338,16 @@ def test_the_novel_is_the_public_domain_text(shared: Path) -> None:
     notice = files("manyheads.data.corpora").joinpath("ATTRIBUTION.txt").read_text(encoding="utf-8")
     assert "crime-and-punishment.txt.gz" in notice
     assert "Constance Garnett" in notice
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "language-models.md"
+    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, str(page), "exec"), {})  # noqa: S102
+    first, *counts = capsys.readouterr().out.strip().split("\n")
+    assert first.startswith("1,043,952 tokens to predict in 16 lanes, 510 steps")
+    assert sum(map(int, counts)) == len(load_novel()["valid"]) - 1
 
 
 @pytest.mark.parametrize(
