@@ -13,6 +13,7 @@ from manyheads import __version__
 from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
 from manyheads.cli.evaluation_pairs import held_out_pairs, own_data
 from manyheads.cli.kinds import names_language_model
+from manyheads.cli.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
@@ -23,9 +24,6 @@ from manyheads.data.readers import ReadReport, read_pairs
 from manyheads.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from manyheads.architectures.seq2seq import Seq2Seq
-    from manyheads.decoding.settings import DecodingSettings
-    from manyheads.decoding.translator import Translator
     from manyheads.evaluation.bleu import Score
     from manyheads.evaluation.likelihood import Likelihood
 
@@ -167,16 +165,15 @@ def _run_model(pairs: list[tuple[str, str]], options: EvaluateOptions) -> tuple[
     """Translations, likelihood of the references, and what they depend on."""
     import torch
 
-    from manyheads.architectures.seq2seq import Seq2Seq
     from manyheads.decoding.translator import Translator
 
     translator = Translator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
-    assert isinstance(translator.model, Seq2Seq)  # all that from_pretrained gives
+    assert isinstance(translator.model, torch.nn.Module)
     with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
         with counted_truncations() as long_references:
-            likelihood = _likelihood(translator.model, translator, pairs, settings)
+            likelihood = likelihood_of(translator, pairs, settings)
         with counted_truncations() as long_sources:
             sources = [source for source, _ in pairs]
             translations = [one_line(text) for text in translator.translate(sources, **overrides)]
@@ -194,34 +191,6 @@ def _run_model(pairs: list[tuple[str, str]], options: EvaluateOptions) -> tuple[
     return translations, likelihood, protocol
 
 
-def _likelihood(
-    model: Seq2Seq, translator: Translator, pairs: list[tuple[str, str]], settings: DecodingSettings
-) -> Likelihood:
-    """Of the references, given the sources as the search sees them; what does not fit is refused or cut likewise."""
-    from manyheads.data.store import PairStore
-    from manyheads.data.stream import eval_batches
-    from manyheads.decoding.device import inference
-    from manyheads.decoding.fit import cut, fit, scored_limit, source_limit
-    from manyheads.evaluation.likelihood import evaluate_likelihood
-
-    both = (translator.tokenizer.source, translator.tokenizer.target)
-    sources, references = (
-        [[*ids, token.eos_id] for ids in token.encode_batch(list(texts))]
-        for token, texts in zip(both, zip(*pairs, strict=True), strict=True)
-    )
-    # Sources that do not fit are named, and counted, by the search.
-    sources = cut(sources, source_limit(settings, model.max_len)[0])
-    limit, reason = scored_limit(settings, model.max_len)
-    numbers = range(1, len(pairs) + 1)
-    references = fit(references, numbers, limit, reason, too_long=settings.too_long, what="reference")
-    bare = ([ids[:-1] for ids in side] for side in (sources, references))  # the store and its batches add EOS
-    store = PairStore.from_lists(zip(*bare, strict=True), max(token.vocab_size for token in both))
-    ids = {name: getattr(both[1], name) for name in ("pad_id", "bos_id", "eos_id")}
-    with inference(translator.device, translator.precision):
-        batches = eval_batches(store, settings.max_tokens, **ids)
-        return evaluate_likelihood(model, batches, device=translator.device)
-
-
 def _as_json(scores: dict[str, Score], likelihood: Likelihood | None, protocol: dict[str, Any]) -> list[str]:
     record: dict[str, Any] = {
         name.lower(): {
@@ -233,11 +202,7 @@ def _as_json(scores: dict[str, Score], likelihood: Likelihood | None, protocol: 
         for name, score in scores.items()
     }
     if likelihood is not None:
-        record["likelihood"] = {
-            "nats_per_token": likelihood.nats_per_token,
-            "perplexity": likelihood.perplexity,
-            "target_tokens": likelihood.num_tokens,
-        }
+        record["likelihood"] = likelihood_record(likelihood)
     return [json.dumps({**record, "protocol": protocol}, ensure_ascii=False, indent=2)]
 
 
@@ -252,11 +217,7 @@ def _as_text(scores: dict[str, Score], likelihood: Likelihood | None, protocol: 
         )
     ]
     if likelihood is not None:
-        nats, tokens = likelihood.nats_per_token, f"{likelihood.num_tokens:,}"
-        lines += [
-            f"likelihood = {nats:.4f} nats/token",
-            f"  perplexity {likelihood.perplexity:.2f}, {tokens} target tokens, end of sentence included",
-        ]
+        lines += likelihood_lines(likelihood)
     lines += ["protocol", f"  data       {protocol['data']}", f"  sentences  {protocol['sentences']:,}"]
     if likelihood is None:
         return [*lines, f"  judged     {protocol['hypotheses']}"]
@@ -287,7 +248,13 @@ def search_line(decoding: dict[str, Any]) -> str:
     ratio, offset = decoding["max_len_ratio"], decoding["max_len_offset"]
     limit = decoding["max_new_tokens"] or f"{ratio:g} x source + {offset}"
     parts.append(f"at most {limit} tokens")
-    unusual = {"min_new_tokens": 0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "rules": "manyheads"}
+    unusual = {
+        "min_new_tokens": 0,
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "rules": "manyheads",
+        "well_formed": True,
+    }
     parts += [f"{name} {decoding[name]}" for name, usual in unusual.items() if decoding[name] != usual]
     parts += [f"{name} {list(decoding[name])}" for name in ("banned_ids", "forced_prefix_ids") if decoding[name]]
     return ", ".join([*parts, f"batches of {decoding['max_tokens']} tokens"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads import __version__
 from manyheads.cli.evaluation_pairs import own_data
+from manyheads.cli.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parses import repairs_line
 from manyheads.cli.truncation import counted_truncations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from manyheads.cli.evaluate import EvaluateOptions
     from manyheads.data.prepared import PreparedData
     from manyheads.evaluation.brackets import BracketScore
+    from manyheads.evaluation.likelihood import Likelihood
     from manyheads.evaluation.parses import ParseReport
     from manyheads.text.trees import Node
 
@@ -51,13 +53,13 @@ def evaluate_trees(options: EvaluateOptions) -> int:
     gold, name, data = _gold(options)
     if not gold:
         raise DataError(f"{name} has no trees; there is nothing to evaluate.")
-    protocol: dict[str, Any] = {"data": name, "sentences": len(gold)}
+    likelihood, protocol = None, {"data": name, "sentences": len(gold)}
     if options.hypotheses is not None:
         report, more = _judge_file(options.hypotheses, gold, options)
     elif options.baseline is not None:
         report, more = _judge_baseline(gold, options, data)
     else:
-        report, more = _judge_model(gold, options)
+        report, likelihood, more = _judge_model(gold, options)
     protocol |= more
     if options.output is not None:
         from manyheads.text.trees import format_tree
@@ -65,7 +67,7 @@ def evaluate_trees(options: EvaluateOptions) -> int:
         with LineWriter(options.output) as writer:
             writer.write("" if tree is None else format_tree(tree) for tree in report.trees)
     with LineWriter("-") as writer:
-        writer.write((_as_json if options.json else _as_text)(report, protocol))
+        writer.write((_as_json if options.json else _as_text)(report, likelihood, protocol))
     return 0
 
 
@@ -148,8 +150,10 @@ def _training_trees(data: PreparedData) -> list[Node]:
     return [data.task.restore(sentence, written).tree for sentence, written in zip(*sides, strict=True)]
 
 
-def _judge_model(gold: list[tuple[str, str]], options: EvaluateOptions) -> tuple[ParseReport, dict[str, Any]]:
-    """What a model makes of the sentences."""
+def _judge_model(
+    gold: list[tuple[str, str]], options: EvaluateOptions
+) -> tuple[ParseReport, Likelihood, dict[str, Any]]:
+    """What a model makes of the sentences, and how likely it finds the right trees."""
     import torch
 
     from manyheads.decoding.parser import Parser
@@ -160,21 +164,26 @@ def _judge_model(gold: list[tuple[str, str]], options: EvaluateOptions) -> tuple
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
-    with counted_truncations() as counter:
+    # A tree that is too long to be learned is still one to judge by; so it is cut, and counted, and never refused.
+    with counted_truncations() as long_trees:
+        likelihood = likelihood_of(translator, gold, dataclasses.replace(settings, too_long="truncate"), "tree")
+    with counted_truncations() as long_sources:
         written = translator.translate(sentences, **overrides)
     report = judge_written(parser.task, sentences, written, trees)
     assert isinstance(translator.model, torch.nn.Module)
-    return report, {
+    protocol = {
         "model": options.model,
         "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
         "tokenizer": translator.tokenizer.digest,
         "task": parser.task.to_json(),
-        "truncated_sources": counter.count,
+        "truncated_sources": long_sources.count,
+        "truncated_trees": long_trees.count,
         "decoding": dataclasses.asdict(settings),
         "device": str(translator.device),
         "precision": translator.precision,
         "versions": {"manyheads": __version__, "torch": str(torch.__version__)},
     }
+    return report, likelihood, protocol
 
 
 def _figures(score: BracketScore) -> dict[str, Any]:
@@ -189,19 +198,21 @@ def _figures(score: BracketScore) -> dict[str, Any]:
     }
 
 
-def _as_json(report: ParseReport, protocol: dict[str, Any]) -> list[str]:
+def _as_json(report: ParseReport, likelihood: Likelihood | None, protocol: dict[str, Any]) -> list[str]:
     from manyheads.evaluation.brackets import SIGNATURE
 
-    record = {
+    record: dict[str, Any] = {
         "brackets": {**_figures(report.all), "signature": SIGNATURE},
         "brackets_40": {**_figures(report.short), "signature": f"{SIGNATURE}|words<=40"},
         "ill_formed": report.ill_formed,
         "repairs": dict(report.repairs),
     }
+    if likelihood is not None:
+        record["likelihood"] = likelihood_record(likelihood)
     return [json.dumps({**record, "protocol": protocol}, ensure_ascii=False, indent=2)]
 
 
-def _as_text(report: ParseReport, protocol: dict[str, Any]) -> list[str]:
+def _as_text(report: ParseReport, likelihood: Likelihood | None, protocol: dict[str, Any]) -> list[str]:
     from manyheads.cli.evaluate import search_line
     from manyheads.evaluation.brackets import SIGNATURE
 
@@ -220,6 +231,8 @@ def _as_text(report: ParseReport, protocol: dict[str, Any]) -> list[str]:
         )
     if report.ill_formed is not None:
         lines.append(f"  ill-formed   {report.ill_formed:,} trees mended: {repairs_line(report.repairs)}")
+    if likelihood is not None:
+        lines += likelihood_lines(likelihood)
     lines += ["protocol", f"  data       {protocol['data']}", f"  sentences  {protocol['sentences']:,}"]
     if "model" not in protocol:
         lines.append(f"  judged     {protocol['judged']}")
@@ -231,7 +244,7 @@ def _as_text(report: ParseReport, protocol: dict[str, Any]) -> list[str]:
         f"  model      {protocol['model']}, {protocol['parameters']:,} parameters",
         f"  task       {protocol['task']['name']}: {task}",
         f"  search     {search_line(protocol['decoding'])}",
-        f"  truncated  {protocol['truncated_sources']} sources",
+        f"  truncated  {protocol['truncated_sources']} sources, {protocol['truncated_trees']} trees",
         f"  precision  {protocol['precision']} on {protocol['device']}",
         f"  versions   {versions}",
     ]

@@ -84,11 +84,18 @@ def test_evaluate(run: Path, data: Path, manyheads: Cli, tmp_path: Path, capsys:
     assert record["protocol"]["task"]["name"] == "parsing"
     assert record["protocol"]["data"].endswith("data test")
     assert 0 <= record["brackets"]["f1"] <= 100
+    sentences = [" ".join(leaf.word for leaf in leaves_of(parse_tree(tree))) for tree in TREES[::9]]
+    scored = Translator.from_pretrained(run, "cpu").score(sentences, TREES[::9])
+    assert record["likelihood"]["target_tokens"] == sum(len(one.tokens) for one in scored)
+    nats = -sum(one.sum_log_prob for one in scored) / record["likelihood"]["target_tokens"]
+    assert record["likelihood"]["nats_per_token"] == pytest.approx(nats, rel=1e-5)
     assert manyheads("evaluate", run, "--trees", data / "test.ptb", "--beam", "2") == 0
     shown = capsys.readouterr().out
     assert shown.startswith("F1 = ")
     assert "ill-formed" in shown
+    assert f"likelihood = {nats:.4f} nats/token" in shown
     assert "beam 2" in shown
+    assert "truncated  0 sources, 0 trees" in shown
     trees = [parse_tree(line) for line in (tmp_path / "out.ptb").read_text(encoding="utf-8").split("\n")[:-1]]
     assert [[leaf.word for leaf in leaves_of(tree)] for tree in trees] == [
         [leaf.word for leaf in leaves_of(parse_tree(tree))] for tree in TREES[::9]
@@ -97,6 +104,22 @@ def test_evaluate(run: Path, data: Path, manyheads: Cli, tmp_path: Path, capsys:
     again = json.loads(capsys.readouterr().out)
     assert again["brackets"] == record["brackets"]
     assert again["ill_formed"] is None
+    assert "likelihood" not in again
+
+
+def test_right_trees_that_a_model_could_not_write(
+    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are longer than what fits, with labels that were never seen; they are judged by all the same."""
+    deep = f"{'(NEW ' * 20}(NN cat){')' * 20}"
+    (tmp_path / "new.ptb").write_text(f"(ROOT {deep})\n{TREES[0]}\n", encoding="utf-8")
+    options = ["--trees", tmp_path / "new.ptb", "--beam", "1", "--max-tokens", "60"]
+    assert manyheads("evaluate", run, *options) == 0
+    captured = capsys.readouterr()
+    assert "2 sentences" in captured.out
+    assert "truncated  0 sources, 1 trees" in captured.out
+    assert "likelihood = " in captured.out
+    assert "tree 1 has" in captured.err
 
 
 def test_baselines(data: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,23 +153,39 @@ def test_translate(
     assert {"written", "repairs"} <= records[0]["translations"][0].keys()
 
 
-def test_words_in_the_targets(data: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_in_the_targets(
+    data: Path, manyheads: Cli, stdin: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A model that has learned almost nothing gives trees over the sentence all the same, unless it is not held to."""
     prepare(data, "written", "--tree-words", "write", "--tree-tags", "keep")
     run = train(data, "written", "run-written", model__tie_embeddings="all", training__max_steps=4)
     task = json.loads((run / "model" / "task.json").read_text(encoding="utf-8"))
     assert (task["words"], task["tags"]) == ("write", "keep")
     capsys.readouterr()
-    mended = []
-    for more in ([], ["--no-well-formed"]):
+    for more, mends in (([], False), (["--no-well-formed"], True)):
         assert manyheads("evaluate", run, "--json", "--output", data / "out.ptb", *more) == 0
         record = json.loads(capsys.readouterr().out)
-        mended.append(record["ill_formed"])
+        assert (record["ill_formed"] > 0) == mends
+        assert record["protocol"]["decoding"]["well_formed"] != mends
         written = (data / "out.ptb").read_text(encoding="utf-8").split("\n")[:-1]
         assert [[leaf.word for leaf in leaves_of(parse_tree(tree))] for tree in written] == [
             [leaf.word for leaf in leaves_of(parse_tree(tree))] for tree in TREES[::9]
         ]
-    assert mended[0] == 0 < mended[1]
+        stdin(f"{SENTENCE}\nThe  fox (\n".encode())
+        assert manyheads("translate", run, "--json", *more) == 0
+        answers = [json.loads(line)["translations"][0] for line in capsys.readouterr().out.split("\n") if line]
+        assert any(answer["repairs"] for answer in answers) == mends
+        assert [[leaf.word for leaf in leaves_of(parse_tree(answer["text"]))] for answer in answers] == [
+            SENTENCE.split(" "), ["The", "fox", "-LRB-"]
+        ]  # fmt: skip
+    assert manyheads("evaluate", run, "--no-well-formed", "--beam", "1") == 0
+    assert "well_formed False" in capsys.readouterr().out
+    parser = Parser.from_pretrained(run, "cpu")
+    held, free = (parser.parse([SENTENCE], well_formed=well_formed)[0] for well_formed in (True, False))
+    assert held is not None
+    assert free is not None
+    assert not held.repairs
+    assert free.repairs
 
 
 def test_from_python(run: Path, model_folder: Path) -> None:

@@ -18,7 +18,7 @@ from manyheads.text.bracketing import restore
 from manyheads.text.parsing import ParsingTask, words_of
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
-from manyheads.text.trees import leaves_of
+from manyheads.text.trees import MAX_DEPTH, format_tree, leaves_of, parse_tree
 
 TREES = [
     "(ROOT (S (NP (DT The) (NN cat)) (VP (VBZ sees) (NP (NN NN))) (. .)))",
@@ -37,14 +37,8 @@ SETTINGS = [
 def make(settings: ParsingSettings, kind: Any = "bpe") -> ParsingTokenizer:
     task = ParsingTask(settings)
     trees = TREES if settings.root else [f"( {tree.removeprefix('(ROOT ')}" for tree in TREES]
-    pairs = [(" ".join(leaf.word for leaf in leaves_of(_parse(tree))), tree) for tree in trees] * 3
+    pairs = [(" ".join(leaf.word for leaf in leaves_of(parse_tree(tree))), tree) for tree in trees] * 3
     return ParsingTokenizer(task.learn_tokenizer(pairs, TokenizerSettings(kind=kind, vocab_size=330)), task)
-
-
-def _parse(text: str) -> Any:
-    from manyheads.text.trees import parse_tree
-
-    return parse_tree(text)
 
 
 @pytest.fixture(scope="module", params=range(len(SETTINGS) + 1))
@@ -85,6 +79,33 @@ def test_the_mask_is_the_automaton_s(tokenizer: ParsingTokenizer) -> None:
                 break
 
 
+def test_nesting_ends_where_trees_would_be_refused(tokenizer: ParsingTokenizer) -> None:
+    """A tree as deep as the grammar allows is whole, and can be read again; random walks never go so far down."""
+    source, lengths = batch_of(tokenizer, ["x"])
+    grammar = TreeGrammar(tokenizer).of(source, lengths)
+    ids = dict(zip(tokenizer.symbols, tokenizer.symbol_ids, strict=True))
+    opening, closing, rows = ids["(NP"], ids[")NP"], torch.zeros(1, dtype=torch.long)
+
+    def allowed(history: list[int]) -> set[int]:
+        mask = grammar.allowed(torch.tensor([history]), rows, torch.tensor([1000]))[0]
+        found = set(mask.nonzero()[:, 0].tolist())
+        assert found == naive_tree_tokens(tokenizer, source[0, :-1].tolist(), history, 1000)
+        return found
+
+    history = [opening] * (MAX_DEPTH - 1)
+    assert opening in allowed(history)
+    history.append(opening)
+    places = allowed(history)
+    assert opening not in places
+    place = min(places)
+    history += [place, *(source[0, :-1].tolist() if tokenizer.task.settings.words == "write" else [])]
+    history += [closing] * MAX_DEPTH
+    assert allowed(history) == {tokenizer.eos_id}
+    restored = restore(tokenizer.target.decode(history), ["x"], tokenizer.task.settings)
+    assert not restored.repairs
+    assert parse_tree(format_tree(restored.tree)) == restored.tree
+
+
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_what_is_found_needs_no_mending(
     tokenizer: ParsingTokenizer, num_beams: int, hash_model: Callable[..., Any]
@@ -93,7 +114,7 @@ def test_what_is_found_needs_no_mending(
     target = tokenizer.target
     ids = {"pad_id": target.pad_id, "bos_id": target.bos_id, "eos_id": target.eos_id}
     sources = [[*row, tokenizer.eos_id] for row in tokenizer.encode_batch(SENTENCES)]
-    for seed in range(6):
+    for seed in range(3):
         model = hash_model(vocab_size=tokenizer.num_target_ids, seed=seed)
         for extra in (0, 30):
             options = DecodingSettings(num_beams=num_beams, max_len_ratio=2 + 1e-6, max_len_offset=2 + extra)

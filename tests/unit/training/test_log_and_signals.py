@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from manyheads.errors import CheckpointError
 from manyheads.training.log import MetricsLog, PlainReporter, format_seconds
 from manyheads.training.presets import PRESETS
-from manyheads.training.report import Sample, ValidationReport
+from manyheads.training.report import Sample, TrainResult, ValidationReport
 from manyheads.training.resume import differences
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.signals import StopFlag, catch_signals
@@ -51,6 +52,28 @@ def test_plain_lines() -> None:
     assert lines[2] == "  source      a\\nb"
     assert lines[-2] == "warning: careful"
     assert [format_seconds(value) for value in (4.4, 59.6, 200, 7400)] == ["4s", "1:00", "3:20", "2:03:20"]
+
+
+@pytest.mark.parametrize(
+    ("best_by", "score", "shown"),
+    [
+        ("loss", 1.25, "; best: step 1,200, validation loss 1.2500"),
+        ("bleu", -41.37, "; best: step 1,200, BLEU 41.37"),
+        ("f1", -44.71, "; best: step 1,200, F1 44.71"),
+        ("f1", None, ""),
+    ],
+)
+def test_the_last_line_names_the_best_as_users_know_it(
+    tmp_path: Path, best_by: Literal["loss", "bleu", "f1"], score: float | None, shown: str
+) -> None:
+    stream = io.StringIO()
+    result = TrainResult(
+        run_dir=tmp_path, step=2000, epoch=3, tokens=1, elapsed_seconds=200.0, stopped_by="max_steps",
+        signal_number=None, checkpoint=None, model_dir=None, best_step=None if score is None else 1200,
+        best_score=score, best_by=best_by,
+    )  # fmt: skip
+    PlainReporter(stream).done(result)
+    assert stream.getvalue() == f"ended at step 2000 by max_steps after 3:20{shown}\n"
 
 
 def test_a_signal_sets_the_flag_and_handlers_come_back() -> None:

@@ -1,0 +1,64 @@
+"""The likelihood that `manyheads evaluate` prints: of references, be they translations or trees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.decoding.translator import Translator
+    from manyheads.evaluation.likelihood import Likelihood
+
+__all__ = ["likelihood_lines", "likelihood_of", "likelihood_record"]
+
+
+def likelihood_of(
+    translator: Translator, pairs: list[tuple[str, str]], settings: DecodingSettings, what: str = "reference"
+) -> Likelihood:
+    """Of the references, given the sources as the search sees them; what does not fit is refused or cut likewise.
+
+    Args: what: a reference is called so in messages.
+    """
+    from manyheads.architectures.seq2seq import Seq2Seq
+    from manyheads.data.store import PairStore
+    from manyheads.data.stream import eval_batches
+    from manyheads.decoding.device import inference
+    from manyheads.decoding.fit import cut, fit, scored_limit, source_limit
+    from manyheads.evaluation.likelihood import evaluate_likelihood
+
+    model = translator.model
+    assert isinstance(model, Seq2Seq)  # all that from_pretrained gives
+    both = (translator.tokenizer.source, translator.tokenizer.target)
+    sources, references = (
+        [[*ids, token.eos_id] for ids in token.encode_batch(list(texts))]
+        for token, texts in zip(both, zip(*pairs, strict=True), strict=True)
+    )
+    # Sources that do not fit are named, and counted, by the search.
+    sources = cut(sources, source_limit(settings, model.max_len)[0])
+    limit, reason = scored_limit(settings, model.max_len)
+    numbers = range(1, len(pairs) + 1)
+    references = fit(references, numbers, limit, reason, too_long=settings.too_long, what=what)
+    bare = ([ids[:-1] for ids in side] for side in (sources, references))  # the store and its batches add EOS
+    store = PairStore.from_lists(zip(*bare, strict=True), max(token.vocab_size for token in both))
+    ids = {name: getattr(both[1], name) for name in ("pad_id", "bos_id", "eos_id")}
+    with inference(translator.device, translator.precision):
+        batches = eval_batches(store, settings.max_tokens, **ids)
+        return evaluate_likelihood(model, batches, device=translator.device)
+
+
+def likelihood_record(likelihood: Likelihood) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "nats_per_token": likelihood.nats_per_token,
+        "perplexity": likelihood.perplexity,
+        "target_tokens": likelihood.num_tokens,
+    }
+
+
+def likelihood_lines(likelihood: Likelihood) -> list[str]:
+    """For people."""
+    nats, tokens = likelihood.nats_per_token, f"{likelihood.num_tokens:,}"
+    return [
+        f"likelihood = {nats:.4f} nats/token",
+        f"  perplexity {likelihood.perplexity:.2f}, {tokens} target tokens, end of sentence included",
+    ]
