@@ -136,7 +136,8 @@ class SegmentStream:
         ext_len: tokens before each segment that are read once more.
 
     Raises:
-        DataError: there are no documents to be shuffled or kept separate, or too few tokens for the lanes.
+        DataError: there are no documents to be shuffled or kept separate, or they do not end in `end_id`, or there are
+            too few tokens for the lanes.
         ConfigError: ext_len goes with documents that are kept separate, or is negative.
     """
 
@@ -174,6 +175,7 @@ class SegmentStream:
         store, options = self.store, self.settings
         order = None
         if options.order == "shuffled":
+            _check_ends(store, self._end_id)
             order = Permutation(store.num_documents, self.seed, epoch, "documents").all()
         if options.documents == "separate":
             plan = _document_lanes(store, order, options.lanes, options.segment_len, self._end_id)
@@ -284,8 +286,20 @@ def _document_lanes(
     starts, lengths = store.offsets[:-1], np.diff(store.offsets)
     if order is not None:
         starts, lengths = starts[order], lengths[order]
+    _check_ends(store, end_id)
     skipped = int(end_id is None)  # from nothing, the first token of a document cannot be predicted
     return DocumentLanes(starts + skipped, lengths - skipped, lanes=lanes, segment_len=segment_len)
+
+
+def _check_ends(store: TokenStore, end_id: int | None) -> None:
+    """The end of the document before is read as what stands before the first token of one, so each must have it."""
+    if end_id is None or not len(store):
+        return
+    other = np.flatnonzero(store.ids[store.offsets[1:] - 1] != end_id)
+    if len(other):
+        raise DataError(
+            f"Document {other[0]} does not end in token {end_id}, the end of a document; is this its vocabulary?"
+        )
 
 
 def _check_ext_len(ext_len: int, documents: str) -> None:

@@ -295,10 +295,12 @@ def test_what_is_left_over_is_told() -> None:
 
 
 def test_what_cannot_be_read_is_refused() -> None:
-    store = store_of([[1, 2, 3]])
+    store, unended = store_of([[1, 2, 3]]), store_of([[1, END], [2, 3]])
     for options in ({"order": "shuffled"}, {"documents": "separate"}):
         with pytest.raises(DataError, match="prepare it with --documents"):
             SegmentStream(store, SegmentSettings(lanes=1, **options), 0, end_id=None)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="Document 1 does not end in token 999"):
+            SegmentStream(unended, SegmentSettings(lanes=1, **options), 0, end_id=END)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="too few for 3 lanes"):
         SegmentStream(store, SegmentSettings(lanes=3), 0, end_id=None)
     with pytest.raises(DataError, match="too few"):
