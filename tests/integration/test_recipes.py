@@ -19,7 +19,7 @@ import yaml
 
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RUNS, TextConfig, TrainConfig
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 MADE_HERE = ("embedded:", "copy-task")
@@ -27,6 +27,14 @@ SHORT = {
     "train": "--training.max-steps 2 --training.max-minutes 0 --training.save-every 1 --data.max-tokens 1024"
     " --data.accumulate 1 --validation.every-steps 2 --validation.bleu-sentences 4 --device cpu --training.plots False",
     "evaluate": "--max-new-tokens 8 --device cpu",
+    "generate": "--max-new-tokens 8 --device cpu",
+}
+SHORT_TEXT = {
+    "train": "--training.max-steps 2 --training.max-minutes 0 --training.save-every 1 --data.lanes 4"
+    " --data.segment-len 16 --model.memory-len 8 --validation.every-steps 2 --validation.sample-tokens 4"
+    " --reading.max-tokens 300 --device cpu --training.plots False",
+    "evaluate": "--max-tokens 300 --device cpu",
+    "generate": "--max-new-tokens 8 --device cpu",
 }
 NEWSTEST_TRAINING = ("2009", "2010", "2011", "2012")
 
@@ -36,16 +44,23 @@ def commands(recipe: Path) -> list[list[str]]:
     return [shlex.split(line[1:])[1:] for line in lines if re.match(r"#   manyheads ", line)]
 
 
+def config_of(recipe: Path) -> TrainConfig | TextConfig:
+    source = load_yaml(recipe)
+    config = resolve(RUNS[source.values.get("model", {}).get("architecture", "transformer")], [source])
+    assert isinstance(config, TrainConfig | TextConfig)
+    return config
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_and_its_commands_agree(recipe: Path) -> None:
-    config = resolve(TrainConfig, [load_yaml(recipe)])
+    config = config_of(recipe)
     by_name = {command[0]: command for command in commands(recipe)}
     if config.data.path.startswith(MADE_HERE):
         return
     prepare, train = by_name["prepare"], by_name["train"]
     assert prepare[prepare.index("-o") + 1] == config.data.path
     assert train == ["train", "--config", f"recipes/{recipe.name}"]
-    if "--vocab-size" in prepare:
+    if "--vocab-size" in prepare and isinstance(config, TrainConfig):
         assert prepare[prepare.index("--vocab-size") + 1] == str(config.tokenizer.vocab_size)
     if "average" in by_name:
         average = by_name["average"]
@@ -83,15 +98,48 @@ def lay_out(folder: Path, shared: Path) -> None:
     (folder / "recipes").symlink_to(RECIPES[0].parent)
 
 
+def lay_out_texts(folder: Path, data: Path) -> None:
+    """Texts under the names of the corpora: what is checked by its size is repeated until it has that size."""
+    (folder / "enwik8-prefix").symlink_to(data / "enwik8-prefix")
+    (folder / "books").symlink_to(data / "text")
+    (folder / "wikitext-2").symlink_to(data / "wikitext-2")
+    (folder / "wikitext-103").mkdir()
+    for name in ("train", "valid", "test"):
+        content = gzip.decompress((data / "wikitext-2" / f"{name}.txt.gz").read_bytes())
+        # As many words as the cutoffs of the paper's vocabulary need.
+        made = b" ".join(b"w%d" % number for number in range(270_000)) if name == "train" else b""
+        (folder / "wikitext-103" / f"wiki.{name}.tokens").write_bytes(made + b"\n" + content[:100_000])
+    prefix = gzip.decompress((data / "enwik8-prefix" / "enwik8.first4154399.gz").read_bytes())
+    whole = (prefix * (10**8 // len(prefix) + 1))[: 10**8]
+    for name in ("enwik8", "text8"):
+        (folder / name).write_bytes(whole)
+    benchmark = folder / "1-billion-word-language-modeling-benchmark-r13output"
+    for part, names in (
+        ("training-monolingual.tokenized.shuffled", ["news.en-00001-of-00100"]),
+        (
+            "heldout-monolingual.tokenized.shuffled",
+            ["news.en.heldout-00000-of-00050", "news.en.heldout-00001-of-00050"],
+        ),
+    ):
+        (benchmark / part).mkdir(parents=True)
+        for name in names:
+            seen = b"\n".join(b"w%d w%d w%d" % (number, number, number) for number in range(650_000))
+            (benchmark / part / name).write_bytes(seen if part.startswith("train") else b"w1 w2 w3\n" * 300)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_the_commands_of_a_recipe_run(recipe: Path, shared: Path, tmp_path: Path, figure: Callable[..., None]) -> None:
+    is_text = isinstance(config_of(recipe), TextConfig)
     lay_out(tmp_path, shared)
+    if is_text:
+        lay_out_texts(tmp_path, shared / "data")
     given = commands(recipe) or [["train", "--config", f"recipes/{recipe.name}"]]
+    short = SHORT_TEXT if is_text else SHORT
     program = [sys.executable, "-m", "manyheads.cli.main"]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     for command in given:
-        whole = [*command, *shlex.split(SHORT.get(command[0], ""))]
+        whole = [*command, *shlex.split(short.get(command[0], ""))]
         if "--last" in whole:
             whole[whole.index("--last") + 1] = "2"
         done = subprocess.run(
