@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyheads.architectures.pretrained import load as load
+    from manyheads.decoding.generator import Generator as Generator
     from manyheads.decoding.translator import Translator as Translator
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Generator": "manyheads.decoding.generator",
     "Translator": "manyheads.decoding.translator",
     "load": "manyheads.architectures.pretrained",
 }
 
-__all__ = ["Translator", "__version__", "load"]
+__all__ = ["Generator", "Translator", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

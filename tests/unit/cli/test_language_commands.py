@@ -1,0 +1,172 @@
+"""A language model from end to end: trained, evaluated, scored and asked for text, by the commands of translators."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyheads.cli.main import main
+from manyheads.decoding.generator import Generator
+from manyheads.decoding.text_scoring import score_texts
+
+Cli = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("language") / "run"
+    more = ["--training.max-steps=6", "--validation.every-steps=3", "--training.plots=False", "--quiet"]
+    assert main(["train", "--preset", "xl-debug", f"--run-dir={place}", *more]) == 0
+    return place
+
+
+def test_training_says_what_comes_next(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", f"--run-dir={run}", "--quiet"]) == 0  # again: there is nothing left to do
+    assert f"generate {run}" in capsys.readouterr().out
+    assert "text        " in (run / "train.log").read_text(encoding="utf-8")
+
+
+def test_settings_of_another_architecture_are_refused(manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [
+        (["--preset", "xl-debug", "--data.max-tokens", "9"], "there is no setting data.max_tokens"),
+        (["--preset", "debug", "--model.architecture", "transformer-xl"], "model.architecture is set twice"),
+        (["--model.architecture", "transformer-xxl", "--data.path", "x"], "Did you mean transformer-xl?"),
+        (["--preset", "xl-debug", "--data.lanes", "0"], "data.lanes is 0"),
+        (["--preset", "xl-debug", "--reading.segment-len", "0"], "segment_len is 0"),
+        (["--preset", "xl-debug", "--generation.temperature", "0"], "temperature is 0"),
+    ]
+    for arguments, message in cases:
+        assert manyheads("train", *arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert message in captured.err, captured.err
+    assert manyheads("train", "--preset", "xl-debug", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--reading.memory_len" in shown
+    assert "bleu_sentences" not in shown
+
+
+def test_evaluate_prints_its_protocol(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("evaluate", run, "--split", "valid", "--max-tokens", "900") == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "perplexity = ",
+        "nats/token",
+        "tokens, each once; unit bytes",
+        "segment 32, memory 32, clamp none, same length no, 8 lanes, documents joined",
+    ):
+        assert part in shown
+    assert "bits/byte" not in shown  # of a part of the text nobody knows how many bytes it is
+    options = ["--segment-len", "16", "--clamp-len", "5", "--same-length", "yes", "--lanes", "3", "--json"]
+    assert manyheads("evaluate", run, "--memory-len", "0", "8", "--max-tokens", "500", *options) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [result["reading"]["memory_len"] for result in record["results"]] == [0, 8]
+    first = record["results"][0]
+    assert first["reading"] == {
+        "segment_len": 16, "memory_len": 0, "clamp_len": 5, "same_length": True, "lanes": 3, "documents": "joined",
+        "max_tokens": 500,
+    }  # fmt: skip
+    assert first["perplexity"] == pytest.approx(math.exp(first["nats_per_token"]))
+    assert [Path(path).name for path in record["pictures"]] == ["loss-by-memory.png", "loss-by-memory.svg"]
+
+
+def test_evaluate_a_file_is_what_score_says(
+    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One lane with a memory over everything is the text read at once; the first byte has nothing before it."""
+    text = "He opened the door, and \u00fcber all. Once more."
+    (tmp_path / "text.gz").write_bytes(gzip.compress(text.encode()))
+    arguments = ["--text", tmp_path / "text.gz", "--segment-len", "7", "--memory-len", "100", "--lanes", "1", "--json"]
+    assert manyheads("evaluate", run, *arguments) == 0
+    [result] = json.loads(capsys.readouterr().out)["results"]
+    generator = Generator.from_pretrained(run, "cpu")
+    with torch.no_grad():
+        ids = torch.tensor([list(text.encode())])
+        expected = -generator.model.log_probs(ids)[0, :-1].gather(1, ids[0, 1:, None]).double().sum().item()
+    size = len(text.encode())
+    assert result["tokens"] == size - 1
+    assert result["nats_per_token"] * (size - 1) == pytest.approx(expected, rel=1e-5)
+    assert result["bits_per_byte"] == pytest.approx(expected / math.log(2) / size, rel=1e-5)
+    assert result["counts"] == {"bytes": size, "characters": len(text), "words": 9, "lines": 0}
+
+
+def test_score(run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["He opened", "", "a", "Zürich " * 100]
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    assert manyheads("score", run, "--text", tmp_path / "in.txt", "--max-rows", "2") == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.split("\n")[:-1]]
+    assert [row[1] for row in rows] == ["9", "0", "1", "800"]
+    generator = Generator.from_pretrained(run, "cpu")
+    alone = [score_texts(generator, [line])[0] for line in lines]
+    for row, scored in zip(rows, alone, strict=True):
+        assert float(row[0]) == pytest.approx(scored.sum_log_prob, rel=1e-4)
+    with torch.no_grad():
+        tokens = torch.tensor([[10, *b"He opened"]])  # a text begins after a line break
+        log_probs = generator.model.log_probs(tokens)[0, :-1].gather(1, tokens[0, 1:, None])[:, 0]
+    assert alone[0].token_log_probs == pytest.approx(log_probs.tolist(), abs=1e-4)
+    assert manyheads("score", run, "--text", tmp_path / "in.txt", "--tokens") == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
+    assert [record["line"] for record in records] == [1, 2, 3, 4]
+    assert records[0]["tokens"][:3] == ["H", "e", "▁"]
+
+
+def test_generate(
+    run: Path, manyheads: Cli, tmp_path: Path, stdin: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--max-new-tokens", "12", "--seed", "3"]
+    assert manyheads("generate", run, "He opened", *short) == 0
+    text = capsys.readouterr().out
+    expected = Generator.from_pretrained(run, "cpu").generate("He opened", max_new_tokens=12, seed=3)
+    assert text == f"{expected}\n"
+    stdin(b"He opened\n")
+    assert manyheads("generate", run, *short) == 0
+    assert capsys.readouterr().out == text
+    assert manyheads("generate", run, "He opened", *short, "--echo") == 0
+    assert capsys.readouterr().out == f"He opened{text}"
+    stdin(b"He opened\n\nIt\n")
+    assert manyheads("generate", run, "--lines", "--json", "--count", "2", *short) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
+    assert [record["prompt"] for record in records] == ["He opened", "", "It"]
+    assert records[0]["continuations"][0]["text"] == expected
+    assert all(len(record["continuations"]) == 2 for record in records)
+    assert manyheads("generate", run, "It", "--count", "2", *short, "--output", tmp_path / "out.txt") == 0
+    assert b"\n---\n" in (tmp_path / "out.txt").read_bytes()
+    assert manyheads("generate", run, "It", "--greedy", *short) == 0
+
+
+def test_mistakes_name_the_right_command(
+    run: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_bytes(b"a text\n")
+    cases: list[tuple[list[str | Path], str]] = [
+        (["generate", model_folder, "a"], "translates; use `translate`"),
+        (["translate", run, tmp_path / "text.txt"], "language model"),
+        (["generate", run, "a", "--lines"], "give one of them"),
+        (["generate", run, "a", "--greedy", "--top-k", "3"], "--greedy draws nothing"),
+        (["generate", run, "a", "--temperature", "0"], "temperature is 0.0"),
+        (["generate", run, "a", "--count", "2", "--greedy"], "would be the same"),
+        (["generate", run, "--input", tmp_path / "no.txt"], "no.txt"),
+        (["evaluate", run, "--text", tmp_path / "text.txt", "--split", "test"], "leave out --data"),
+        (["evaluate", run, "--plot", "x.png"], "--memory-len two values"),
+        (["evaluate", run, "--data", tmp_path], "no"),
+        (["evaluate", run, "--memory-len", "-1"], "memory_len is -1"),
+        (["score", run, "--text", tmp_path / "text.txt", "--max-rows", "0"], "--max-rows is 0"),
+    ]
+    for arguments, message in cases:
+        assert manyheads(*arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert message in captured.err, (arguments, captured.err)
+        assert "Traceback" not in captured.err
+
+
+def test_info(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("info", run / "model", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["architecture"] == "transformer-xl"
+    assert record["tokenizer"]["documents"] == "none"
+    assert record["decoding"]["max_new_tokens"] == 200
