@@ -117,6 +117,15 @@ def exemptions() -> dict[str, str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Compiling is slow, and "debug on SDPA" has no part that the other variants lack.
     double = [item for item in items if "test_compiled" in item.nodeid and "/debug on SDPA" in item.nodeid]
+    compiled = {f"transformer-xl/{name}" for name in ("debug", "adaptive", "absolute, learned, pre-norm")}
+    double += [
+        item
+        for item in items
+        if "test_compiled" in item.nodeid
+        and hasattr(item, "callspec")
+        and "language_model" in item.callspec.params
+        and item.callspec.params["language_model"].name not in compiled
+    ]
     # Kinds whose keys cannot be kept have one form of memory, not two.
     double += [
         item

@@ -83,3 +83,53 @@ def test_inductor(make_batch: Any) -> None:
         wanted = model.body(batch.source, batch.source_lengths, batch.target_input)
         got = compiled(batch.source, batch.source_lengths, batch.target_input)
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+def segments(lengths: list[int], seed: int = 0) -> Any:
+    from manyheads.data.segments import SegmentBatch
+
+    tokens = torch.randint(0, 23, (2, 7), generator=torch.Generator().manual_seed(seed))
+    resets = torch.tensor([seed == 1, False])
+    return SegmentBatch(tokens[:, :-1], tokens[:, 1:], torch.tensor(lengths), resets, torch.arange(2))
+
+
+def test_compiled_training_with_memory(language_model: Any, precision: Any) -> None:
+    """Segments in a row, one of them ragged, a lane forgotten."""
+    model = language_model.build(dropout=0.0, num_layers=1, memory_len=5).train()
+    batches = [segments([6, 6]), segments([6, 6], seed=1), segments([4, 6], seed=2), segments([6, 6], seed=3)]
+
+    def run(m: Any, forward: Any) -> list[torch.Tensor]:
+        found, state = [], None
+        for batch in batches:
+            out = forward(batch, state)
+            state = out.state
+            found += [out.loss_sum.detach(), out.nll_sum]
+            found += torch.autograd.grad(out.loss_sum, list(m.parameters()))
+        return found
+
+    exact = run(*(2 * [copy.deepcopy(model).double()]))
+    with precision.on():
+        eager = run(model, model)
+        compiled = run(model, torch.compile(model, backend="aot_eager"))
+    for one, other, true in zip(compiled, eager, exact, strict=True):
+        scale = max(1.0, true.abs().max().item())
+        allowed = 1e-5 * scale if precision.name == "fp32" else 2 * (other - true).abs().max().item() + 1e-3 * scale
+        assert (one - true).abs().max().item() <= allowed
+
+
+def test_compiled_generation_step(language_model: Any, precision: Any) -> None:
+    model = language_model.build(num_layers=1)
+    compiled = torch.compile(model.step, backend="aot_eager")
+    tokens = torch.arange(12).view(2, 6)
+
+    def generate(step: Any) -> Any:
+        def run(m: Any) -> torch.Tensor:
+            state, said = m.start(2), []
+            for some in tokens.split([3, 1, 1, 1], dim=1):
+                log_probs, state = (m.step if step is None else step)(some, state)
+                said.append(log_probs)
+            return torch.stack(said, dim=1)
+
+        return run
+
+    precision.assert_same(model, generate(None), generate(compiled))

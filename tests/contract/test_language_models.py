@@ -307,10 +307,14 @@ def test_a_clone_is_a_branch(language_model: Any, projected: bool) -> None:
     with torch.no_grad():
         _, state = model.read(tokens, None, model.start(2, attending, projected=projected))
         branch = state.clone()
-        said_left, _ = model.read(left, None, state)
-        said_right, after = model.read(right, None, branch)
-        again, _ = model.read(left, None, after)
-        for parts, said in (([left], said_left), ([right], said_right), ([right, left], again)):
+        said_left, on_left = model.read(left, None, state)
+        said_right, on_right = model.read(right, None, branch)
+        left_right, _ = model.read(right, None, on_left)
+        right_left, _ = model.read(left, None, on_right)
+        for parts, said in (
+            *(([left], said_left), ([right], said_right)),
+            *(([left, right], left_right), ([right, left], right_left)),
+        ):
             fresh: Any = model.start(2, attending, projected=False)
             for part in (tokens, *parts):
                 wanted, fresh = model.read(part, None, fresh)
@@ -391,10 +395,10 @@ def test_a_changed_token_reaches_layers_times_memory_and_no_farther(
 def test_same_length_sees_as_far_from_every_place(language_model: Any, memory_len: int) -> None:
     """A query sees memory_len positions with itself, wherever in the segment it stands; itself, with no memory."""
     model = language_model.build(num_layers=1)
-    attending = looking(language_model, memory_len, same_length=True)
     past, tokens, window = ids(1, 5), ids(1, 4, seed=1), max(1, memory_len)
 
-    def say(seen: Tensor) -> Tensor:
+    def say(seen: Tensor, memory_len: int = memory_len) -> Tensor:
+        attending = looking(language_model, memory_len, same_length=True)
         _, state = model.read(seen[:, :5], None, model.start(1, attending, projected=False))
         return model.read(seen[:, 5:], None, state)[0]  # type: ignore[no-any-return]
 
@@ -402,6 +406,7 @@ def test_same_length_sees_as_far_from_every_place(language_model: Any, memory_le
     with torch.no_grad():
         before = say(whole)
         assert before.isfinite().all()
+        torch.testing.assert_close(before, say(whole, window), atol=1e-5, rtol=1e-5)
         for place in range(9):
             changed = whole.clone()
             changed[0, place] = (changed[0, place] + 3) % VOCAB

@@ -29,7 +29,15 @@ from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 
-__all__ = ["load", "load_portable_state", "load_weights", "portable_state", "read_config", "save_pretrained"]
+__all__ = [
+    "EXAMPLES",
+    "load",
+    "load_portable_state",
+    "load_weights",
+    "portable_state",
+    "read_config",
+    "save_pretrained",
+]
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
@@ -264,7 +272,7 @@ def _numel(shape: list[int]) -> int:
     return product
 
 
-_EXAMPLES = {
+EXAMPLES: dict[str, str] = {
     "translation": """import manyheads
 translator = manyheads.Translator.from_pretrained(".")
 print(translator.translate(["..."]))""",
@@ -286,6 +294,6 @@ tags: [{task}, {name}]
 {sum(t.numel() for t in tensors.values()):,} parameters: {model.config.describe()}.
 
 ```python
-{_EXAMPLES[task]}
+{EXAMPLES[task]}
 ```
 """

@@ -18,7 +18,8 @@ __all__ = ["ConvertOptions", "run"]
 
 _DESCRIPTION = """Convert a model of another implementation into a model folder, which translate, score, evaluate and
 info read; or with --to, a model folder into the other's. PEER is transformers/Marian (OPUS-MT, with its tokenizer and
-generation options; needs manyheads[spm]), annotated-transformer, or torch/Transformer (--to only: its two stacks).
+generation options; needs manyheads[spm]), annotated-transformer, torch/Transformer (--to only: its two stacks),
+transformers/TransfoXL, or kimiyoung/TransformerXL (the original code; its model.pt needs --from-pickle).
 SOURCE holds config.json and model.safetensors. What cannot be kept is said on standard error, or refused."""
 
 _EXAMPLES = (
@@ -27,7 +28,13 @@ _EXAMPLES = (
     "manyheads convert models/en-de --to transformers/Marian --output opus-mt-en-de-again",
 )
 
-Peer = Literal["transformers/Marian", "annotated-transformer", "torch/Transformer"]
+Peer = Literal[
+    "transformers/Marian",
+    "annotated-transformer",
+    "torch/Transformer",
+    "transformers/TransfoXL",
+    "kimiyoung/TransformerXL",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +52,7 @@ class ConvertOptions:
     to: Annotated[Peer | None, arg(metavar="PEER", help_behavior_hint="(default: a model folder of ours)")] = None
     """Convert a model folder of ours into this implementation's."""
     from_pickle: Annotated[bool, arg(help_behavior_hint="")] = False
-    """Without a model.safetensors, read pytorch_model.bin: by an allow-list, in a process of its own."""
+    """Without a model.safetensors, read pytorch_model.bin or model.pt: by an allow-list, in a process of its own."""
     revision: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None
     """Branch, tag or commit of a model on the hub."""
     replace: Annotated[bool, arg(help_behavior_hint="")] = False

@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, get_args, overload
+from typing import Any, Self, cast, get_args, overload
 
 import torch
 
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.pretrained import load
+from manyheads.architectures.pretrained import load, read_config
 from manyheads.architectures.protocols import Scorable, Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, inference
@@ -72,17 +73,18 @@ class Translator:
         """
         folder = resolve_model_path(path)
         chosen = choose_device(device)
+        architecture = read_config(folder).architecture
+        if ARCHITECTURES[architecture].task != "translation":
+            raise ModelFileError(
+                f"{folder} holds a {architecture}, a language model, which does not translate; generate text with it:"
+                " manyheads generate."
+            )
         if not has_tokenizer(folder):
             raise ModelFileError(
                 f"{folder} has no tokenizer.json, so it cannot translate text; save the model with its tokenizer."
             )
         tokenizer = load_tokenizer(folder)
-        model = load(folder, device=chosen)
-        if not isinstance(model, Seq2Seq):
-            raise ModelFileError(
-                f"{folder} holds a {model.config.architecture}, a language model, which does not translate; generate"
-                " text with it: manyheads generate."
-            )
+        model = cast(Seq2Seq, load(folder, device=chosen))
         _check_vocabularies(model.config, tokenizer, folder)
         return cls(model, tokenizer, load_settings(folder), chosen, precision)
 

@@ -1,8 +1,9 @@
 """Whole model folders: another implementation's to ours, and ours to another's.
 
 A peer's folder holds config.json and model.safetensors, and with `transformers/Marian` what `save_pretrained` writes
-beside them: generation_config.json, source.spm, target.spm, vocab.json, tokenizer_config.json. What the peer's two
-config files said is kept in our folder as peer.json, so that the way back loses nothing.
+beside them: generation_config.json, source.spm, target.spm, vocab.json, tokenizer_config.json. That of the original
+Transformer-XL holds model.pt alone, a module saved whole. What the peer's two config files said is kept in our folder
+as peer.json, so that the way back loses nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialized
 from torch import Tensor, nn
 
-from manyheads.architectures.pretrained import load, read_config, save_pretrained
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.pretrained import EXAMPLES, load, read_config, save_pretrained
 from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.table import ARCHITECTURES
 from manyheads.checkpoint.commit import write_folder
 from manyheads.checkpoint.format import needed_bytes
 from manyheads.config.files import to_json
@@ -27,6 +30,7 @@ from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop import PEERS, marian_folder
+from manyheads.interop.kimiyoung_transformer_xl import options_of_module
 from manyheads.interop.marian_weights import build, check_size
 from manyheads.interop.protocols import Exporter
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
@@ -34,7 +38,11 @@ from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_token
 __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder"]
 
 MARIAN, TORCH = "transformers/Marian", "torch/Transformer"
+TRANSFO_XL, OFFICIAL_XL = "transformers/TransfoXL", "kimiyoung/TransformerXL"
+SAMPLE_LOGITS = "kimiyoung/sample_logits"
 PEER_FILE = "peer.json"
+_OFFICIAL_PICKLE = "model.pt"
+_BY_TYPE = {"marian": MARIAN, "transfo-xl": TRANSFO_XL}
 _MOST_JSON_BYTES = 4 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -54,13 +62,17 @@ def guess_peer(folder: Path) -> str:
 
     Raises: ModelFileError: there is none, or it does not tell.
     """
+    if not (folder / "config.json").exists() and (folder / _OFFICIAL_PICKLE).is_file():
+        return OFFICIAL_XL
     config = _read_object(folder / "config.json")
-    if config.get("model_type") == "marian":
-        return MARIAN
+    if config.get("model_type") in _BY_TYPE:
+        return _BY_TYPE[config["model_type"]]
     if "format_version" in config:
         raise ModelFileError(f"{folder} is a model of manyheads already; to convert it back, say --to PEER.")
     if isinstance(config.get("model"), dict) and {"src_vocab", "tgt_vocab"} <= config["model"].keys():
         return "annotated-transformer"
+    if isinstance(config.get("model"), dict) and {"n_token", "n_layer"} <= config["model"].keys():
+        return OFFICIAL_XL
     kind = f"model_type {config['model_type']!r}" if "model_type" in config else "no model_type"
     raise ModelFileError(f"{folder / 'config.json'} has {kind}; models of these can be converted: {', '.join(PEERS)}.")
 
@@ -79,21 +91,30 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
     peer = peer or guess_peer(source)
     if peer == TORCH:
         raise ConfigError(f"a model of {TORCH} is two stacks without embeddings or output: there is nothing to run.")
-    config = _read_object(source / "config.json")
-    weights = _read_weights(source, from_pickle)
+    if peer == SAMPLE_LOGITS:
+        raise ConfigError(f"{SAMPLE_LOGITS} is a training loss, not a model: there is nothing to run.")
+    weights, settings_of_module = _read_weights(source, from_pickle)
+    config = _read_config(source, peer, weights, settings_of_module)
     tokenizer: TranslationTokenizer | None = None
     settings: DecodingSettings | None = None
     notes: list[str] = []
+    model: Seq2Seq | LanguageModel
     if peer == MARIAN:
         model = build(config, weights)
         files = marian_folder.read(source, config, model.config)
         tokenizer, settings, notes = files.tokenizer, files.settings, files.notes
         kept = {"peer": peer, "config": config, "generation": files.generation}
+    elif peer in (TRANSFO_XL, OFFICIAL_XL):
+        loader = PEERS[peer]
+        found = loader.from_peer({"model": config} if peer == TRANSFO_XL else config, weights)
+        model = cast(LanguageModel, found.module)
+        kept = {"peer": peer, "config": config}
     else:
         model = _annotated(config, weights, source)
         kept = {"peer": peer, "config": config}
     if tokenizer is None:
-        notes.append("There was no tokenizer, so the model translates ids, not text.")
+        does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
+        notes.append(f"There was no tokenizer, so the model {does} ids, not text.")
     save_pretrained(
         model.float(),
         output,
@@ -119,15 +140,20 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
     exporter = cast(Exporter, PEERS[peer])
     files: Mapping[str, bytes] = {}
     if peer == MARIAN:
+        _check_task(model, peer)
         described, weights = exporter.to_peer(model)
         exported = marian_folder.export(described["model"], load_settings(source), tokenizer, kept, read_config(source))
         config, files, notes = exported.config, exported.files, exported.notes
     else:
+        _check_task(model, peer)
         module: nn.Module = model.body if peer == TORCH else model
         config, weights = exporter.to_peer(module)
+        if peer == TRANSFO_XL:
+            known = {"model_type": "transfo-xl", "architectures": ["TransfoXLLMHeadModel"]}
+            config = {**known, **kept.get("config", {}), **config["model"]}
         if peer == TORCH:
             notes.append("Embeddings and output have no place in torch.nn.Transformer and were left out.")
-        if tokenizer is not None:
+        if tokenizer is not None and isinstance(model, Seq2Seq):
             config["pad"] = tokenizer.source.pad_id
 
     def write(folder: Path) -> None:
@@ -139,6 +165,23 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
     write_folder(output, write, needed_bytes=needed_bytes({"model": weights}))
     written = any(name.endswith(".spm") for name in files)
     return Conversion(peer, sum(tensor.numel() for tensor in weights.values()), written, notes)
+
+
+def _check_task(model: Seq2Seq | LanguageModel, peer: str) -> None:
+    """Raises: ConfigError: the peer is for another task."""
+    if peer == SAMPLE_LOGITS:
+        raise ConfigError(f"{SAMPLE_LOGITS} is a training loss, not a model: there is nothing to write.")
+    if isinstance(model, LanguageModel) != (peer in (TRANSFO_XL, OFFICIAL_XL)):
+        raise ConfigError(f"{peer} cannot hold a {model.config.architecture}.")
+
+
+def _read_config(
+    source: Path, peer: str, weights: Mapping[str, Tensor], settings_of_module: Mapping[str, Any]
+) -> dict[str, Any]:
+    """config.json; of a module that was saved whole without one, what it knows of itself."""
+    if peer == OFFICIAL_XL and settings_of_module and not (source / "config.json").exists():
+        return {"model": options_of_module(settings_of_module, weights)}
+    return _read_object(source / "config.json")
 
 
 def _annotated(config: Mapping[str, Any], weights: Mapping[str, Tensor], source: Path) -> Seq2Seq:
@@ -170,17 +213,20 @@ def _read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_weights(folder: Path, from_pickle: bool) -> dict[str, Tensor]:
-    """Raises: ModelFileError: there are none, they are damaged, or only a pickle is there and was not asked for."""
+def _read_weights(folder: Path, from_pickle: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors, and the settings of a module that was saved whole.
+
+    Raises: ModelFileError: there are none, they are damaged, or only a pickle is there and was not asked for.
+    """
     file = folder / "model.safetensors"
     if file.is_file():
         try:
-            return load_file(file)
+            return load_file(file), {}
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{file} is not an intact safetensors file: {error}.") from error
     pickles = sorted(path for path in folder.iterdir() if path.suffix in _PICKLES and path.is_file())
     if len(pickles) > 1:
-        pickles = [path for path in pickles if path.name == "pytorch_model.bin"] or pickles
+        pickles = [path for path in pickles if path.name in ("pytorch_model.bin", _OFFICIAL_PICKLE)] or pickles
     if not pickles:
         shards = " (its weights in several files are not read)" if list(folder.glob("*.index.json")) else ""
         raise ModelFileError(
@@ -195,27 +241,27 @@ def _read_weights(folder: Path, from_pickle: bool) -> dict[str, Tensor]:
     if len(pickles) > 1:
         names = ", ".join(path.name for path in pickles)
         raise ModelFileError(f"{folder} has several pickles: {names}; keep the one that holds the model.")
-    from manyheads.interop.legacy_pickle import read_tensors
+    from manyheads.interop.legacy_pickle import read_saved
 
-    return read_tensors(pickles[0])
+    saved = read_saved(pickles[0])
+    return saved.tensors, saved.settings
 
 
 def _count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _card(model: Seq2Seq, peer: str, name: str) -> str:
+def _card(model: Seq2Seq | LanguageModel, peer: str, name: str) -> str:
+    task = ARCHITECTURES[model.config.architecture].task
     return f"""---
 library_name: manyheads
-tags: [translation, {model.config.architecture}]
+tags: [{task}, {model.config.architecture}]
 ---
 # {name}, converted from {peer}
 
 {_count(model):,} parameters. Licence and origin are those of the model that was converted.
 
 ```python
-import manyheads
-translator = manyheads.Translator.from_pretrained(".")
-print(translator.translate(["..."]))
+{EXAMPLES[task]}
 ```
 """

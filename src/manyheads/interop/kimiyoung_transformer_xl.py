@@ -23,7 +23,7 @@ from manyheads.architectures.transformer_xl.config import AttentionKind, Transfo
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer
 from manyheads.architectures.transformer_xl.model import distances_back
 from manyheads.architectures.transformer_xl.state import XLMemory
-from manyheads.errors import ConfigError, RequestError
+from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.names import Pair, pick
 from manyheads.interop.xl_weights import (
     XLNames,
@@ -35,7 +35,7 @@ from manyheads.interop.xl_weights import (
     tied_projections,
 )
 
-__all__ = ["OfficialTransformerXL", "from_peer", "matches", "to_peer"]
+__all__ = ["OfficialTransformerXL", "from_peer", "matches", "options_of_module", "read_config", "to_peer"]
 
 _KINDS: tuple[AttentionKind, ...] = ("relative", "relative_learned", "absolute", "absolute_learned")
 _OPTIONS: dict[str, Any] = {
@@ -238,6 +238,47 @@ def read_config(options: Mapping[str, Any]) -> TransformerXLConfig:
             peer["tie_projs"], cutoffs, exist=peer["div_val"] > 1 or d_embed != peer["d_model"]
         ),
     )
+
+
+def options_of_module(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The constructor's arguments of a module that was saved whole, as the official training script does.
+
+    Args:
+        settings: the attributes of the module and its parts, by dotted name; see `legacy_pickle.Saved`.
+        tensors: its state dict; what is the same in both places was tied.
+
+    Raises: ModelFileError: an attribute is missing, so this is no MemTransformerLM.
+    """
+    where = {name: name for name in ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_embed", "attn_type")}
+    where |= {name: name for name in ("tgt_len", "ext_len", "mem_len", "same_length", "clamp_len")}
+    where |= {
+        "d_inner": "layers.0.pos_ff.d_inner",
+        "pre_lnorm": "layers.0.dec_attn.pre_lnorm",
+        "dropout": "drop.p",
+        "dropatt": "layers.0.dec_attn.dropatt.p",
+        "div_val": "word_emb.div_val",
+        "cutoffs": "word_emb.cutoffs",
+    }
+    missing = sorted(name for name in where.values() if name not in settings)
+    if missing:
+        raise ModelFileError(
+            f"the saved module has no {missing[0]}; it is not a MemTransformerLM that was saved whole."
+        )
+    options = {name: settings[place] for name, place in where.items()}
+    if not isinstance(options["cutoffs"], list):
+        raise ModelFileError(f"the saved module's cutoffs are {options['cutoffs']!r}; they must be a list.")
+    options["cutoffs"] = options["cutoffs"][:-1]  # the peer appends the vocabulary's size
+
+    def is_same(one: str, other: str) -> bool:
+        return one in tensors and other in tensors and torch.equal(tensors[one], tensors[other])
+
+    by_cluster_table = options["div_val"] != 1
+    options["tie_weight"] = is_same("word_emb.emb_layers.0.weight", "crit.out_layers.0.weight")
+    options["tie_projs"] = [
+        is_same(f"word_emb.emb_projs.{i if by_cluster_table else 0}", f"crit.out_projs.{i}")
+        for i in range(len(options["cutoffs"]) + 1)
+    ]
+    return options
 
 
 def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from manyheads.errors import ModelFileError
 from manyheads.interop import legacy_pickle_child as child
 
-__all__ = ["read_tensors"]
+__all__ = ["Saved", "read_saved", "read_tensors"]
 
 _SOURCES = Path(__file__).resolve().parents[2]
 _CHILD = """
@@ -42,7 +43,24 @@ _DTYPES = {
 }
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What a file of torch.save holds, as far as it concerns us.
+
+    tensors: by name. settings: of a module that was saved whole, and of the modules in it: numbers, truth values and
+        flat lists, by dotted name (`layers.0.dec_attn.n_head`); empty otherwise.
+    """
+
+    tensors: dict[str, Tensor]
+    settings: dict[str, Any]
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors alone; see `read_saved`."""
+    return read_saved(path).tensors
+
+
+def read_saved(path: Path) -> Saved:
     """The tensors of a file that torch.save wrote, by name, in CPU memory, contiguous and each with memory of its own.
 
     What was saved may be a state dict, one under the key `state_dict`, `model_state_dict` or `model` (then only that
@@ -92,23 +110,24 @@ def _refusal(path: Path, result: subprocess.CompletedProcess[bytes]) -> ModelFil
     return ModelFileError(f"{path} is refused: {reason}. Nothing of it was run.")
 
 
-def _assemble(folder: Path, size: int) -> dict[str, Tensor]:
+def _assemble(folder: Path, size: int) -> Saved:
     """Build the tensors of an index over a file of bytes, both written by the child, and both believed only so far."""
     index_file = folder / child.INDEX
     if index_file.stat().st_size > _MOST_INDEX_BYTES:
         raise ValueError(f"its index has more than {_MOST_INDEX_BYTES:,} bytes")
-    index: list[Any] = json.loads(index_file.read_bytes())
-    total = sum(math.prod(shape) * _DTYPES[dtype].itemsize for _, _, dtype, _, shape, _ in index)
+    index: dict[str, Any] = json.loads(index_file.read_bytes())
+    views, settings = index["tensors"], index["settings"]
+    total = sum(math.prod(shape) * _DTYPES[dtype].itemsize for _, _, dtype, _, shape, _ in views)
     if total > 16 * size + (64 << 20):
         raise ValueError(f"its {size:,} bytes stand for tensors of {total:,} bytes")
     tensors: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}
     with safe_open(folder / child.BYTES, framework="pt") as reader:
-        for name, key, dtype, offset, shape, stride in index:
+        for name, key, dtype, offset, shape, stride in views:
             if key not in rows:
                 rows[key] = reader.get_tensor(key).clone()  # a copy is aligned for every dtype
             tensors[name] = _look(rows[key], _DTYPES[dtype], offset, shape, stride)
-    return tensors
+    return Saved(tensors, dict(settings))
 
 
 def _look(row: Tensor, dtype: torch.dtype, offset: int, shape: list[int], stride: list[int]) -> Tensor:

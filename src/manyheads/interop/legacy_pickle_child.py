@@ -33,8 +33,11 @@ _CHUNK_BYTES = 1 << 20
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 
-Contents = tuple[dict[str, View], dict[str, tuple[int, int]], Callable[[str], Iterator[bytes]]]
-"""Tensors, (items, bytes) of each storage, and how to read one in chunks."""
+_MOST_SETTINGS = 50_000
+_MOST_ITEMS = 1_000
+
+Contents = tuple[dict[str, View], dict[str, Any], dict[str, tuple[int, int]], Callable[[str], Iterator[bytes]]]
+"""Tensors, settings, (items, bytes) of each storage, and how to read one in chunks."""
 
 
 def find_tensors(root: Any) -> dict[str, View]:
@@ -46,6 +49,41 @@ def find_tensors(root: Any) -> dict[str, View]:
             if found:
                 return found
     return dict(_walk(root))
+
+
+def find_settings(root: Any) -> dict[str, Any]:
+    """Of a module that was saved whole, and of those in it: numbers, truth values, nothing, and flat lists of them.
+
+    A module knows how it was built; that stands nowhere else in such a file.
+    """
+    found: dict[str, Any] = {}
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), root)]
+    for _ in range(_MOST_NODES):
+        if not waiting:
+            return found
+        path, value = waiting.pop()
+        if not isinstance(value, Stub) or len(path) > _MOST_DEPTH:
+            continue
+        for name, item in value.attributes.items():
+            if type(name) is str and not name.startswith("_") and _is_plain(item):
+                found[_name((*path, name))] = item
+        if len(found) > _MOST_SETTINGS:
+            raise RefusedError(f"its modules have more than {_MOST_SETTINGS:,} settings")
+        inner = value.attributes.get("_modules")
+        waiting += [((*path, key), item) for key, item in inner.items()] if isinstance(inner, dict) else []
+    raise RefusedError(f"it holds more than {_MOST_NODES:,} modules")
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return len(value) <= _MOST_ITEMS and all(_is_scalar(item) for item in value)
+    return _is_scalar(value)
+
+
+def _is_scalar(value: Any) -> bool:
+    if type(value) is int:
+        return abs(value) < 1 << 63
+    return type(value) in (bool, type(None)) or (type(value) is float and abs(value) < 1e300)
 
 
 def _walk(root: Any) -> Iterator[tuple[str, View]]:
@@ -130,7 +168,7 @@ def read_zip(file: IO[bytes], size: int) -> Contents:
             while chunk := part.read(_CHUNK_BYTES):
                 yield chunk
 
-    return find_tensors(root), machine.storages, chunks
+    return find_tensors(root), find_settings(root), machine.storages, chunks
 
 
 def read_legacy(data: mmap.mmap) -> Contents:
@@ -161,16 +199,17 @@ def read_legacy(data: mmap.mmap) -> Contents:
         for begin in range(start, end, _CHUNK_BYTES):
             yield data[begin : min(begin + _CHUNK_BYTES, end)]
 
-    return find_tensors(root), machine.storages, chunks
+    return find_tensors(root), find_settings(root), machine.storages, chunks
 
 
 def write(
     folder: str,
     tensors: dict[str, View],
+    settings: dict[str, Any],
     storages: dict[str, tuple[int, int]],
     chunks: Callable[[str], Iterator[bytes]],
 ) -> None:
-    """Every storage that a tensor needs as a row of bytes in a safetensors file; the tensors' views as JSON."""
+    """Every storage that a tensor needs as a row of bytes in a safetensors file; views and settings as JSON."""
     header, end = {}, 0
     for key in dict.fromkeys(view.key for view in tensors.values()):
         begin, end = end, end + storages[key][1]
@@ -182,7 +221,8 @@ def write(
         for key in header:
             for chunk in chunks(key):
                 out.write(chunk)
-    index = [[name, v.key, v.dtype, v.offset, v.size, v.stride] for name, v in tensors.items()]
+    views = [[name, v.key, v.dtype, v.offset, v.size, v.stride] for name, v in tensors.items()]
+    index = {"tensors": views, "settings": settings}
     with open(os.path.join(folder, INDEX), "wb") as out:  # noqa: PTH118, PTH123 - the same
         out.write(json.dumps(index).encode("ascii"))
 

@@ -55,7 +55,8 @@ def wrapper(**more: Any) -> Any:
 def test_peers_are_listed_without_importing_torch() -> None:
     code = "import sys; from manyheads.interop import PEERS; print(sorted(PEERS), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['annotated-transformer', 'torch/Transformer', 'transformers/Marian'] False"
+    assert done.stdout.strip() == f"{sorted(PEERS)} False"
+    assert len(PEERS) == 6
     with pytest.raises(KeyError):
         PEERS["nobody"]
 
@@ -66,6 +67,9 @@ def test_loaders_know_their_own(peer: str) -> None:
         "annotated-transformer": "harvardnlp/annotated-transformer make_model",
         "torch/Transformer": "torch.nn.Transformer (eval)",
         "transformers/Marian": "transformers MarianMTModel (eval, dropout 0)",
+        "transformers/TransfoXL": "transformers TransfoXLLMHeadModel (eval, dropout 0)",
+        "kimiyoung/TransformerXL": "kimiyoung/transformer-xl pytorch/mem_transformer.py MemTransformerLM (eval)",
+        "kimiyoung/sample_logits": "kimiyoung/transformer-xl pytorch/utils/log_uniform_sampler.py sample_logits",
     }
     assert [name for name, loader in PEERS.items() if loader.matches({"peer": texts[peer]})] == [peer]
     assert not any(loader.matches({"kind": "hf_reformer", "peer": texts[peer]}) for loader in PEERS.values())

@@ -220,6 +220,8 @@ def test_without_gradients_no_weights_are_kept(monkeypatch: pytest.MonkeyPatch) 
 def test_distances_stay_apart_in_any_type(dtype: torch.dtype) -> None:
     """The official code counts in the activations' type: in bfloat16, 601 distances are 407."""
     encoding = DistanceEncoding(32).to(dtype)
+    few = encoding(torch.arange(400), 399)
+    torch.testing.assert_close(few, sinusoidal_table(torch.arange(400.0), 32, "halves"), atol=0, rtol=0)
     distances = torch.arange(600, -1, -1)
     found = encoding(distances, 600)
     assert found.dtype == torch.float32
