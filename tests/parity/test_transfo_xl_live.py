@@ -32,7 +32,7 @@ LOADER: Any = PEERS["transformers/TransfoXL"]
 def random_model(chance: random.Random, seed: int) -> Any:
     torch.manual_seed(seed)
     cutoffs = chance.choice([[], [11], [7, 20], [5, 9, 30]])
-    div_val = chance.choice([1, 1, 2, 4]) if cutoffs else 1
+    div_val = chance.choice([1, 1, 2, 4 if len(cutoffs) < 3 else 2]) if cutoffs else 1
     config = TransfoXLConfig(
         vocab_size=41,
         cutoffs=cutoffs,
