@@ -499,6 +499,26 @@ def test_no_tokens_and_no_lanes(language_model: Any, precision: Any, projected: 
         assert len(state.lengths) == 0
 
 
+@FORMS
+def test_attention_is_recorded_on_request(language_model: Any, projected: bool) -> None:
+    """Over memory and segment; recording changes nothing."""
+    from manyheads.nn.attention.recording import record_attention
+
+    model, past, tokens = language_model.build(), ids(2, 4), ids(2, 3, seed=1)
+    attending = looking(language_model, 4, same_length=False)
+    with torch.no_grad():
+        _, state = model.read(past, None, model.start(2, attending, projected=projected))
+        plainly, _ = model.read(tokens, None, state.clone())
+        with record_attention(model) as weights:
+            recorded, _ = model.read(tokens, None, state)
+    torch.testing.assert_close(recorded, plainly, atol=1e-5, rtol=1e-5)
+    assert len(weights) == language_model.config.num_layers
+    for layers in weights.values():
+        assert layers[0].shape == (2, language_model.config.num_heads, 3, 7)
+        torch.testing.assert_close(layers[0].sum(-1), torch.ones(2, language_model.config.num_heads, 3))
+        assert (layers[0].triu(5) == 0).all()
+
+
 def test_evaluation_is_deterministic_and_training_is_not(language_model: Any) -> None:
     model, batch = language_model.build(), batch_of(ids(2, 7))
     assert torch.equal(model(batch).loss_sum, model(batch).loss_sum)

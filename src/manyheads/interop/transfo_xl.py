@@ -45,6 +45,7 @@ _OPTIONS: dict[str, Any] = {
     "clamp_len": 1000,
     "same_length": True,
     "proj_share_all_but_first": True,
+    "tie_projs": None,
     "tie_word_embeddings": True,
     "untie_r": True,
     "dropout": 0.1,
@@ -143,7 +144,10 @@ def read_config(options: Mapping[str, Any]) -> TransformerXLConfig:
     if peer["attn_type"] != 0:
         raise ConfigError(f"attn_type is {peer['attn_type']}; TransfoXL itself knows 0 alone.")
     d_embed, cutoffs = peer["d_embed"], tuple(peer["cutoffs"])
-    tied = [False, *[bool(peer["proj_share_all_but_first"])] * len(cutoffs)]
+    # A config that the peer saved says `tie_projs`, which wins over the shorter way to say it.
+    tied = peer["tie_projs"]
+    if tied is None:
+        tied = [False, *[peer["proj_share_all_but_first"]] * len(cutoffs)]
     return TransformerXLConfig(
         vocab_size=peer["vocab_size"],
         d_model=peer["d_model"],
@@ -180,12 +184,7 @@ def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise ConfigError(f"TransfoXL cannot hold a model with {name} {getattr(config, name)}; it has {value}.")
     if config.clamp_len == 0:
         raise ConfigError("TransfoXL cannot hold a model with clamp_len 0, which it takes for no limit.")
-    tied = config.tie_projections
-    shares = bool(tied) or not config.has_projections or not config.cutoffs
-    if tied and tied != (False, *[True] * len(config.cutoffs)):
-        raise ConfigError(
-            f"TransfoXL cannot hold a model with tie_projections {list(tied)}; it ties none, or all but the first."
-        )
+    tied = list(config.tie_projections) or [False] * (len(config.cutoffs) + 1)
     options = {
         "vocab_size": config.vocab_size,
         "cutoffs": list(config.cutoffs),
@@ -200,7 +199,8 @@ def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "mem_len": config.memory_len,
         "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
         "same_length": config.same_length,
-        "proj_share_all_but_first": shares,
+        "proj_share_all_but_first": all(tied[1:]) and not tied[0],
+        "tie_projs": tied,
         "tie_word_embeddings": config.tie_embeddings,
         "untie_r": not config.share_biases,
         "dropout": config.dropout,
@@ -212,10 +212,13 @@ def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _check_types(peer: Mapping[str, Any]) -> None:
     for name, default in _OPTIONS.items():
-        value, kind = peer[name], type(default)
+        value, kind = peer[name], list if default is None else type(default)
+        if value is None and default is None:
+            continue
         fits = type(value) is kind or (kind is float and type(value) is int)
         if kind is list:
-            fits = isinstance(value, list | tuple) and all(type(one) is int for one in value)
+            inner = bool if name == "tie_projs" else int
+            fits = isinstance(value, list | tuple) and all(type(one) is inner for one in value)
         if not fits:
             raise ConfigError(f"{name} is {value!r} in TransfoXL's config; it must be of type {kind.__name__}.")
 

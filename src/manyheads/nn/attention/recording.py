@@ -9,6 +9,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.relative import RelativeAttention
 
 __all__ = ["record_attention"]
 
@@ -28,7 +29,8 @@ def record_attention(module: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     def keep(name: str, weights: Tensor) -> None:
         record.setdefault(name, []).append(weights.detach())
 
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, MultiHeadAttention)}
+    kinds = (MultiHeadAttention, RelativeAttention)
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, kinds)}
     before = {name: layer.weights_hook for name, layer in layers.items()}
     try:
         for name, layer in layers.items():

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
@@ -196,18 +197,17 @@ class _RelativeAttention(torch.autograd.Function):
                     by_distance += (distance_bias * scale).to(compute)[:, None, None]
                 scores = query.new_empty(by_distance.shape[1], heads, q_len, k_len)
                 torch.add(_shifted(by_distance), hidden[lanes] if hidden.shape[0] > 1 else hidden, out=scores)
-                scores.view(-1, q_len, k_len).baddbmm_(_flat(by_content[lanes]), _flat(key_columns[lanes]))
-                tile = torch.softmax(scores, dim=-1)  # in float32 inside, whatever its type
+                _flat(scores).baddbmm_(_flat(by_content[lanes]), _flat(key_columns[lanes]))
+                # In float32 inside, whatever the scores' type.
+                tile = torch.softmax(scores, dim=-1, out=None if weights is None else weights[lanes])
                 if empty_rows:
                     tile.masked_fill_(~(allowed[lanes] if allowed.shape[0] > 1 else allowed), 0.0)
-                if weights is not None:
-                    weights[lanes] = tile
                 if rate:
                     tile_kept = scaled_mask(tile, rate)
                     tile = tile * tile_kept
                     if kept is not None:
                         kept[lanes] = tile_kept
-                out[lanes] = torch.bmm(_flat(tile), _flat(value[lanes])).view(-1, heads, q_len, value.shape[-1])
+                torch.bmm(_flat(tile), _flat(value[lanes]), out=_flat(out[lanes]))
         if keeps:
             ctx.save_for_backward(by_content, by_position, key, value, positions, weights, kept)
             ctx.scale = scale
@@ -216,13 +216,14 @@ class _RelativeAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         by_content, by_position, key, value, positions, weights, kept = ctx.saved_tensors
         content_dtype, position_dtype, distance_dtype = ctx.dtypes
         batch, heads, q_len, k_len = weights.shape
         statistics = torch.promote_types(weights.dtype, torch.float32)
         grad_content, grad_position = torch.empty_like(by_content), torch.empty_like(by_position)
-        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
+        grad_key, grad_value = key.new_empty(key.shape), value.new_empty(value.shape)
         grad_positions = torch.zeros_like(positions, dtype=statistics)
         grad_distance = torch.zeros(heads, k_len, dtype=statistics, device=key.device) if distance_dtype else None
         with torch.autocast(key.device.type, enabled=False):
@@ -234,11 +235,11 @@ class _RelativeAttention(torch.autograd.Function):
                 if kept is not None:
                     grad_tile *= kept[lanes]
                     used = tile * kept[lanes]
-                grad_value[lanes] = torch.bmm(_flat(used).transpose(-1, -2), grad).view_as(value[lanes])
+                torch.bmm(_flat(used).transpose(-1, -2), grad, out=_flat(grad_value[lanes]))
                 grad_scores = torch._softmax_backward_data(grad_tile, tile, -1, tile.dtype)
                 flat = _flat(grad_scores)
-                grad_content[lanes] = torch.bmm(flat, _flat(key[lanes])).view_as(grad_content[lanes])
-                grad_key[lanes] = torch.bmm(flat.transpose(-1, -2), _flat(by_content[lanes])).view_as(key[lanes])
+                torch.bmm(flat, _flat(key[lanes]), out=_flat(grad_content[lanes]))
+                torch.bmm(flat.transpose(-1, -2), _flat(by_content[lanes]), out=_flat(grad_key[lanes]))
                 by_distance = _unshifted(grad_scores).flatten(1, 2)  # (heads, lanes x q_len, k_len)
                 grad_asking = torch.bmm(by_distance, positions).view(heads, -1, q_len, positions.shape[-1])
                 grad_position[lanes] = grad_asking.transpose(0, 1)
