@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,10 @@ class Saving:
     def __init__(self, base: Path, assembly: Assembly, place: Path, policy: str) -> None:
         shutil.copytree(base, place)
         self.folder = RunFolder(place / RUN)
-        config = replace(assembly.config, training=replace(assembly.config.training, on_save_error=policy))
-        self._assembly = replace(assembly, config=config, counters=replace(assembly.counters))
+        objective = copy(assembly.objective)
+        training = replace(objective.config.training, on_save_error=policy)
+        objective.config = replace(objective.config, training=training)
+        self._assembly = replace(assembly, objective=objective, counters=replace(assembly.counters))
         self.told: list[str] = []
         self._metrics = MetricsLog(self.folder.metrics)
         self._keeper = Keeper(self._assembly, self.folder, self._metrics, self.told.append)
