@@ -135,7 +135,7 @@ def overrides(
 def _set(classes: Sequence[type], values: dict[str, Any], path: list[str], value: Any) -> None:
     for part in path[:-1]:
         fields = [field_types(cls).get(part) for cls in classes]
-        own = variants(fields[0]) if len(fields) == 1 else ()
+        own = next(filter(None, map(variants, fields)), ())
         classes = [inner for annotation in fields for inner in variants(annotation)]
         inner = values.get(part)
         if not isinstance(inner, dict):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
 from manyheads.config.build import resolve
 from manyheads.config.describe import argument_docs, describe, show_value
-from manyheads.config.merge import dotted_names, overrides
+from manyheads.config.merge import dotted_names, field_types, overrides, variants
 from manyheads.training.presets import PRESETS
-from manyheads.training.settings import TrainConfig
+from manyheads.training.settings import RUNS, RunConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,13 @@ def test_a_setting_without_a_default() -> None:
     assert (second.path, second.kind, second.default) == ("second", "FLOAT|null", "null")
 
 
-def test_every_setting_of_a_run_is_told_in_words() -> None:
-    settings = list(describe(TrainConfig))
-    sections = {"data", "tokenizer", "model", "optimiser", "schedule", "training", "validation", "decoding"}
+@pytest.mark.parametrize("run", RUNS.values())
+def test_every_setting_of_a_run_is_told_in_words(run: type[RunConfig]) -> None:
+    settings = list(describe(run))
+    sections = {name for name, annotation in field_types(run).items() if variants(annotation)}
     paths = [setting.path for setting in settings]
     assert len(paths) == len(set(paths))
-    assert set(paths) == set(dotted_names(TrainConfig)) - sections - {"model.attention.kind"}
+    assert set(paths) == set(dotted_names(run)) - sections - {"model.attention.kind"}
     assert not [setting.path for setting in settings if not setting.help]
     assert not [setting.path for setting in settings if "Args:" in setting.help or "Raises" in setting.help]
 
@@ -54,11 +57,11 @@ def test_the_defaults_shown_can_be_typed() -> None:
         config = make()
         typed = [
             part
-            for setting in describe(TrainConfig, config)
+            for setting in describe(type(config), config)
             if setting.path != "model.attention.hidden_dim"
             for part in (f"--{setting.path}", setting.default)
         ]
-        assert resolve(TrainConfig, [overrides(TrainConfig, typed)]) == config
+        assert resolve(type(config), [overrides(type(config), typed)]) == config
 
 
 def test_values_as_they_are_typed() -> None:

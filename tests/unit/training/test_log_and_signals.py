@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -122,8 +122,8 @@ def test_differences_name_the_leaves() -> None:
 
 
 def test_presets_are_what_they_cite() -> None:
-    made = {name: make() for name, make in PRESETS.items()}
-    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big"}
+    made: dict[str, Any] = {name: make() for name, make in PRESETS.items()}
+    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big", "xl-debug", "xl-demo"}
     assert made["copy"].training.label_smoothing == 0
     tiny = made["tiny"]
     assert (tiny.optimiser.learning_rate, tiny.schedule.warmup_steps, tiny.data.max_tokens) == (0.005, 2000, 8192)

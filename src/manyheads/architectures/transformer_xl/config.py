@@ -72,7 +72,10 @@ class TransformerXLConfig:
         norm_eps: of the layer norms.
         share_biases: one u and one v for all layers (`relative`).
         max_len: distances that learned kinds tell apart; from max_len - 1 on all are one.
-        memory_len, clamp_len, same_length, ext_len: see `Attending`; those of training.
+        memory_len: positions a layer that are remembered in training; for this and the next three see `Attending`.
+        clamp_len: whatever is farther away counts as so far; null has no limit.
+        same_length: every query sees the memory_len positions up to and with itself, no more.
+        ext_len: tokens at the end of a segment that the next one reads again.
         tie_embeddings: output tables are the embedding's.
         tie_projections: for every cluster, whether the output's projection is the embedding's; empty: none is.
 
