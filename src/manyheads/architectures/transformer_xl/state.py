@@ -189,14 +189,21 @@ class XLKeyValues(_State):
         return self.positions[0].shape[1] if self.positions else 0
 
     def with_room(self, new_len: int, dtype: torch.dtype) -> XLKeyValues:
-        """The same memory with room for a segment behind it."""
+        """The same memory with room for a segment behind it.
+
+        Buffers are a quarter longer than what they must hold, so a memory of n positions is moved once in n / 4 new
+        ones, and within its buffer where that is long enough.
+        """
         needed = self.columns + new_len
         if self.keys[0].dtype == dtype and int(self.last) + new_len <= self.keys[0].shape[2]:
             return self
         first, last = int(self.first), int(self.last)
-        capacity = max(16, 2 * needed)
+        capacity = needed + max(16, needed // 4)
 
         def moved(buffer: Tensor) -> Tensor:
+            if buffer.dtype == dtype and buffer.shape[2] >= capacity:
+                buffer[:, :, : last - first] = buffer[:, :, first:last].clone()  # the two may overlap
+                return buffer
             grown = buffer.new_empty(*buffer.shape[:2], capacity, buffer.shape[3], dtype=dtype)
             grown[:, :, : last - first] = buffer[:, :, first:last]
             return grown
