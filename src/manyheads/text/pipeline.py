@@ -131,7 +131,10 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], 
     part = data.get("model") if isinstance(data, dict) else None
     kinds = [kind for kind, name in MODEL_TYPES.items() if isinstance(part, dict) and part.get("type") == name]
     if isinstance(data, dict) and data.get("format") == LANGUAGE_FORMAT:
-        raise DataError(f"{where} is the vocabulary of a language model, which cannot translate; name a translator's.")
+        raise DataError(
+            f"{where} is the vocabulary of a language model, which goes on from texts (`manyheads generate`) and cannot"
+            " translate; name a translator's."
+        )
     if not kinds or not isinstance(part, dict):
         raise DataError(
             f"{where} is not a tokenizer of manyheads: no model of type {', '.join(MODEL_TYPES.values())} in it."

@@ -19,6 +19,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.evaluation.likelihood import Likelihood
 from manyheads.training.objective import Translate
 from manyheads.training.report import Sample, ValidationReport
 from manyheads.training.settings import TextConfig
@@ -152,12 +153,14 @@ class TextJudge:
             step=step,
             loss=loss,
             perplexity=math.exp(min(loss, 700.0)),
-            bits_per_byte=self._bits_per_byte(found.nll_sum),
+            bits_per_byte=self._bits_per_byte(found),
             samples=tuple(Sample(source=prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)),
         )
 
-    def _bits_per_byte(self, nll_sum: float) -> float | None:
-        """Of the whole text; None if only part of it was scored, whose bytes nobody counted."""
-        if self._config.reading.max_tokens:
-            return None
-        return bits_per(nll_sum, self._data.counts("valid")["bytes"])
+    def _bits_per_byte(self, found: Likelihood) -> float | None:
+        """Of the whole text; of a part only where every token is a byte, since nobody counted the bytes of a part."""
+        if not self._config.reading.max_tokens:
+            return bits_per(found.nll_sum, self._data.counts("valid")["bytes"])
+        vocabulary = self._data.vocabulary
+        are_bytes = vocabulary.kind == "bytes" and vocabulary.end_id is None
+        return bits_per(found.nll_sum, found.num_tokens) if are_bytes else None

@@ -31,7 +31,7 @@ def memory_figure(memory_lens: Sequence[int], losses: Sequence[float], *, unit: 
     axes.plot(lens, values, color=COLOURS[0], linewidth=2.0, marker="o", markersize=5)
     for length, value in points:
         axes.annotate(
-            f"{value:.3f}", (length, value), (0, 7), textcoords="offset points", fontsize=8, color=INK, ha="center"
+            f"{value:.3f}", (length, value), (6, 6), textcoords="offset points", fontsize=8, color=INK, ha="left"
         )
     style_axes(axes, title=title, x_label="memory, tokens a layer", y_label=unit)
     axes.margins(y=0.18)

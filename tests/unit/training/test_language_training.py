@@ -150,6 +150,9 @@ def test_what_a_validation_says(text: Callable[..., TextConfig]) -> None:
     [judged] = [record for record in records if "valid_nll" in record]
     assert 0 < judged["bits_per_byte"] < 9
     assert judged["bits_per_byte"] == pytest.approx(judged["valid_nll"] / 0.693147, rel=1e-3)  # a token is a byte
+    part = text("part", training={"max_steps": 3})  # of bytes, a part can be told by its tokens too
+    train(part)
+    assert '"bits_per_byte"' in (Path(part.run_dir) / "metrics.jsonl").read_text(encoding="utf-8")
     sample = (run / "samples" / "step-3.txt").read_text(encoding="utf-8")
     assert sample.startswith("text:")
 
