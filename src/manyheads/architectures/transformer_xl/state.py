@@ -9,6 +9,7 @@ In both the lanes are aligned on the right: the last column of each lane is its 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Self
@@ -25,7 +26,7 @@ __all__ = ["XLKeyValues", "XLMemory"]
 
 
 @dataclass(frozen=True)
-class _State:
+class _State(ABC):
     """What both forms share: whose memory it is, how much of it counts, and how it is looked at.
 
     Shape: lengths (lanes,) int64: positions that count.
@@ -35,9 +36,9 @@ class _State:
     attending: Attending
 
     @property
+    @abstractmethod
     def columns(self) -> int:
         """Positions of the longest memory that a lane may have now, masked ones counted."""
-        raise NotImplementedError(type(self).__name__)
 
     def valid(self) -> Bool[Tensor, "lanes columns"] | None:
         """Which columns count; None if all do (not looked up where the look would make a device wait)."""
@@ -71,9 +72,9 @@ class _State:
         """The same numbers, cut from whatever graph made them (`XLMemory.after` and searches cut already)."""
         return self._each(lambda tensor, _: tensor.detach())
 
+    @abstractmethod
     def _each(self, change: Any) -> Self:
         """change(tensor, axis of the lanes or None) on every tensor."""
-        raise NotImplementedError(type(self).__name__)
 
     def _added(self, new_len: int, lengths: Tensor | None) -> Tensor | int:
         """Positions of a segment that enter memory: all but the `ext_len` that the next segment reads again."""
