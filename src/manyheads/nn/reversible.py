@@ -12,7 +12,7 @@ Paper: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
 
-__all__ = ["ReversibleSequence", "Sublayer"]
+__all__ = ["Sublayer", "through_sublayers"]
 
 Kept = tuple[Tensor, ...]
 
 
 class Sublayer(Protocol):
-    """What `ReversibleSequence` is made of: a module that reads one stream and says what to add to the other.
+    """A module that reads one stream and says what to add to the other.
 
     chunk_len: 0; or the sublayer works on every position alike, keeps nothing, and so many positions are to be given to
         it at once.
@@ -51,53 +51,50 @@ class Sublayer(Protocol):
         ...
 
 
-class ReversibleSequence(nn.Module):
-    """Sublayers that change two streams in turn.
+def through_sublayers(
+    sublayers: Iterable[nn.Module],
+    x1: Tensor,
+    x2: Tensor,
+    context: Any = None,
+    shared: tuple[Tensor, ...] = (),
+    *,
+    reversible: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Both streams after all sublayers, which change them in turn, the first one x1.
 
     Args:
         sublayers: modules that are `Sublayer`s.
+        x1: the stream that the first sublayer changes, (batch, length, width); in float32 at least, for what is
+            subtracted on the way back must have been added without loss.
+        x2: the stream that it reads.
+        context: handed to every sublayer as it is.
+        shared: tensors handed to every sublayer, which may have gradients.
         reversible: keep two streams for the backward pass, however many sublayers there are; False: backpropagate as
             torch does, which keeps what every operation read, and saves a forward pass.
 
     The gradients are those of plain backpropagation up to rounding: random numbers, autocast's state and kept decisions
-    are replayed. Every sublayer's gradients are returned to torch as soon as they are known, as those of one operation
-    whose inputs are the parameters, so hooks on parameters run once, and in the usual order.
+    are replayed, in training and in evaluation mode. Every sublayer's gradients are returned to torch as soon as they
+    are known, as those of one operation whose inputs are the parameters, so hooks on parameters run once, and in the
+    usual order.
+
+    Cost: with `reversible`, memory for two streams and one sublayer, whatever the depth, and time of another forward
+        pass in the backward one.
     """
-
-    def __init__(self, sublayers: Sequence[nn.Module], *, reversible: bool = True) -> None:
-        super().__init__()
-        self.sublayers = nn.ModuleList(sublayers)
-        self.reversible = reversible
-
-    def forward(
-        self, x1: Tensor, x2: Tensor, context: Any = None, shared: tuple[Tensor, ...] = ()
-    ) -> tuple[Tensor, Tensor]:
-        """Both streams after all sublayers.
-
-        Args:
-            x1: the stream that the first sublayer changes, (batch, length, width); in float32 at least, for what is
-                subtracted must have been added without loss.
-            x2: the stream that it reads.
-            context: handed to every sublayer as it is.
-            shared: tensors handed to every sublayer, which may have gradients.
-
-        Cost: with `reversible`, memory for two streams and one sublayer, whatever the depth; time of another forward
-            pass in the backward one.
-        """
-        streams = (x1, x2)
-        tape = _Tape()
-        replaying = self.reversible and torch.is_grad_enabled()
-        last = len(self.sublayers) - 1
-        for index, module in enumerate(self.sublayers):
-            sublayer = cast(Sublayer, module)
-            if replaying:
-                tensors = (*shared, *module.parameters())
-                job = _Job(sublayer, index % 2, context, len(shared), tape, is_last=index == last, is_first=index == 0)
-                streams = _apply(job, *streams, *tensors)
-            else:
-                added, _ = _call(sublayer, streams[1 - index % 2], context, shared, None)
-                streams = _changed(streams, index % 2, streams[index % 2] + added)
-        return streams
+    streams = (x1, x2)
+    tape = _Tape()
+    replaying = reversible and torch.is_grad_enabled()
+    modules = list(sublayers)
+    for index, module in enumerate(modules):
+        sublayer, target = cast(Sublayer, module), index % 2
+        if replaying:
+            job = _Job(
+                sublayer, target, context, len(shared), tape, is_last=index + 1 == len(modules), is_first=index == 0
+            )
+            streams = _apply(job, *streams, *shared, *module.parameters())
+        else:
+            added, _ = _call(sublayer, streams[1 - target], context, shared, None)
+            streams = _changed(streams, target, streams[target] + added)
+    return streams
 
 
 @dataclass
@@ -193,8 +190,10 @@ class _Coupling(torch.autograd.Function):
                     added, _ = job.sublayer(piece, job.context, shared, job.kept)
                 torch.sub(streams[target][:, part], added.detach(), out=restored[:, part])
                 grad = grads[target][:, part].to(added.dtype)
-                found: tuple[Tensor | None, ...]
-                found = torch.autograd.grad(added, [piece, *wanted], grad, allow_unused=True)
+                found = cast(
+                    tuple[Tensor | None, ...],
+                    torch.autograd.grad(added, [piece, *wanted], grad, allow_unused=True),
+                )
                 if found[0] is None:
                     grad_source[:, part] = grads[1 - target][:, part]
                 else:

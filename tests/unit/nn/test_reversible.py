@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.nn.chunking import chunk_slices, in_chunks
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.feed_forward import FeedForward
-from manyheads.nn.reversible import ReversibleSequence
+from manyheads.nn.reversible import through_sublayers
 
 
 class Mixing(nn.Module):
@@ -50,6 +50,17 @@ class Alike(nn.Module):
         self, x: Tensor, context: Any, shared: tuple[Tensor, ...], kept: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self.dropout(self.outer(torch.tanh(self.inner(x)))), ()
+
+
+class ReversibleSequence(nn.Module):
+    """Sublayers with the choice between the two ways back."""
+
+    def __init__(self, sublayers: list[nn.Module], *, reversible: bool) -> None:
+        super().__init__()
+        self.sublayers, self.reversible = nn.ModuleList(sublayers), reversible
+
+    def forward(self, x1: Tensor, x2: Tensor, context: Any, shared: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor]:
+        return through_sublayers(self.sublayers, x1, x2, context, shared, reversible=self.reversible)
 
 
 def build(depth: int = 3, rate: float = 0.3, chunk_len: int = 0, *, reversible: bool = True) -> ReversibleSequence:
