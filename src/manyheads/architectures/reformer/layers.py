@@ -58,7 +58,7 @@ class AttentionSublayer(nn.Module):
         self.index = index
         self.kind: LayerKind = config.kinds[index]
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
-        self.attention = _attention(config, self.kind)
+        self.self_attn = _attention(config, self.kind)
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -70,11 +70,11 @@ class AttentionSublayer(nn.Module):
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
         """What to add to the other stream; and the buckets, if there are any, for the recomputation."""
         h = self.norm(x)
-        if isinstance(self.attention, LocalSelfAttention):
-            return self.dropout(self.attention(h, lengths=call.lengths)), ()
+        if isinstance(self.self_attn, LocalSelfAttention):
+            return self.dropout(self.self_attn(h, lengths=call.lengths)), ()
         num_hashes = 0 if self.kind == "full" else call.num_hashes
         if kept is None:
-            buckets = self.attention.buckets_of(
+            buckets = self.self_attn.buckets_of(
                 h,
                 lengths=call.lengths,
                 rotations=call.rotations.get(self.index),
@@ -83,14 +83,14 @@ class AttentionSublayer(nn.Module):
             )
         else:
             buckets = kept[0] if kept else None
-        out = self.attention(h, lengths=call.lengths, buckets=buckets, num_hashes=num_hashes)
-        return self.dropout(out), () if buckets is None else (_small(buckets, self.attention.num_buckets),)
+        out = self.self_attn(h, lengths=call.lengths, buckets=buckets, num_hashes=num_hashes)
+        return self.dropout(out), () if buckets is None else (_small(buckets, self.self_attn.num_buckets),)
 
     def start(self, rows: int, call: Call) -> LSHCache | LocalCache:
         """A cache of nothing; see the kinds' `start`."""
-        if isinstance(self.attention, LocalSelfAttention):
-            return self.attention.start(rows)
-        return self.attention.start(
+        if isinstance(self.self_attn, LocalSelfAttention):
+            return self.self_attn.start(rows)
+        return self.self_attn.start(
             rows,
             rotations=call.rotations.get(self.index),
             seed=call.seed_of(self.index),
@@ -104,7 +104,7 @@ class AttentionSublayer(nn.Module):
         lengths: Tensor | None,
     ) -> tuple[Float[Tensor, "rows new_len d_model"], LSHCache | LocalCache]:
         """`forward` for the next positions of every row, with a cache of those before."""
-        out, cache = self.attention.step(self.norm(x), cache, lengths)  # type: ignore[arg-type]
+        out, cache = self.self_attn.step(self.norm(x), cache, lengths)  # type: ignore[arg-type]
         return self.dropout(out), cache
 
 
@@ -115,7 +115,7 @@ class FeedForwardSublayer(nn.Module):
         super().__init__()
         self.chunk_len = config.ff_chunk_len
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
-        self.feed_forward = FeedForward(
+        self.net = FeedForward(
             config.d_model, config.d_ff, activation=config.activation, dropout=config.dropout
         )
         self.dropout = Dropout(config.dropout)
@@ -128,7 +128,7 @@ class FeedForwardSublayer(nn.Module):
         kept: tuple[Tensor, ...] | None = None,
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
         """What to add to the other stream; nothing need be kept."""
-        return self.dropout(self.feed_forward(self.norm(x))), ()
+        return self.dropout(self.net(self.norm(x))), ()
 
 
 class ReformerLayer(nn.Module):
