@@ -45,6 +45,7 @@ PEERS: Mapping[str, Loader] = _Peers(
         "kimiyoung/sample_logits": "manyheads.interop.kimiyoung_sample_logits",
         "torch/Transformer": "manyheads.interop.torch_transformer",
         "transformers/Marian": "manyheads.interop.marian",
+        "transformers/Reformer": "manyheads.interop.reformer",
         "transformers/TransfoXL": "manyheads.interop.transfo_xl",
     }
 )
