@@ -117,7 +117,7 @@ class Reformer(nn.Module):
                 f"{tokens.shape[0]} rows of tokens do not fit a state of {len(state.positions)} lanes; start a new one,"
                 " or reorder it."
             )
-        if tokens.shape[1] == 0:
+        if tokens.numel() == 0:
             return next(self.parameters()).new_empty(*tokens.shape, 2 * self.config.d_model), state
         if state.caches:
             return self._extend(tokens, lengths, state)
