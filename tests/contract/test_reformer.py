@@ -368,7 +368,7 @@ def test_rates_of_dropout_reach_every_part(reformer: Any) -> None:
 
 def test_one_batch_is_learned_by_heart(reformer: Any, precision: Any) -> None:
     """With other hashes at every step; and said again token by token from the cache."""
-    model, tokens = reformer.build(dropout=0.1).train(), ids(2, 13)
+    model, tokens = reformer.build(dropout=0.0).train(), ids(2, 13)
     tokens[:, 0] = torch.tensor([3, 4])
     batch, state = batch_of(tokens), model.start(2, projected=False)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)

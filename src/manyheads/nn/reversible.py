@@ -146,7 +146,7 @@ def _apply(*arguments: Any) -> tuple[Tensor, Tensor]:
     """
     global _uncompiled
     if _uncompiled is None:
-        _uncompiled = torch.compiler.disable(_Coupling.apply)
+        _uncompiled = torch.compiler.disable(_Coupling.apply)  # type: ignore[no-untyped-call]
     result: tuple[Tensor, Tensor] = _uncompiled(*arguments)
     return result
 
