@@ -94,9 +94,9 @@ def mark_padding(
 class SortedPositions:
     """Each round's positions by bucket, and within a bucket by time, cut into chunks.
 
-    Shape: order, buckets (batch, heads, rounds, chunks x chunk_len): the position that stands at a place of the sorted
-        sequence, and its bucket; behind the real ones, positions from `length` on fill the last chunk. places (batch,
-        heads, rounds, length): the inverse of order. All int64.
+    Shape: order, buckets (*rows, chunks x chunk_len): the position that stands at a place of the sorted
+        sequence, and its bucket; behind the real ones, positions from `length` on fill the last chunk. places (*rows,
+        length): the inverse of order. All int64. Rows are batch, heads and rounds.
     """
 
     order: Tensor
@@ -110,7 +110,7 @@ class SortedPositions:
         return self.order.shape[-1] // self.chunk_len
 
 
-def sort_positions(buckets: Int[Tensor, "batch heads rounds length"], chunk_len: int) -> SortedPositions:
+def sort_positions(buckets: Int[Tensor, "*rows length"], chunk_len: int) -> SortedPositions:
     """Positions by (bucket, position), in every round."""
     length = buckets.shape[-1]
     padded = -(-length // chunk_len) * chunk_len
