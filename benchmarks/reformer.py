@@ -1,7 +1,7 @@
 """A Reformer's training against its peers and against exact attention, in turn, a process each.
 
-All: 4 layers, d_model 256, 4 heads of 64, d_ff 1024, vocabulary 320, batch 1, no dropout, fused Adam; the Reformers with
-chunks of 64 and 4 rounds of hashing. The peers are run by a script that is given (`--peers`, with the tasks
+All: 4 layers, d_model 256, 4 heads of 64, d_ff 1024, vocabulary 320, batch 1, no dropout, fused Adam; the Reformers
+with chunks of 64 and 4 rounds of hashing. The peers are run by a script that is given (`--peers`, with the tasks
 `reformer-train-4k` and `reformer-train-16k`), unchanged, in an environment that is given. `--lengths` measures time and
 memory against length for all four and, with `--plot`, draws them.
 """

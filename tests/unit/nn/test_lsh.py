@@ -46,10 +46,10 @@ def settings(request: pytest.FixtureRequest) -> LSHSettings:
     return request.param  # type: ignore[no-any-return]
 
 
-@pytest.fixture(params=["one at a time", "all at once"])
+@pytest.fixture(params=["a few at a time", "all at once"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = request.param == "one at a time"
-    monkeypatch.setattr(lsh_chunks, "_TILE_NUMBERS", 1 if few else 1 << 30)
+    few = request.param == "a few at a time"
+    monkeypatch.setattr(lsh_chunks, "_TILE_NUMBERS", 128 if few else 1 << 30)
     monkeypatch.setattr(lsh_chunks, "_GROUP_PLACES", 1 if few else 1 << 30)
 
 
@@ -66,7 +66,7 @@ def with_gradients(out: Tensor, grad: Tensor, *wanted: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.usefixtures("tiles")
-@pytest.mark.parametrize(("length", "size"), [(22, 1.0), (22, 60.0), (3, 1.0), (1, 1.0), (16, 1.0)])
+@pytest.mark.parametrize(("length", "size"), [(22, 1.0), (22, 60.0), (3, 1.0), (16, 1.0)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_chunks_against_pairs(settings: LSHSettings, length: int, size: float, padded: bool) -> None:
     """Output and gradients, with scores beyond what exp can bear, and with tiles that end anywhere."""
@@ -283,7 +283,6 @@ def attention_like(module: LSHSelfAttention, **options: Any) -> LSHSelfAttention
         ({"exact_len": -2}, "exact_len is -2"),
         ({"num_buckets": 5}, "even"),
         ({"num_buckets": (4, 3)}, "even"),
-        ({"visible": "all"}, "'bucket' or 'chunk'"),
         ({"causal": False}, "visible must be 'chunk'"),
         ({"chunks_before": 2}, "belong to visible 'chunk'"),
         ({"wrap": True}, "wrap belongs"),
