@@ -17,7 +17,7 @@ from manyheads.architectures.reformer.layers import AttentionSublayer
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.nn.attention.lsh import LSHSelfAttention
+from manyheads.nn.attention import lsh
 
 VOCAB = 23
 CHUNK = 4
@@ -232,43 +232,41 @@ def test_gradients_are_those_of_float64_in_both_precisions(reformer: Any, precis
     assert (grads(model, low) - exact).abs().max() <= allowed
 
 
-def recorded_buckets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Tensor]]:
-    """What attention is given to sort by, in the order of the calls; `hashed` where it was worked out anew."""
+def recorded_orders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Tensor]]:
+    """What attention sorts by, in the order of the calls; before it `hashed` where it was worked out anew."""
     seen: list[tuple[str, Tensor]] = []
-    forward, hashing = LSHSelfAttention.forward, LSHSelfAttention.buckets_of
+    hashing, attending = lsh.hash_vectors, lsh.chunked_attention
 
-    def noted(self: Any, x: Tensor, **options: Any) -> Tensor:
-        if options.get("buckets") is not None:
-            seen.append(("used", options["buckets"].long()))
-        return forward(self, x, **options)  # type: ignore[no-any-return]
+    def noted(qk: Tensor, v: Tensor, order: Tensor, *rest: Any) -> Tensor:
+        seen.append(("used", order))
+        return attending(qk, v, order, *rest)  # type: ignore[no-any-return]
 
-    def hashed(self: Any, x: Tensor, **options: Any) -> Tensor | None:
-        found = hashing(self, x, **options)
-        if found is not None:
-            seen.append(("hashed", found.long()))
-        return found
+    def hashed(*given: Any) -> Tensor:
+        found = hashing(*given)
+        seen.append(("hashed", found))
+        return found  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(LSHSelfAttention, "forward", noted)
-    monkeypatch.setattr(LSHSelfAttention, "buckets_of", hashed)
+    monkeypatch.setattr(lsh, "chunked_attention", noted)
+    monkeypatch.setattr(lsh, "hash_vectors", hashed)
     return seen
 
 
-def test_same_seed_same_buckets_forward_and_backward(reformer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recomputation sorts by the forward pass's buckets and hashes nothing; another seed gives others; the global
+def test_same_seed_same_order_forward_and_backward(reformer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recomputation sorts by the forward pass's order and hashes nothing; another seed gives others; the global
     generator is left alone."""
     model = reformer.build(reversible=True, dropout=0.0).train()
-    batch, seen = batch_of(ids(2, 14)), recorded_buckets(monkeypatch)
+    batch, seen = batch_of(ids(2, 14)), recorded_orders(monkeypatch)
     hashing = model.config.kinds.count("lsh")
     state = torch.get_rng_state()
     runs = []
     for seed in (3, 3, 4):
         seen.clear()
         output = model(batch, model.start(2, projected=False, hash_seed=seed))
-        forward = [buckets for kind, buckets in seen if kind == "used"]
+        forward = [order for kind, order in seen if kind == "used"]
         assert len(forward) == len([1 for kind, _ in seen if kind == "hashed"]) == hashing
         output.loss_sum.backward()
         assert [kind for kind, _ in seen].count("hashed") == hashing
-        backward = [buckets for kind, buckets in seen if kind == "used"][hashing:]
+        backward = [order for kind, order in seen if kind == "used"][hashing:]
         assert len(backward) == hashing
         assert all(torch.equal(one, other) for one, other in zip(forward, reversed(backward), strict=True))
         runs.append(forward)

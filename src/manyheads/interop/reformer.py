@@ -127,12 +127,12 @@ class HFReformer:
             answer["out.hidden.0"] = x2[:, :length]
             for index, layer in enumerate(cast(list[ReformerLayer], list(body.layers))):
                 added, kept = layer.attention(x2, call)
+                if kept:
+                    buckets = layer.attention.buckets_of(x2, call)
+                    answer[f"out.buckets.{config.kinds[:index].count('lsh')}"] = self._numbered(buckets, call.lengths)
                 x1 = x1 + added
                 x2 = x2 + layer.feed_forward(x1)[0]
                 answer[f"out.hidden.{index + 1}"] = x2[:, :length]
-                if kept:
-                    number = config.kinds[:index].count("lsh")
-                    answer[f"out.buckets.{number}"] = self._numbered(kept[0], call.lengths)
             hidden = body.norm(torch.cat([x1, x2], dim=-1))
             answer["out.logits"] = self.module.head.logits(hidden)[:, :length]  # type: ignore[operator]
         return answer
@@ -140,7 +140,7 @@ class HFReformer:
     def _numbered(self, buckets: Tensor, lengths: Tensor | None) -> Tensor:
         """Buckets as the peer numbers them: (batch, heads, rounds x length), the rounds' one after the other."""
         total = math.prod(self.module.config.lsh.factors(self.module.config.max_len)) + (lengths is not None)
-        numbered: Tensor = buckets.long() + total * torch.arange(buckets.shape[2])[:, None]
+        numbered: Tensor = buckets + total * torch.arange(buckets.shape[2])[:, None]
         return numbered.flatten(2)
 
     def _gradients(self, padded: Tensor, call: Call, ids: Tensor) -> dict[str, Tensor]:

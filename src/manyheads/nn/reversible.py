@@ -12,7 +12,7 @@ Paper: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
 
-__all__ = ["Sublayer", "through_sublayers"]
+__all__ = ["Sublayer", "recomputed", "through_sublayers"]
 
 Kept = tuple[Tensor, ...]
 
@@ -46,7 +46,7 @@ class Sublayer(Protocol):
             kept: None at first; in the recomputation, what the first call returned.
 
         Returns: what to add to the other stream, and decisions that must not come out otherwise in the recomputation,
-            whose input differs by rounding (buckets, for one): tensors without gradients, small ones.
+            whose input differs by rounding (an order, for one): tensors without gradients, small ones.
         """
         ...
 
@@ -81,6 +81,7 @@ def through_sublayers(
         pass in the backward one.
     """
     streams = (x1, x2)
+    del x1, x2  # which may be the last that is known of them
     tape = _Tape()
     replaying = reversible and torch.is_grad_enabled()
     modules = list(sublayers)
@@ -90,7 +91,7 @@ def through_sublayers(
             job = _Job(
                 sublayer, target, context, len(shared), tape, is_last=index + 1 == len(modules), is_first=index == 0
             )
-            streams = _apply(job, *streams, *shared, *module.parameters())
+            streams = _apply(_Coupling, job, *streams, *shared, *module.parameters())
         else:
             added, _ = _call(sublayer, streams[1 - target], context, shared, None)
             streams = _changed(streams, target, streams[target] + added)
@@ -139,16 +140,19 @@ def _call(
 _uncompiled: Any = None
 
 
-def _apply(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """`_Coupling`, out of a compiler's sight: it would have to look into a backward pass that makes gradients itself.
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """function.apply, unseen by a compiler, which would have to look into a backward pass that makes gradients itself.
 
     Said at the first call, since it imports the compiler, which takes as long as importing torch.
     """
     global _uncompiled
     if _uncompiled is None:
-        _uncompiled = torch.compiler.disable(_Coupling.apply)  # type: ignore[no-untyped-call]
-    result: tuple[Tensor, Tensor] = _uncompiled(*arguments)
-    return result
+        _uncompiled = torch.compiler.disable(_applied)  # type: ignore[no-untyped-call]
+    return _uncompiled(function, *arguments)
+
+
+def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class _Coupling(torch.autograd.Function):
@@ -188,9 +192,9 @@ class _Coupling(torch.autograd.Function):
         wanted = [one for one in (*shared, *parameters) if one.requires_grad]
         restored = streams[target] if ours[target] else torch.empty_like(streams[target])
         grad_source = torch.empty_like(source)
-        sums: list[Tensor | None] = [None] * len(wanted)
+        sums = _Sums(len(wanted))
         with job.replay:
-            for number, part in enumerate(chunk_slices(source.shape[1], job.sublayer.chunk_len)):
+            for part in chunk_slices(source.shape[1], job.sublayer.chunk_len):
                 piece = source[:, part].detach().requires_grad_()
                 with torch.enable_grad():
                     added, _ = job.sublayer(piece, job.context, shared, job.kept)
@@ -204,19 +208,96 @@ class _Coupling(torch.autograd.Function):
                     grad_source[:, part] = grads[1 - target][:, part]
                 else:
                     torch.add(grads[1 - target][:, part], found[0], out=grad_source[:, part])
-                for place, one in enumerate(found[1:]):
-                    total = sums[place]
-                    if total is None or one is None:
-                        sums[place] = one if total is None else total
-                    else:  # the first sum makes a tensor that nobody else has
-                        sums[place] = total.add_(one) if number > 1 else total + one
+                sums.add(found[1:])
                 del added, found, piece  # before the next chunk takes their room
         tape.streams = None if job.is_first else _changed(streams, target, restored)
         tape.ours = (True, ours[1]) if target == 0 else (ours[0], True)
-        by_place = iter(sums)
+        by_place = iter(sums.totals)
         others = [next(by_place) if one.requires_grad else None for one in (*shared, *parameters)]
         through = _changed((grads[0], grads[1]), 1 - target, grad_source)
         return None, *through, *others
+
+
+def recomputed(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor], chunk_len: int
+) -> Tensor:
+    """function(*inputs), worked out some positions at a time, and again for the backward pass: only inputs are kept.
+
+    Args:
+        function: of pieces of the inputs, (batch, some, width) each, to (batch, some, out_width); alike at every
+            position. Random numbers and autocast's state are replayed.
+        inputs: (batch, length, width) each, of the same length.
+        parameters: all further tensors that it reads and that may have gradients.
+        chunk_len: positions at once; 0 is all.
+
+    Cost: of what happens within the function, memory for chunk_len positions.
+    """
+    return cast(Tensor, _apply(_Recomputed, function, len(inputs), chunk_len, *inputs, *parameters))
+
+
+class _Recomputed(torch.autograd.Function):
+    """See `recomputed`."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], num_inputs: int, chunk_len: int, *tensors: Tensor) -> Tensor:
+        inputs = tensors[:num_inputs]
+        ctx.function, ctx.num_inputs, ctx.chunk_len = function, num_inputs, chunk_len
+        ctx.replay = _Replay(inputs[0].device)
+        ctx.save_for_backward(*tensors)
+        out: Tensor | None = None
+        with _autocast(inputs[0].device.type):
+            for part in chunk_slices(inputs[0].shape[1], chunk_len):
+                piece = function(*(one[:, part] for one in inputs))
+                if out is None:
+                    out = piece.new_empty(*inputs[0].shape[:2], piece.shape[2])
+                out[:, part] = piece
+        assert out is not None
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, count = ctx.saved_tensors, ctx.num_inputs
+        needed = ctx.needs_input_grad[3:]
+        inputs, parameters = tensors[:count], [one for one in tensors[count:] if one.requires_grad]
+        grads = [torch.empty_like(one) if wanted else None for one, wanted in zip(inputs, needed, strict=False)]
+        sums = _Sums(len(parameters))
+        with ctx.replay:
+            for part in chunk_slices(inputs[0].shape[1], ctx.chunk_len):
+                pieces = [
+                    one[:, part].detach().requires_grad_(wanted) for one, wanted in zip(inputs, needed, strict=False)
+                ]
+                with torch.enable_grad():
+                    out = ctx.function(*pieces)
+                asked = [one for one in pieces if one.requires_grad]
+                found = torch.autograd.grad(out, [*asked, *parameters], grad[:, part], allow_unused=True)
+                of_pieces = iter(found)
+                for one in grads:
+                    if one is not None:
+                        piece = next(of_pieces)
+                        one[:, part] = 0.0 if piece is None else piece
+                sums.add(found[len(asked) :])
+        of_parameters = iter(sums.totals)
+        others = [next(of_parameters) if one.requires_grad else None for one in tensors[count:]]
+        return None, None, None, *grads, *others
+
+
+class _Sums:
+    """Gradients of the same tensors, from chunk to chunk."""
+
+    def __init__(self, count: int) -> None:
+        self.totals: list[Tensor | None] = [None] * count
+        self._ours = [False] * count
+
+    def add(self, found: Sequence[Tensor | None]) -> None:
+        for place, one in enumerate(found):
+            total = self.totals[place]
+            if total is None or one is None:
+                self.totals[place] = one if total is None else total
+            elif self._ours[place]:
+                total.add_(one)
+            else:  # the first sum makes a tensor that nobody else has
+                self.totals[place], self._ours[place] = total + one, True
 
 
 def _autocast(kind: str, like: tuple[bool, torch.dtype] | None = None) -> AbstractContextManager[Any]:

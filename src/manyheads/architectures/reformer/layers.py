@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.reformer.config import LayerKind, ReformerConfig
+from manyheads.errors import RequestError
 from manyheads.nn.attention.local import LocalCache, LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.precision import low_precision
 from manyheads.seeding import derive_seed
 
 __all__ = ["AttentionSublayer", "Call", "FeedForwardSublayer", "ReformerLayer"]
@@ -68,23 +69,38 @@ class AttentionSublayer(nn.Module):
         shared: tuple[Tensor, ...] = (),
         kept: tuple[Tensor, ...] | None = None,
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
-        """What to add to the other stream; and the buckets, if there are any, for the recomputation."""
-        h = self.norm(x)
+        """What to add to the other stream; and what is sorted by, if anything, for the recomputation."""
+        h = low_precision(self.norm(x))
         if isinstance(self.self_attn, LocalSelfAttention):
             return self.dropout(self.self_attn(h, lengths=call.lengths)), ()
         num_hashes = 0 if self.kind == "full" else call.num_hashes
-        if kept is None:
-            buckets = self.self_attn.buckets_of(
-                h,
-                lengths=call.lengths,
-                rotations=call.rotations.get(self.index),
-                seed=call.seed_of(self.index),
-                num_hashes=num_hashes,
+        out, order = self.self_attn.forward_in_order(
+            h,
+            lengths=call.lengths,
+            order=kept[0] if kept else None,
+            rotations=call.rotations.get(self.index),
+            seed=call.seed_of(self.index),
+            num_hashes=num_hashes,
+        )
+        return self.dropout(out), () if order is None else (order,)
+
+    def buckets_of(
+        self, x: Float[Tensor, "batch length d_model"], call: Call
+    ) -> Int[Tensor, "batch heads rounds length"]:
+        """The buckets that `forward` sorts by, where it hashes.
+
+        Raises: RequestError: this layer hashes nothing.
+        """
+        found = None
+        if isinstance(self.self_attn, LSHSelfAttention) and self.kind != "full":
+            rotations, seed = call.rotations.get(self.index), call.seed_of(self.index)
+            h = low_precision(self.norm(x))
+            found = self.self_attn.buckets_of(
+                h, lengths=call.lengths, rotations=rotations, seed=seed, num_hashes=call.num_hashes
             )
-        else:
-            buckets = kept[0] if kept else None
-        out = self.self_attn(h, lengths=call.lengths, buckets=buckets, num_hashes=num_hashes)
-        return self.dropout(out), () if buckets is None else (_small(buckets, self.self_attn.num_buckets),)
+        if found is None:
+            raise RequestError(f"layer {self.index} attends to {x.shape[1]} tokens without hashing: it has no buckets.")
+        return found
 
     def start(self, rows: int, call: Call) -> LSHCache | LocalCache:
         """A cache of nothing; see the kinds' `start`."""
@@ -126,7 +142,7 @@ class FeedForwardSublayer(nn.Module):
         kept: tuple[Tensor, ...] | None = None,
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
         """What to add to the other stream; nothing need be kept."""
-        return self.dropout(self.net(self.norm(x))), ()
+        return self.dropout(self.net(low_precision(self.norm(x)))), ()
 
 
 class ReformerLayer(nn.Module):
@@ -159,8 +175,3 @@ def _attention(config: ReformerConfig, kind: LayerKind) -> LSHSelfAttention | Lo
         max_len=config.max_len,
         dropout=config.attention_dropout,
     )
-
-
-def _small(buckets: Tensor, num_buckets: int) -> Tensor:
-    """In the smallest type that holds them: they are all that a layer keeps."""
-    return buckets.to(torch.int16 if num_buckets < 2**15 else torch.int32)

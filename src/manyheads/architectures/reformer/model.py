@@ -16,12 +16,17 @@ from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.reformer.layers import AttentionSublayer, Call, FeedForwardSublayer, ReformerLayer
 from manyheads.architectures.reformer.state import ReformerState, seed_tensor
 from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
-from manyheads.nn.reversible import through_sublayers
+from manyheads.nn.precision import low_precision
+from manyheads.nn.reversible import recomputed, through_sublayers
 
 __all__ = ["Reformer"]
+
+# Positions whose streams are joined at once, where the config names no number.
+_JOINED = 4096
 
 
 class Reformer(nn.Module):
@@ -122,12 +127,12 @@ class Reformer(nn.Module):
         if state.caches:
             return self._extend(tokens, lengths, state)
         # The streams stay in float32 under autocast: what is added must come off again without loss.
-        x = self.dropout(self.positions(self.embedding(tokens)))
+        streams = [self.dropout(self.positions(self.embedding(tokens)))] * 2
         seed = int(state.hash_seed) if self.training else self.config.hash_seed
         call = Call(lengths, seed, num_hashes, rotations or {})
         sublayers = [sublayer for pair in self._pairs() for sublayer in pair]
-        x1, x2 = through_sublayers(sublayers, x, x, call, reversible=self.config.reversible)
-        return self._joined(x1, x2), state.with_next_seed() if self.training else state
+        streams = [*through_sublayers(sublayers, streams.pop(), streams.pop(), call, reversible=self.config.reversible)]
+        return self._joined(*streams), state.with_next_seed() if self.training else state
 
     def _extend(self, tokens: Tensor, lengths: Tensor | None, state: ReformerState) -> tuple[Tensor, ReformerState]:
         """`forward` on kept keys, values and buckets: only the new tokens' own are computed."""
@@ -149,8 +154,15 @@ class Reformer(nn.Module):
         return [(layer.attention, layer.feed_forward) for layer in cast(list[ReformerLayer], list(self.layers))]
 
     def _joined(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Both streams as the head reads them."""
-        return self.dropout(self.norm(torch.cat([x1, x2], dim=-1)))  # type: ignore[no-any-return]
+        """Both streams as the head reads them; under autocast in its type, which the head would turn them into."""
+
+        def join(*pieces: Tensor) -> Tensor:
+            return low_precision(self.dropout(self.norm(torch.cat(pieces, dim=-1))))
+
+        chunk_len = self.config.ff_chunk_len or _JOINED
+        if self.config.reversible:
+            return recomputed(join, (x1, x2), [*self.norm.parameters()], chunk_len)
+        return torch.cat([join(x1[:, part], x2[:, part]) for part in chunk_slices(x1.shape[1], chunk_len)], dim=1)
 
 
 def _positions(config: ReformerConfig) -> nn.Module:

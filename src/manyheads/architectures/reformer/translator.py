@@ -71,17 +71,14 @@ class SelfSublayer(nn.Module):
     def forward(
         self, x: Tensor, side: Side, shared: tuple[Tensor, ...] = (), kept: Kept | None = None
     ) -> tuple[Tensor, Kept]:
-        """What to add to the other stream; and the buckets, if there are any."""
+        """What to add to the other stream; and what is sorted by, if anything."""
         h = self.norm(x)
         if isinstance(self.self_attn, MultiHeadAttention):
             mask = Causal() if self.causal else Lengths(cast(Tensor, side.lengths))
             return self.dropout(self.self_attn(h, mask=mask)[0]), ()
-        if kept is None:
-            buckets = self.self_attn.buckets_of(h, lengths=side.lengths, seed=self.seed(side))
-        else:
-            buckets = kept[0] if kept else None
-        out = self.self_attn(h, lengths=side.lengths, buckets=buckets)
-        return self.dropout(out), () if buckets is None else (buckets.to(torch.int32),)
+        order = kept[0] if kept else None
+        out, order = self.self_attn.forward_in_order(h, lengths=side.lengths, order=order, seed=self.seed(side))
+        return self.dropout(out), () if order is None else (order,)
 
     def start(self, rows: int, side: Side, like: Tensor) -> KeyValueState | LSHCache:
         """A cache of nothing."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.lsh_cache import LSHCache
-from manyheads.nn.attention.lsh_chunks import chunked_attention
+from manyheads.nn.attention.lsh_chunks import chunked_attention, ranks_of, sorting_order
 from manyheads.nn.attention.lsh_hash import hash_vectors, mark_padding, rotations
 from manyheads.nn.attention.lsh_pairs import pair_weights, shared_qk_attention, visible_pairs
 from manyheads.nn.attention.lsh_settings import LSHSettings
@@ -50,7 +50,14 @@ def lsh_attention(
             f"queries {tuple(qk.shape)}, values {tuple(v.shape)} (batch, heads, length, width) and buckets"
             f" {tuple(buckets.shape)} (batch, heads, rounds, length) do not belong together."
         )
-    out = chunked_attention(qk, v, buckets, settings, lengths, dropout_rate)
+    return _attend_in_order(qk, v, sorting_order(buckets, settings, lengths), settings, lengths, dropout_rate)
+
+
+def _attend_in_order(
+    qk: Tensor, v: Tensor, order: Tensor, settings: LSHSettings, lengths: Tensor | None, dropout_rate: float
+) -> Tensor:
+    """`lsh_attention` where the order is known."""
+    out = chunked_attention(qk, v, order, settings, lengths, dropout_rate)
     exact = min(settings.exact_len, qk.shape[2]) if settings.visible == "bucket" else 0
     if not exact:
         return out
@@ -187,22 +194,42 @@ class LSHSelfAttention(nn.Module):
 
         Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed.
         """
-        qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
-        if buckets is None and not self.is_exact(x.shape[1], num_hashes):
-            buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
-        attended = self._attend(qk, v, buckets, lengths)
-        out: Tensor = self.out_proj(merge_heads(attended))
-        return out
+        order = None if buckets is None else sorting_order(buckets, self.settings, lengths)
+        return self.forward_in_order(
+            x, lengths=lengths, order=order, rotations=rotations, seed=seed, num_hashes=num_hashes
+        )[0]
 
-    def _attend(self, qk: Tensor, v: Tensor, buckets: Tensor | None, lengths: Tensor | None) -> Tensor:
+    def forward_in_order(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        *,
+        lengths: Int[Tensor, " batch"] | None = None,
+        order: Int[Tensor, "batch heads rounds places"] | None = None,
+        rotations: Tensor | None = None,
+        seed: int | Tensor | None = None,
+        num_hashes: int | None = None,
+    ) -> tuple[Float[Tensor, "batch length d_model"], Int[Tensor, "batch heads rounds places"] | None]:
+        """`forward`, and the order that it sorted by: to be given to another call, which then neither hashes nor sorts.
+
+        Returns: None for an order where nothing is hashed. See `lsh_chunks.sorting_order`.
+        """
+        qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
+        if order is None and not self.is_exact(x.shape[1], num_hashes):
+            with torch.no_grad():
+                buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
+                order = sorting_order(buckets, self.settings, lengths)
+        out: Tensor = self.out_proj(merge_heads(self._attend(qk, v, order, lengths)))
+        return out, order
+
+    def _attend(self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None) -> Tensor:
         rate = self.dropout_rate if self.training else 0.0
         if self.weights_hook is not None:
-            weights = self._weights(qk, buckets, lengths)
+            weights = self._weights(qk, None if order is None else ranks_of(order, qk.shape[2]), lengths)
             self.weights_hook(weights)
             return torch.matmul(dropout(weights, rate), v)
-        if buckets is None:
+        if order is None:
             return _exact(qk, v, self.settings, lengths, rate, qk.shape[2])
-        return lsh_attention(qk, v, buckets, self.settings, lengths=lengths, dropout_rate=rate)
+        return _attend_in_order(qk, v, order, self.settings, lengths, rate)
 
     def _weights(self, qk: Tensor, buckets: Tensor | None, lengths: Tensor | None) -> Tensor:
         """(batch, heads, length, length)"""
@@ -263,7 +290,8 @@ class LSHSelfAttention(nn.Module):
             added = None if lengths is None else lengths
             buckets = mark_padding(hash_vectors(qk, cache.rotations, self.factors), added, self.num_buckets)
         if cache.is_empty and x.shape[1] > 1:
-            attended = self._attend(qk, v, buckets, lengths)
+            order = None if buckets is None else sorting_order(buckets, self.settings, lengths)
+            attended = self._attend(qk, v, order, lengths)
             cache = cache.filled(qk, v, buckets, lengths, self.settings)
         else:
             attended, cache = cache.extended(qk, v, buckets, lengths, self.settings)

@@ -21,7 +21,7 @@ from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.dropout import scaled_mask
 
-__all__ = ["chunked_attention"]
+__all__ = ["chunked_attention", "ranks_of", "sorting_order"]
 
 # Scores worked on at once on a CPU: in bfloat16 they stay in a core's own cache from one operation to the next.
 _TILE_NUMBERS = 1 << 19
@@ -38,25 +38,59 @@ _NOTHING = -1e9
 _CODE_QUERY, _CODE_KEY = 8.0, 16.0
 
 
+def sorting_order(
+    buckets: Int[Tensor, "batch heads rounds length"],
+    settings: LSHSettings,
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> Int[Tensor, "batch heads rounds places"]:
+    """All that `chunked_attention` needs to know of buckets: who stands where, and where a bucket ends.
+
+    Returns: int32; at each place of the sorted sequence, padded to whole chunks, twice the position that stands there,
+        plus 1 where its bucket is not that of the place before. Padding stands last, in its own order.
+    """
+    length = buckets.shape[3]
+    if lengths is not None:
+        padding = (torch.arange(length, device=buckets.device) >= lengths[:, None])[:, None, None]
+        buckets = torch.where(padding, buckets.amax() + 1, buckets)
+    ordered = sort_positions(buckets, settings.chunk_len)
+    changes = F.pad(ordered.buckets[..., 1:] != ordered.buckets[..., :-1], (1, 0))
+    return (2 * ordered.order + changes).int()
+
+
+def ranks_of(order: Int[Tensor, "batch heads rounds places"], length: int) -> Int[Tensor, "batch heads rounds length"]:
+    """Buckets that give this `sorting_order`, numbered without gaps."""
+    marks = (order & 1).cumsum(-1)
+    return marks.gather(-1, _places(order, length))
+
+
+def _places(order: Tensor, length: int) -> Tensor:
+    """Where each position stands, int64."""
+    numbers = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.empty_like(numbers).scatter_(-1, (order >> 1).long(), numbers)[..., :length]
+
+
 def chunked_attention(
     qk: Float[Tensor, "batch heads length head_dim"],
     v: Float[Tensor, "batch heads length value_dim"],
-    buckets: Int[Tensor, "batch heads rounds length"],
+    order: Int[Tensor, "batch heads rounds places"],
     settings: LSHSettings,
     lengths: Int[Tensor, " batch"] | None = None,
     dropout_rate: float = 0.0,
 ) -> Float[Tensor, "batch heads length value_dim"]:
     """See `lsh_attention`.
 
-    Args: dropout_rate: a query that sees nothing keeps its own value whatever the rate.
+    Args:
+        order: of `sorting_order`, with the same lengths.
+        dropout_rate: a query that sees nothing keeps its own value whatever the rate.
+
     Cost: time rounds x length x chunk_len; memory rounds x length x width for a few heads at a time; for the backward
-        pass inputs, output and three whole numbers a round and position.
+        pass inputs, output and a whole number a round and position.
     """
     keeps = torch.is_grad_enabled() and (qk.requires_grad or v.requires_grad)
     if not keeps:
         qk, v = qk.detach(), v.detach()
     seed = int(torch.randint(1 << 62, ())) if dropout_rate else 0
-    arguments = (qk, v, buckets, settings, lengths, dropout_rate, seed, keeps)
+    arguments = (qk, v, order, settings, lengths, dropout_rate, seed, keeps)
     out: Tensor = _ChunkedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
 
@@ -69,7 +103,7 @@ class _ChunkedAttention(torch.autograd.Function):
         ctx: Any,
         qk: Tensor,
         v: Tensor,
-        buckets: Tensor,
+        order: Tensor,
         settings: LSHSettings,
         lengths: Tensor | None,
         rate: float,
@@ -77,22 +111,23 @@ class _ChunkedAttention(torch.autograd.Function):
         keeps: bool,
     ) -> Tensor:
         with torch.autocast(qk.device.type, enabled=False):
-            layout = _lay_out(buckets, settings, lengths)
+            layout = _lay_out(order, qk.shape[2], lengths)
             inputs = _Inputs.of(qk, v, settings, safe=None)
             out, log_sums, alone = _forward(_groups(inputs, layout, settings, rate, seed), inputs)
             out = out.view(v.shape)
         if keeps:
-            ctx.save_for_backward(qk, v, out, log_sums, alone, *layout.tensors)
+            ctx.save_for_backward(qk, v, out, log_sums, alone, order, lengths)
             ctx.settings, ctx.rate, ctx.seed, ctx.safe = settings, rate, seed, inputs.safe
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        qk, v, out, log_sums, alone, *tensors = ctx.saved_tensors
+        qk, v, out, log_sums, alone, order, lengths = ctx.saved_tensors
         with torch.autocast(qk.device.type, enabled=False):
             inputs = _Inputs.of(qk, v, ctx.settings, ctx.safe)
-            groups = _groups(inputs, _Layout(*tensors), ctx.settings, ctx.rate, ctx.seed)
+            layout = _lay_out(order, qk.shape[2], lengths)
+            groups = _groups(inputs, layout, ctx.settings, ctx.rate, ctx.seed)
             grad_qk, grad_v = _backward(groups, inputs, out.flatten(0, 1), log_sums, alone, grad_out.flatten(0, 1))
         return grad_qk.view(qk.shape).to(qk.dtype), grad_v.view(v.shape).to(v.dtype), None, None, None, None, None, None
 
@@ -111,24 +146,18 @@ class _Layout:
     places: Tensor
     real: Tensor
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.order, self.marks, self.places, self.real
 
-
-def _lay_out(buckets: Tensor, settings: LSHSettings, lengths: Tensor | None) -> _Layout:
-    length, heads = buckets.shape[3], buckets.shape[1]
-    real = torch.empty(0, dtype=torch.bool, device=buckets.device)
+def _lay_out(order: Tensor, length: int, lengths: Tensor | None) -> _Layout:
+    heads = order.shape[1]
+    order = order.flatten(0, 1)
+    positions = (order >> 1).clamp(max=length)
+    real = torch.empty(0, dtype=torch.bool, device=order.device)
     if lengths is not None:
-        real = (torch.arange(length, device=buckets.device) < lengths[:, None]).repeat_interleave(heads, dim=0)
-        padding = ~real.view(len(lengths), heads, 1, length)
-        buckets = torch.where(padding, buckets.amax() + 1, buckets)
-    ordered = sort_positions(buckets.flatten(0, 1), settings.chunk_len)
-    order = ordered.order.clamp(max=length)
-    if lengths is not None:
-        order = torch.where(order < lengths.repeat_interleave(heads)[:, None, None], order, length)
-    changes = F.pad((ordered.buckets[..., 1:] != ordered.buckets[..., :-1]).to(torch.int32), (1, 0))
-    return _Layout(order.int(), changes.cumsum(-1, dtype=torch.int32), ordered.places.int(), real)
+        each = lengths.repeat_interleave(heads)
+        real = torch.arange(length, device=order.device) < each[:, None]
+        positions = positions.masked_fill(positions >= each[:, None, None], length)
+    marks = (order & 1).cumsum(-1, dtype=torch.int32)
+    return _Layout(positions, marks, _places(order, length).int(), real)
 
 
 @dataclass

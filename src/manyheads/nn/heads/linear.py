@@ -74,6 +74,10 @@ class LinearHead(nn.Module):
         Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size.
         """
         rows = keep.flatten().nonzero().squeeze(1)
+        if again is None and _nothing_to_drop(rows, keep):
+            return smoothed_loss(
+                hidden.flatten(0, -2), targets.flatten(), self.weight, self.bias, label_smoothing, chunk_tokens
+            )
         kept = hidden.flatten(0, -2).index_select(0, rows)
         wanted = targets.flatten().index_select(0, rows)
         if again is not None:
@@ -91,6 +95,11 @@ class LinearHead(nn.Module):
         rows = max(1, rows_at_once(len(targets), self.weight.shape[0], hidden.device))
         parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
         return torch.cat([-self.log_probs(some).gather(1, wanted[:, None])[:, 0] for some, wanted in parts])
+
+
+def _nothing_to_drop(rows: Tensor, keep: Tensor) -> bool:
+    """Whether all rows are kept, so that a copy of them can be spared; not where a compiler would have to know."""
+    return not torch.compiler.is_compiling() and len(rows) == keep.numel()
 
 
 def smoothed_loss(
