@@ -1,8 +1,9 @@
 """WikiText-2 at equal wall-clock: the recipe's run with `transformers` 4.35.2's TransfoXL in the model's place.
 
-Everything but the model is the recipe's: the data and their lanes, the optimiser, the schedule, the averaging of weights,
-the minutes, and how validation and test are read. Only the precision differs: the peer fails under bf16 autocast, so it
-trains in float32. Run it where transformers 4.35.2 and this package are installed, after the recipe, on the same machine:
+Everything but the model is the recipe's: the data and their lanes, the optimiser, the schedule, the averaging of
+weights, the minutes, and how validation and test are read. Only the precision differs: the peer fails under bf16
+autocast, so it trains in float32. Run it where transformers 4.35.2 and this package are installed, after the recipe, on
+the same machine:
 
     manyheads train --config recipes/wikitext-2.yaml
     python benchmarks/wikitext_2.py --config recipes/wikitext-2.yaml --out runs/wikitext-2-peer.jsonl
@@ -81,7 +82,9 @@ class Peer(nn.Module):
             state = self.start(len(batch.lengths))
         read = self.model.transformer(batch.tokens, mems=state)
         hidden = torch.cat([read.last_hidden_state, read.last_hidden_state[:, -1:]], dim=1)
-        losses: Tensor = self.model.crit(hidden, torch.cat([batch.tokens[:, :1], batch.targets], dim=1), keep_order=True)
+        losses: Tensor = self.model.crit(
+            hidden, torch.cat([batch.tokens[:, :1], batch.targets], dim=1), keep_order=True
+        )
         counted = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
         total = (losses.view(counted.shape) * counted).sum()
         return Output(loss_sum=total, nll_sum=total.detach(), num_tokens=counted.sum(), state=read.mems)

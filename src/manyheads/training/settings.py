@@ -171,6 +171,8 @@ class TrainingSettings:
         r_drop: weight alpha of R-Drop (Liang et al. 2021): every pair is read twice, under different dropout, and the
             two predictions must agree; 0 is off. A step takes twice the work, and small data lasts longer; 5 is the
             paper's for translation.
+        num_sampled: draws of candidates that stand for the whole vocabulary in the training loss (sampled softmax, Jean
+            et al. 2015), the ids being ordered by falling frequency; 0 takes all of it. Validation always does.
         ema_decay: exponential moving average of the weights, used for validation and the model folder; 0 is off.
         log_every: optimiser steps between two lines of metrics.
         save_every: optimiser steps between two checkpoints; 0 saves at the end (and on a signal) only.
@@ -188,6 +190,7 @@ class TrainingSettings:
     max_minutes: float = 0.0
     label_smoothing: float = 0.1
     r_drop: float = 0.0
+    num_sampled: int = 0
     ema_decay: float = 0.0
     log_every: int = 50
     save_every: int = 1000
@@ -207,6 +210,7 @@ class TrainingSettings:
             ("save_every", 0),
             ("keep", 2),
             ("max_skips", 1),
+            ("num_sampled", 0),
             ("chunk_tokens", 1),
         ):
             if getattr(self, name) < least:
@@ -221,6 +225,12 @@ class TrainingSettings:
         for name in ("label_smoothing", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"training.{name} is {getattr(self, name)}; it must be in [0, 1).")
+        for name in ("label_smoothing", "r_drop"):
+            if self.num_sampled and getattr(self, name):
+                raise ConfigError(
+                    f"training.num_sampled is {self.num_sampled} and training.{name} {getattr(self, name)}; candidates"
+                    f" know nothing of the other tokens' probabilities. Set training.{name} to 0, or num_sampled."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +287,11 @@ class TextConfig(RunConfig):
         if self.training.r_drop:
             raise ConfigError(
                 f"training.r_drop is {self.training.r_drop}; it is for translators and parsers, set it to 0."
+            )
+        if self.training.num_sampled and (self.model.cutoffs or self.model.has_projections):
+            raise ConfigError(
+                f"training.num_sampled is {self.training.num_sampled}, and the model's softmax is adaptive (cutoffs"
+                f" {list(self.model.cutoffs)}); take one of the two: set num_sampled to 0, or make the model's plain."
             )
 
 

@@ -102,6 +102,8 @@ class Stepper:
         torch.manual_seed(derive_seed(self._config.seed, "dropout", step, micro))
         settings = self._config.training
         options: dict[str, Any] = {"r_drop": settings.r_drop} if settings.r_drop else {}
+        if settings.num_sampled:
+            options["num_sampled"] = settings.num_sampled
         with self.autocast():
             output: Output = self._model(
                 batch.to(self._device),

@@ -153,14 +153,21 @@ class AdaptiveHead(nn.Module):
         *,
         label_smoothing: float = 0.0,
         chunk_tokens: int = 2048,
+        num_sampled: int = 0,
     ) -> HeadLoss:
         """Summed loss over the positions to keep; see `LinearHead.loss`.
 
-        Raises: ConfigError: label_smoothing is not 0: a share for every token has no place in two softmaxes.
+        Raises: ConfigError: label_smoothing is not 0: a share for every token has no place in two softmaxes; or
+            num_sampled is not: clusters and candidates are two ways to the same end.
         Cost: a token of the shortlist never meets a tail; memory chunk_tokens x the largest cluster.
         """
         if label_smoothing:
             raise ConfigError(f"label_smoothing is {label_smoothing}; an adaptive softmax has none. Set it to 0.")
+        if num_sampled:
+            raise ConfigError(
+                f"num_sampled is {num_sampled}, and this softmax is adaptive; take one of the two: set num_sampled to"
+                " 0, or leave cutoffs empty."
+            )
         kept = hidden[keep]
         wanted = targets[keep]
         cluster = torch.bucketize(
