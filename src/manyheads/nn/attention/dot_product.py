@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.nn.attention.masks import Causal, Mask, dense_mask
+from manyheads.nn.attention.masks import Causal, Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.dropout import dropout
 
@@ -50,11 +50,14 @@ def dot_product_attention(
         return torch.matmul(dropout(weights, dropout_rate), value)
     # SDPA's own causal flag counts from the first key and takes no second mask.
     plain_causal = isinstance(mask, Causal) and first_query == 0 and q_len == k_len
-    allowed = None if plain_causal else dense_mask(mask, q_len, k_len, query.device, first_query)
+    allowed, bias = (None, None) if plain_causal else dense_bias(mask, q_len, k_len, query.device, first_query)
+    given = allowed
+    if allowed is not None and bias is not None:
+        given = bias.to(query.dtype).masked_fill(~allowed, -math.inf)
     out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=allowed, dropout_p=dropout_rate, is_causal=plain_causal, scale=scale
+        query, key, value, attn_mask=given, dropout_p=dropout_rate, is_causal=plain_causal, scale=scale
     )
-    if allowed is not None and query.device.type != "cpu":
+    if allowed is not None and (query.device.type != "cpu" or bias is not None):
         # Not every SDPA kernel gives zeros for a fully masked row; ours does, on every device.
         out = out.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
     return out
@@ -70,4 +73,5 @@ def dot_product_weights(
     """The attention weights themselves, before dropout."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = torch.matmul(query * scale, key.transpose(-1, -2))
-    return masked_softmax(scores, dense_mask(mask, query.shape[2], key.shape[2], query.device, first_query))
+    allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)
+    return masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
