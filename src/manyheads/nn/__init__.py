@@ -80,7 +80,7 @@ _LAZY = {
 }
 """Name -> module below this package, and the name there if it is another."""
 
-__all__ = sorted(_LAZY)  # noqa: PLE0605 - one table, not two lists
+__all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:

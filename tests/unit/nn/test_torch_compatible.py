@@ -132,7 +132,11 @@ def test_gradients(seed: int) -> None:
     for module, need_weights in ((theirs, True), (ours, True), (ours, False)):
         given = [x.clone().requires_grad_() for x in case.given]
         out, _ = module(*given, need_weights=need_weights, **case.asked)
-        found.append(torch.autograd.grad((out * torch.arange(out.numel()).view_as(out).cos()).sum(), [*given, *module.parameters()]))
+        found.append(
+            torch.autograd.grad(
+                (out * torch.arange(out.numel()).view_as(out).cos()).sum(), [*given, *module.parameters()]
+            )
+        )
     for one in found[1:]:
         for mine, other in zip(one, found[0], strict=True):
             torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)

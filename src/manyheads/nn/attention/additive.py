@@ -67,7 +67,7 @@ class AdditiveAttention(nn.Module):
         (torch.Size([2, 1, 4]), torch.Size([2, 1, 10]))
 
     Paper: Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2. Symbols: W_a = q_proj, U_a = k_proj, v_a =
-        score_weight.
+        score_proj.
     Args:
         query_dim, key_dim: widths of queries and keys.
         hidden_dim: width of the tanh layer.
@@ -80,15 +80,14 @@ class AdditiveAttention(nn.Module):
         super().__init__()
         self.q_proj = nn.Linear(query_dim, hidden_dim, bias=False)
         self.k_proj = nn.Linear(key_dim, hidden_dim, bias=False)
-        self.score_weight = nn.Parameter(torch.empty(hidden_dim))
+        self.score_proj = nn.Linear(hidden_dim, 1, bias=False)
         self.dropout_rate = dropout
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Xavier-uniform."""
-        for projection in (self.q_proj, self.k_proj):
+        for projection in (self.q_proj, self.k_proj, self.score_proj):
             nn.init.xavier_uniform_(projection.weight)
-        nn.init.xavier_uniform_(self.score_weight[None])
 
     def forward(
         self,
@@ -107,7 +106,7 @@ class AdditiveAttention(nn.Module):
         q, k, v = (one_head(x) for x in (query, key, value))  # (batch, 1, length, width)
         hidden = torch.tanh(self.q_proj(q)[..., :, None, :] + self.k_proj(k)[..., None, :, :])
         allowed, bias = dense_bias(mask, q.shape[2], k.shape[2], q.device)
-        scores = torch.matmul(hidden, self.score_weight.to(hidden.dtype))  # (batch, 1, q_len, k_len)
+        scores = self.score_proj(hidden).squeeze(-1)  # (batch, 1, q_len, k_len)
         weights = masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
         out = torch.matmul(dropout(weights, self.dropout_rate if self.training else 0.0), v)
         if need_weights:

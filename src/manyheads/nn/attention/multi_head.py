@@ -21,7 +21,7 @@ from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import dropout
 
-__all__ = ["MultiHeadAttention", "biased_projections", "merge_heads", "split_heads"]
+__all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads"]
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 

@@ -147,7 +147,9 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
     def _with_extra_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Behind the keys and values: a trained pair, and one of zeros, as the options say."""
         if self.bias_k is not None and self.bias_v is not None:
-            more = [split_heads(x.expand(k.shape[0], 1, -1).to(k.dtype), self.num_heads) for x in (self.bias_k, self.bias_v)]
+            more = [
+                split_heads(x.expand(k.shape[0], 1, -1).to(k.dtype), self.num_heads) for x in (self.bias_k, self.bias_v)
+            ]
             k, v = torch.cat([k, more[0]], dim=2), torch.cat([v, more[1]], dim=2)
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
