@@ -370,8 +370,8 @@ class AllOfD2l:
             lens = inputs.get(f"in.valid_lens_{kind}")
             answer[f"masked_softmax_{kind}"] = self.module["softmax"](scores, lens)
             answer[f"dot_{kind}"] = DOT_PRODUCT.attend(self.module["dot"], queries, dot_keys, values, lens=lens)[0]
-            for name, part, short in (("add", ADDITIVE, "additive"), ("mha", MULTI_HEAD, "mha")):
-                out, weights = part.attend(self.module[name], queries, keys, values, lens=lens)
+            for name, short in (("add", "additive"), ("mha", "mha")):
+                out, weights = _All.parts[name].attend(self.module[name], queries, keys, values, lens=lens)
                 answer |= {f"{short}_{kind}": out, f"{short}_weights_{kind}": weights}
             if kind != "2d":  # its lengths are those of other queries
                 answer[f"block_{kind}"] = self.module["blk"](x, _mask(lens, x.shape[1], x.shape[1]))

@@ -88,7 +88,7 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Fu
         if name in weights and weights[name].shape[0] != 3 * embed_dim:
             raise ModelFileError(f"{name} has {weights[name].shape[0]} rows, the config asks for {3 * embed_dim}.")
         if name in weights:
-            weights[name] = weights[name].unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+            weights[name] = _regrouped(weights[name], heads, 3)
     import_weights(module, weights, _pairs())
     return FusedQkv(module.eval())
 
@@ -112,8 +112,13 @@ def to_peer(module: MultiHeadAttention) -> tuple[dict[str, Any], dict[str, Tenso
             raise ConfigError(f"the fused attention cannot hold a module with {what}.")
     weights = export_weights(module.state_dict(), _pairs())
     for name in ("qkv_proj.weight", "qkv_proj.bias"):
-        weights[name] = weights[name].unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+        weights[name] = _regrouped(weights[name], 3, heads)
     return {"model": {"input_dim": widths.pop(), "embed_dim": embed_dim, "num_heads": heads}}, weights
+
+
+def _regrouped(rows: Tensor, outer: int, inner: int) -> Tensor:
+    """Rows that lie as (outer, inner, head_dim), as (inner, outer, head_dim)."""
+    return rows.reshape(outer, inner, -1, *rows.shape[1:]).transpose(0, 1).flatten(0, 2)
 
 
 def _pairs() -> list[Pair]:

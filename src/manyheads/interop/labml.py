@@ -85,8 +85,9 @@ class Part:
 
     def answer(self, module: Any, inputs: Mapping[str, Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output (q_len, batch, d_model) and weights (q_len, k_len, batch, heads)."""
-        given = [require(inputs, f"in.{name}").transpose(0, 1) for name in _THREE]
-        out, weights = self.attend(module, *given, None if mask is None else from_sequence_first(mask))
+        query, key, value = (require(inputs, f"in.{name}").transpose(0, 1) for name in _THREE)
+        allowed = None if mask is None else from_sequence_first(mask)
+        out, weights = self.attend(module, query, key, value, allowed)
         return out.transpose(0, 1).contiguous(), weights.permute(2, 3, 0, 1).contiguous()
 
     def matches(self, meta: Mapping[str, Any]) -> bool:
@@ -156,7 +157,7 @@ class _Relative(Part):
         return super().pairs(module) + [Pair(peer, (ours,)) for peer, ours in names.items()]
 
     def describe(self, module: LearnedRelativeAttention) -> dict[str, Any]:
-        if module.q_proj.bias is not None or module.num_future != module.max_len - 2:
+        if any(map(_has_bias, (module.q_proj, module.k_proj))) or module.num_future != module.max_len - 2:
             raise ConfigError(
                 "labml's RelativeMultiHeadAttention cannot hold a module with biases of q_proj and k_proj, or with"
                 f" num_future {module.num_future} and max_len {module.max_len}: num_future must be max_len - 2."
@@ -170,6 +171,11 @@ class _Relative(Part):
         v = split_heads(module.v_proj(value), module.num_heads)
         places = module.places(q.shape[2], k.shape[2], query)
         return module.attend_openly(q, k, v, *module.project_positions(places), mask)
+
+
+def _has_bias(projection: nn.Linear) -> bool:
+    bias: Tensor | None = projection.bias
+    return bias is not None
 
 
 MULTI_HEAD, RELATIVE = _MultiHead(), _Relative()

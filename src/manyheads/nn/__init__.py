@@ -80,7 +80,38 @@ _LAZY = {
 }
 """Name -> module below this package, and the name there if it is another."""
 
-__all__ = sorted(_LAZY)
+__all__ = [
+    "AdaptiveEmbedding",
+    "AdaptiveLogSoftmax",
+    "AdditiveAttention",
+    "AdditiveScore",
+    "Bias",
+    "Causal",
+    "Dense",
+    "DotProductAttention",
+    "FeedForward",
+    "KeyPadding",
+    "KeyValueState",
+    "LearnedPositions",
+    "LearnedRelativeMultiHeadAttention",
+    "Lengths",
+    "LinearHead",
+    "Mask",
+    "MultiHeadAttention",
+    "RelativeMultiHeadAttention",
+    "Residual",
+    "SinusoidalPositions",
+    "TorchMultiheadAttention",
+    "Window",
+    "dot_product_attention",
+    "dot_product_weights",
+    "masked_softmax",
+    "merge_heads",
+    "record_attention",
+    "relative_shift",
+    "sinusoidal_table",
+    "split_heads",
+]
 
 
 def __getattr__(name: str) -> Any:

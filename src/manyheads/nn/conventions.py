@@ -173,6 +173,6 @@ def _read(mask: Tensor, reading: str, sizes: Sizes) -> Tensor:
     axes = reading.split()
     if axes[0] == "batch*heads":
         rows = (sizes.batch, sizes.num_heads) if mask.shape[0] > 1 else (1, 1)
-        return mask.unflatten(0, rows)
+        return mask.reshape(*rows, *mask.shape[1:])
     shape = dict(zip(axes, mask.shape, strict=True))
     return mask.reshape([shape.get(axis, 1) for axis in _ORDER])

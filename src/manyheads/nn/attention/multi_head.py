@@ -257,7 +257,7 @@ class MultiHeadAttention(nn.Module):
 
     def _linear(self, x: Tensor, *projections: nn.Linear) -> tuple[Tensor, ...]:
         """Several projections of one input as one matrix product; the weights stay apart in memory and in files."""
-        biases = [projection.bias for projection in projections]
+        biases: list[Tensor] = [projection.bias for projection in projections]
         mixed = any(bias is None for bias in biases) and not all(bias is None for bias in biases)
         if mixed or x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
             # Joining the weights would cost more than the product saves: a decoding step.

@@ -418,7 +418,7 @@ class RelativeAttention(nn.Module):
         """Keys and values of memory and segment in one product: (batch, k_len, d_model) -> two of (batch, heads, k_len,
         head_dim).
         """
-        biased = self.k_proj.bias is not None or self.v_proj.bias is not None
+        biased = any(projection.bias is not None for projection in (self.k_proj, self.v_proj))
         if biased or x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
             # Joining the weights would cost more than the product saves: a step of generation.
             k, v = self.k_proj(x), self.v_proj(x)

@@ -126,8 +126,9 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[axis] != key.shape[axis]):
             layout = "(batch, length, width)" if self.batch_first else "(length, batch, width)"
             raise ShapeError(
-                f"query, key and value of shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}, read"
-                f" as {layout}, must have one batch size, and as many keys as values; batch_first is {self.batch_first}."
+                f"query, key and value of shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)},"
+                f" read as {layout}, must have one batch size, and as many keys as values; batch_first is"
+                f" {self.batch_first}."
             )
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor, same: bool) -> tuple[Tensor, ...]:
@@ -147,10 +148,9 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
     def _with_extra_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Behind the keys and values: a trained pair, and one of zeros, as the options say."""
         if self.bias_k is not None and self.bias_v is not None:
-            more = [
-                split_heads(x.expand(k.shape[0], 1, -1).to(k.dtype), self.num_heads) for x in (self.bias_k, self.bias_v)
-            ]
-            k, v = torch.cat([k, more[0]], dim=2), torch.cat([v, more[1]], dim=2)
+            rows = (x.expand(k.shape[0], 1, -1).to(k.dtype) for x in (self.bias_k, self.bias_v))
+            more_k, more_v = (split_heads(x, self.num_heads) for x in rows)
+            k, v = torch.cat([k, more_k], dim=2), torch.cat([v, more_v], dim=2)
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         return k, v
