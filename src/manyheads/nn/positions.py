@@ -19,6 +19,9 @@ def sinusoidal_table(
 ) -> Float[Tensor, "length d_model"]:
     """Sines and cosines of geometrically spaced frequencies.
 
+        >>> sinusoidal_table(torch.arange(60.0), d_model=32).shape
+        torch.Size([60, 32])
+
     Paper: Vaswani et al. 2017, sec. 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the
         same.
     Args:
@@ -48,6 +51,9 @@ def sinusoidal_table(
 class SinusoidalPositions(nn.Module):
     """Adds `sinusoidal_table` to its input, for sequences of any length.
 
+        >>> SinusoidalPositions(16)(torch.zeros(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+
     Args: d_model: width; layout: see `sinusoidal_table`.
     """
 
@@ -76,6 +82,9 @@ class SinusoidalPositions(nn.Module):
 
 class LearnedPositions(nn.Module):
     """Adds a trained vector a position (Gehring et al. 2017), up to `max_len` of them.
+
+        >>> LearnedPositions(16, max_len=8)(torch.zeros(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
 
     Raises: ShapeError: a sequence reaches beyond max_len.
     """

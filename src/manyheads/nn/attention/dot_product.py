@@ -76,7 +76,11 @@ def dot_product_weights(
     scale: float | None = None,
     first_query: int = 0,
 ) -> Float[Tensor, "batch heads q_len k_len"]:
-    """The attention weights themselves, before dropout."""
+    """The attention weights themselves, before dropout.
+
+    >>> dot_product_weights(torch.randn(2, 8, 5, 64), torch.randn(2, 8, 7, 64)).shape
+    torch.Size([2, 8, 5, 7])
+    """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = torch.matmul(query * scale, key.transpose(-1, -2))
     allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)

@@ -20,7 +20,12 @@ __all__ = ["Bias", "Both", "Causal", "Dense", "KeyPadding", "Lengths", "Mask", "
 
 
 class Mask:
-    """Base of all descriptions."""
+    """Base of all descriptions.
+
+    >>> mask = Causal() & Lengths(torch.tensor([3, 2]))
+    >>> dense_mask(mask, q_len=3, k_len=3, device=torch.device("cpu")).shape
+    torch.Size([2, 1, 3, 3])
+    """
 
     def __and__(self, other: Mask | None) -> Mask:
         return self if other is None else Both(first=self, second=other)
@@ -40,7 +45,11 @@ class Mask:
 
 @dataclass(frozen=True)
 class Causal(Mask):
-    """No query sees a later key (Vaswani et al. 2017, sec. 3.2.3)."""
+    """No query sees a later key (Vaswani et al. 2017, sec. 3.2.3).
+
+    >>> Causal().allowed(torch.arange(2), torch.arange(2)).tolist()
+    [[[[True, False], [True, True]]]]
+    """
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (keys[None, :] <= queries[:, None])[None, None]
@@ -48,7 +57,11 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """A query sees `left` keys before it, itself, and `right` keys after it; None is no limit on that side."""
+    """A query sees `left` keys before it, itself, and `right` keys after it; None is no limit on that side.
+
+    >>> Window(left=1, right=0).allowed(torch.tensor([2]), torch.arange(4)).tolist()
+    [[[[False, True, True, False]]]]
+    """
 
     left: int | None
     right: int | None
@@ -89,7 +102,11 @@ class Lengths(Mask):
 
 @dataclass(frozen=True)
 class KeyPadding(Mask):
-    """Keys where `keep` (batch, k_len) is True are real; padding may stand anywhere."""
+    """Keys where `keep` (batch, k_len) is True are real; padding may stand anywhere.
+
+    >>> KeyPadding(torch.tensor([[False, True]])).allowed(torch.arange(2), torch.arange(2)).shape
+    torch.Size([1, 1, 1, 2])
+    """
 
     keep: Tensor
 
@@ -104,7 +121,11 @@ class KeyPadding(Mask):
 
 @dataclass(frozen=True)
 class Dense(Mask):
-    """Any pattern, written out: (q_len, k_len), (batch, q_len, k_len) or (batch, heads, q_len, k_len)."""
+    """Any pattern, written out: (q_len, k_len), (batch, q_len, k_len) or (batch, heads, q_len, k_len).
+
+    >>> Dense(torch.eye(3)).allowed(torch.arange(3), torch.arange(3)).shape
+    torch.Size([1, 1, 3, 3])
+    """
 
     pattern: Tensor
 
@@ -114,7 +135,13 @@ class Dense(Mask):
 
 @dataclass(frozen=True)
 class Bias(Mask):
-    """Numbers added to the scaled scores, such as ALiBi's; -inf forbids. Only dot-product and custom scores take it.
+    """Numbers added to the scaled scores, such as ALiBi's; -inf forbids. Relative and LSH attention take none.
+
+        >>> from manyheads.nn import MultiHeadAttention
+        >>> distance = torch.arange(5) - torch.arange(5)[:, None]
+        >>> mask = Causal() & Bias(distance[None, None] * torch.tensor([0.5, 0.25]).view(1, 2, 1, 1))
+        >>> MultiHeadAttention(8, num_heads=2)(torch.randn(3, 5, 8), mask=mask)[0].shape
+        torch.Size([3, 5, 8])
 
     values: (q_len, k_len), (batch, q_len, k_len) or (batch, heads, q_len, k_len), of a floating type.
     """

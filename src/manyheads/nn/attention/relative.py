@@ -45,6 +45,9 @@ _TILE_NUMBERS = 1 << 18
 def relative_shift(x: Float[Tensor, "*batch q_len k_len"]) -> Float[Tensor, "*batch q_len k_len"]:
     """Row i moved left by q_len - 1 - i places, by pad and view alone.
 
+        >>> relative_shift(torch.tensor([[2.0, 1, 0], [2, 1, 0]])).tolist()  # distances of the last two of three places
+        [[1.0, 0.0, 0.0], [2.0, 1.0, 0.0]]
+
     Paper: Dai et al. 2019, appendix B. In: column t belongs to distance k_len - 1 - t. Out: column j belongs to key j,
     where the queries are the last q_len of the k_len positions. What comes in from the next row belongs to keys after
     the query, which no causal mask allows.

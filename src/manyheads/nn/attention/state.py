@@ -28,6 +28,11 @@ def register_state(cls: type, *fields: str) -> None:
 class KeyValueState:
     """Projected keys and values of the positions seen so far.
 
+        >>> state = KeyValueState.empty(rows=2, num_heads=4, head_dim=8, like=torch.zeros(1))
+        >>> state = state.append(torch.randn(2, 4, 3, 8), torch.randn(2, 4, 3, 8))
+        >>> state.filled()[0].shape, state.reorder(torch.tensor([1, 1, 0])).key.shape[0]
+        (torch.Size([2, 4, 3, 8]), 3)
+
     Shape: key, value (rows, heads, capacity, head_dim), of which the first `length` positions are filled; length ()
         int64 on the CPU.
     """

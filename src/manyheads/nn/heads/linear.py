@@ -23,6 +23,14 @@ HeadLoss = tuple[Tensor, Tensor]
 class LinearHead(nn.Module):
     """One row of weights a token: logits = W h + b.
 
+        >>> head = LinearHead(d_model=16, vocab_size=100)
+        >>> hidden, targets = torch.randn(2, 5, 16), torch.randint(100, (2, 5))
+        >>> head.log_probs(hidden).shape
+        torch.Size([2, 5, 100])
+        >>> loss_sum, nll_sum = head.loss(hidden, targets, keep=targets != 0, label_smoothing=0.1)
+        >>> loss_sum.shape
+        torch.Size([])
+
     Paper: Vaswani et al. 2017, sec. 3.4 (tied weights: Press and Wolf 2017) and 5.4 (label smoothing).
     Args:
         d_model: width of the hidden states.
