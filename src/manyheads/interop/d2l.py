@@ -339,7 +339,7 @@ class _All:
             if name == "blk":
                 options[name]["use_bias"] = "attention.W_q.bias" in own
             built[name] = part.from_peer({"model": options[name]}, own).module
-        return AllOfD2l(Parts(built), sizes)
+        return AllOfD2l(Parts(built).eval(), sizes)
 
     def to_peer(self, module: Parts) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """See `protocols.Exporter.to_peer`."""

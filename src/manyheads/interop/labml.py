@@ -209,7 +209,7 @@ class _All:
             own = {key.partition(".")[2]: x for key, x in state_dict.items() if key.partition(".")[0] == name}
             more = {"bias": sizes["bias"]} if part is MULTI_HEAD else {}
             built[name] = part.from_peer({"model": {**options, **more}}, own).module
-        return AllOfLabml(Parts(built))
+        return AllOfLabml(Parts(built).eval())
 
     def to_peer(self, module: Parts) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """See `protocols.Exporter.to_peer`."""

@@ -5,11 +5,14 @@ The peers are written out here from their formulas, in their own layouts.
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
@@ -302,6 +305,20 @@ def test_our_weights_become_the_peers(peer: str) -> None:
     else:
         found = loader.from_peer(config, weights).run({"in.x": x})["out.out_none"]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["d2l_attention", "d2l_attention_bias", "labml_mha", "labml_mha_cross"])
+def test_whole_fixtures_go_out_again(name: str, shared: Path) -> None:
+    """All parts at once, under the names that they came with."""
+    path = shared / "fixtures" / "parity" / f"{name}.json"
+    if not path.is_file():
+        pytest.skip(f"no {path}")
+    tensors = load_file(path.with_suffix(".safetensors"))
+    weights = {key.removeprefix("param."): x for key, x in tensors.items() if key.startswith("param.")}
+    meta = json.loads(path.read_text("utf-8"))
+    wrapper = round_trip(f"{name.partition('_')[0]}/attention", meta["config"], weights)
+    config, _ = PEERS[f"{name.partition('_')[0]}/attention"].to_peer(wrapper.module)  # type: ignore[attr-defined]
+    assert config.items() <= meta["config"].items()
 
 
 # mistakes

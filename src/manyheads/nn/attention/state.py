@@ -18,10 +18,19 @@ def register_state(cls: type, *fields: str) -> None:
     def flatten(state: Any) -> tuple[list[Any], None]:
         return [getattr(state, name) for name in fields], None
 
+    def flatten_with_keys(state: Any) -> tuple[list[Any], None]:
+        return [(pytree.GetAttrKey(name), getattr(state, name)) for name in fields], None
+
     def unflatten(values: Any, _: Any) -> Any:
         return cls(**dict(zip(fields, values, strict=True)))
 
-    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        flatten_with_keys_fn=flatten_with_keys,
+    )
 
 
 @dataclass(frozen=True)
