@@ -1,7 +1,7 @@
 """MultiHeadAttention against nn.MultiheadAttention and a bare block of projections around SDPA, forward and backward.
 
-All have 512 features and 8 heads, random weights, no mask, no dropout; the sides run in turn (A B C A B C ...), and what
-is compared is the median of the ratios within a turn.
+All have 512 features and 8 heads, random weights, no mask, no dropout; the sides run in turn (A B C A B C ...), and
+what is compared is the median of the ratios within a turn.
 
     bare    three projections in one product, scaled_dot_product_attention, one projection: what anybody would write
     torch   nn.MultiheadAttention(batch_first=True), need_weights=False

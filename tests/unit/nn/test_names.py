@@ -53,6 +53,16 @@ def test_examples(module: str) -> None:
     assert runner.tries > 0
 
 
+def test_examples_of_the_page() -> None:
+    """docs/attention.md, from top to bottom."""
+    page = Path(__file__).parents[3] / "docs" / "attention.md"
+    text = "\n".join("" if line.startswith("```") else line for line in page.read_text("utf-8").split("\n"))
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
+    runner.run(doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0))
+    assert runner.failures == 0
+    assert runner.tries > 10
+
+
 def test_no_torch_until_a_name_is_used() -> None:
     code = (
         "import sys, manyheads.nn; assert 'torch' not in sys.modules;"
