@@ -57,7 +57,7 @@ def test_examples_of_the_page() -> None:
     """docs/attention.md, from top to bottom."""
     page = Path(__file__).parents[3] / "docs" / "attention.md"
     text = "\n".join("" if line.startswith("```") else line for line in page.read_text("utf-8").split("\n"))
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     runner.run(doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0))
     assert runner.failures == 0
     assert runner.tries > 10
