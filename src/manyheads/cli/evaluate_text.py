@@ -155,6 +155,7 @@ def _held(generator: Generator, options: EvaluateTextOptions) -> _Held:
     if options.text is not None:
         return _text_file(generator, options.text)
     from manyheads.cli.evaluation_pairs import own_data
+    from manyheads.config.build import build
     from manyheads.data.prepared_text import open_text
     from manyheads.data.settings import SegmentSettings
     from manyheads.text.settings import VocabularySettings
@@ -165,8 +166,9 @@ def _held(generator: Generator, options: EvaluateTextOptions) -> _Held:
     vocabulary = generator.vocabulary
     if path.startswith("embedded:") and cache is None:
         return _embedded(generator, path, options.split)
-    settings = VocabularySettings(level=vocabulary.kind, documents=vocabulary.documents)
-    data = open_text(SegmentSettings(path=path), settings, cache or Path())
+    # The way to make one counts only for the embedded text, which is made of what these settings can name.
+    known = {"level": vocabulary.kind, "documents": vocabulary.documents} if vocabulary.is_text else {}
+    data = open_text(SegmentSettings(path=path), build(VocabularySettings, known), cache or Path())
     if data.vocabulary.digest != vocabulary.digest:
         raise ConfigError(
             f"{path} was prepared with another vocabulary ({data.vocabulary.digest[:12]}) than the model's"
