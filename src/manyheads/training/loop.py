@@ -28,7 +28,6 @@ from manyheads.training.run_folder import RunFolder
 from manyheads.training.schedule import learning_rate
 from manyheads.training.settings import RunConfig, TextConfig
 from manyheads.training.signals import StopFlag, catch_signals
-from manyheads.training.step import Stepper
 
 __all__ = ["Trainer", "train"]
 
@@ -96,13 +95,13 @@ class Trainer:
         translate: Translate | None = None,
     ) -> None:
         self._assembly = assembly
-        self._config = config = assembly.config
+        self._config = assembly.config
         self._folder = folder
         self._reporter = reporter
         self._stop = stop
         self._metrics = MetricsLog(folder.metrics)
         self._keeper = Keeper(assembly, folder, self._metrics, lambda text: reporter.message(text, "warning"))
-        self._stepper = Stepper(assembly.model, assembly.optimiser, config, assembly.device, assembly.memory)
+        self._stepper = assembly.stepper()
         self._judge = assembly.objective.judge(assembly.model, assembly.device, stop, translate)
         self._last_validation: ValidationReport | None = None
 

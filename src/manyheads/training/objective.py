@@ -113,6 +113,10 @@ class Objective(Protocol):
         """What the model remembers of nothing; None for models that remember nothing."""
         ...
 
+    def begin(self, model: Any, lanes: int, seed: int) -> Any:
+        """What a micro-batch of so many rows goes on from where nothing came before: None, or a state of the seed."""
+        ...
+
     def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> Judge:
         """What validates. translate: stands in for the model's own search.
 

@@ -71,7 +71,7 @@ class ValidationReport:
 
     loss: nats a target token, no smoothing. bleu, chrf: None if not asked for. Of a parser instead: f1 of labelled
     brackets, exact_match, both in percent, and ill_formed, the number of sentences whose trees were mended. Of a
-    language model: bits_per_byte of the text.
+    language model: bits_per_byte of the text; of the duplication task: accuracy in percent.
     """
 
     step: int
@@ -86,6 +86,7 @@ class ValidationReport:
     ill_formed: int | None = None
     brackets_signature: str | None = None
     bits_per_byte: float | None = None
+    accuracy: float | None = None
     best: bool = False
     samples: tuple[Sample, ...] = ()
 
@@ -96,6 +97,7 @@ class ValidationReport:
             ("chrF", self.chrf, ""),
             ("F1", self.f1, ""),
             ("exact", self.exact_match, "%"),
+            ("accuracy", self.accuracy, "%"),
         )
         shown = [f"{name} {value:.2f}{unit}" for name, value, unit in named if value is not None]
         if self.bits_per_byte is not None:
