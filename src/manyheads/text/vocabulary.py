@@ -32,6 +32,7 @@ class Vocabulary(ABC):
         line_id: stands for a line break.
         end_id: ends a document; None if there are no documents. With `lines` it is `line_id`.
         unk_id: stands for what is not known; None where everything is.
+        document_len: tokens of every document, where all have the same number; 0 where they have not.
     """
 
     kind: ClassVar[Literal["bytes", "bpe", "words", "ids"]]
@@ -40,6 +41,7 @@ class Vocabulary(ABC):
     line_id: int
     end_id: int | None
     unk_id: int | None
+    document_len: int = 0
 
     @property
     @abstractmethod
