@@ -9,6 +9,9 @@ from typing import Any, Literal, overload
 from torch import nn
 
 from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.architectures.reformer.model import Reformer
+from manyheads.architectures.reformer.presets import PRESETS as REFORMER_PRESETS
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.model import Transformer
@@ -59,7 +62,13 @@ def _build_transformer_xl(config: TransformerXLConfig) -> LanguageModel:
     return LanguageModel(body, head, config)
 
 
+def _build_reformer(config: ReformerConfig) -> LanguageModel:
+    head = LinearHead(2 * config.d_model, config.vocab_size, bias=True)
+    return LanguageModel(Reformer(config), head, config)
+
+
 ARCHITECTURES: dict[str, Architecture] = {
+    "reformer": Architecture("language-modelling", ReformerConfig, _build_reformer, REFORMER_PRESETS),
     "transformer": Architecture("translation", TransformerConfig, _build_transformer, TRANSFORMER_PRESETS),
     "transformer-xl": Architecture("language-modelling", TransformerXLConfig, _build_transformer_xl, XL_PRESETS),
 }
@@ -68,8 +77,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 @overload
 def build_model(config: TransformerConfig) -> Seq2Seq: ...
 @overload
-def build_model(config: TransformerXLConfig) -> LanguageModel: ...
-def build_model(config: TransformerConfig | TransformerXLConfig) -> Seq2Seq | LanguageModel:
+def build_model(config: TransformerXLConfig | ReformerConfig) -> LanguageModel: ...
+def build_model(config: TransformerConfig | TransformerXLConfig | ReformerConfig) -> Seq2Seq | LanguageModel:
     """A fresh composite with random weights (from torch's global generator).
 
     Raises: ConfigError: the architecture is unknown, or the config cannot be built.

@@ -146,7 +146,7 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
         config, files, notes = exported.config, exported.files, exported.notes
     else:
         _check_task(model, peer)
-        module: nn.Module = model.body if peer == TORCH else model
+        module = cast(nn.Module, model.body if peer == TORCH else model)
         config, weights = exporter.to_peer(module)
         if peer == TRANSFO_XL:
             known = {"model_type": "transfo-xl", "architectures": ["TransfoXLLMHeadModel"]}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from manyheads.errors import ConfigError
+from manyheads.nn.attention.lsh_settings import LSHSettings
 
-__all__ = ["LayerKind", "ReformerConfig", "ReformerSeq2SeqConfig", "automatic_axes", "automatic_buckets"]
+__all__ = ["LayerKind", "ReformerConfig", "ReformerSeq2SeqConfig", "automatic_axes"]
 
 LayerKind = Literal["lsh", "local", "full"]
 """What a layer attends by: `lsh` hashing (sec. 2), `local` chunks, `full` exactly, with shared queries and keys."""
@@ -30,10 +31,10 @@ class _Sizes:
         max_len: longest sequence: the product of axial positions, the table of learned ones; sinusoidal ones have no
             limit. The automatic number of buckets is that of this length.
         chunk_len: tokens of a chunk of sorted ones, and as many are looked back upon (sec. 2, m = 2 l / n_buckets).
-        num_hashes: hash rounds (n_rounds).
-        num_buckets: of one round; one number, or several whose product it is (a hash each); empty: a power of two
-            near max_len / chunk_len, of two factors above 2 chunk_len.
-        exact_len: sequences of at most this length are attended exactly, without hashing.
+        num_hashes: hash rounds (n_rounds); 0 attends exactly.
+        num_buckets: of one round: one number, or factors of it, all even; empty: such that a bucket is about a chunk
+            long when max_len tokens are read.
+        exact_len: the first so many positions of a sequence are attended exactly, without hashing.
         ff_chunk_len: positions that a feed-forward layer works on at once (sec. 3, chunking); 0 is all.
         reversible: keep no activations for the backward pass, and compute them again from each layer's output; false:
             the same model by plain backpropagation.
@@ -58,10 +59,10 @@ class _Sizes:
     hash_seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "num_heads", "d_ff", "max_len", "chunk_len", "num_hashes"):
+        for name in ("d_model", "num_heads", "d_ff", "max_len"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("head_dim", "exact_len", "ff_chunk_len", "hash_seed"):
+        for name in ("head_dim", "ff_chunk_len", "hash_seed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
         for name in ("dropout", "attention_dropout"):
@@ -74,11 +75,7 @@ class _Sizes:
                 f"model.d_model {self.d_model} is not divisible by model.num_heads {self.num_heads}; change one of"
                 " them, or give head_dim."
             )
-        if any(one < 1 or (one % 2 and one > 1) for one in self.num_buckets) or self.num_buckets.count(1) > 1:
-            raise ConfigError(
-                f"model.num_buckets is {list(self.num_buckets)}; each number must be even (a rotation and its opposite"
-                " make two), or 1 alone, which hashes nothing."
-            )
+        _ = self.lsh  # its own complaints
 
     @property
     def width_of_heads(self) -> int:
@@ -86,9 +83,14 @@ class _Sizes:
         return self.head_dim or self.d_model // self.num_heads
 
     @property
-    def bucket_factors(self) -> tuple[int, ...]:
-        """num_buckets, filled in: one number, or factors."""
-        return self.num_buckets or automatic_buckets(self.max_len, self.chunk_len)
+    def lsh(self) -> LSHSettings:
+        """Of the `lsh` kind."""
+        return LSHSettings(
+            num_hashes=self.num_hashes,
+            num_buckets=self.num_buckets if len(self.num_buckets) > 1 else sum(self.num_buckets),
+            chunk_len=self.chunk_len,
+            exact_len=self.exact_len,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +107,8 @@ class ReformerConfig(_Sizes):
         axial_dims: width of each axis's vectors; they sum to d_model. Empty: equal shares.
         causal: no token sees a later one.
         visible: what a query sees of its neighbours in a round's sorted order. `bucket`: the chunk_len earlier tokens
-            of its own bucket before it, which no later token can change; `chunk`: everything in its chunk and
-            the chunks beside it, as in the originals, which depends on what comes later too.
+            of its own bucket, which no later token can change; `chunk`: everything in its chunk and the chunks beside
+            it, as in the originals: where chunks end depends on what comes later too. Encoders need it.
         chunks_before: with `chunk`, how many chunks before the query's own are seen.
         chunks_after: with `chunk`, how many chunks after it.
         within_bucket: with `chunk`, only the query's own bucket.
@@ -147,7 +149,7 @@ class ReformerConfig(_Sizes):
         for name in ("num_layers", "local_chunk_len"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("vocab_size", "chunks_before", "chunks_after", "local_chunks_before", "local_chunks_after"):
+        for name in ("vocab_size", "local_chunks_before", "local_chunks_after"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
         if not self.layers:
@@ -157,21 +159,12 @@ class ReformerConfig(_Sizes):
                 f"model.layers names {len(self.layers)} kinds for model.num_layers {self.num_layers}; name fewer, or"
                 " build more layers."
             )
-        self._check_sight()
+        if self.causal and self.local_chunks_after:
+            raise ConfigError(
+                f"model.local_chunks_after is {self.local_chunks_after}, but a causal model sees nothing after; set it"
+                " to 0, or model.causal to false."
+            )
         self._check_axes()
-
-    def _check_sight(self) -> None:
-        if self.visible == "bucket":
-            if not self.causal:
-                raise ConfigError("model.visible is 'bucket' but model.causal is false; an encoder takes 'chunk'.")
-            wrong = [name for name in ("look_across_rounds", "wrap", "chunks_after") if getattr(self, name)]
-            if self.chunks_before != 1:
-                wrong.append("chunks_before")
-            if wrong:
-                raise ConfigError(
-                    f"model.{wrong[0]} is {getattr(self, wrong[0])}; it is for visible 'chunk', leave it at its"
-                    " default, or choose that."
-                )
 
     def _check_axes(self) -> None:
         if self.positions != "axial":
@@ -192,6 +185,21 @@ class ReformerConfig(_Sizes):
                 f"model.axial_dims {list(dims)} must be one width for each of the {len(shape)} axes, summing to"
                 f" model.d_model {self.d_model}."
             )
+
+    @property
+    def lsh(self) -> LSHSettings:
+        """Of the `lsh` kind."""
+        return replace(
+            super().lsh,
+            causal=self.causal,
+            visible=self.visible,
+            chunks_before=self.chunks_before,
+            chunks_after=self.chunks_after,
+            within_bucket=self.within_bucket,
+            correct_duplicates=self.correct_duplicates,
+            look_across_rounds=self.look_across_rounds,
+            wrap=self.wrap,
+        )
 
     @property
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -217,7 +225,7 @@ class ReformerConfig(_Sizes):
         return (
             f"{self.num_layers} layers ({', '.join(kinds.split())}), d_model {self.d_model}, {self.num_heads} heads of"
             f" {self.width_of_heads}, d_ff {self.d_ff}, {self.num_hashes} hashes, chunks of {self.chunk_len},"
-            f" {math.prod(self.bucket_factors)} buckets, up to {self.max_len:,} tokens"
+            f" {math.prod(self.lsh.factors(self.max_len))} buckets, up to {self.max_len:,} tokens"
         )
 
 
@@ -277,18 +285,6 @@ class ReformerSeq2SeqConfig(_Sizes):
             f"{self.num_encoder_layers} + {self.num_decoder_layers} reversible layers, d_model {self.d_model},"
             f" {self.num_heads} heads of {self.width_of_heads}, d_ff {self.d_ff}, {self.attention} attention"
         )
-
-
-def automatic_buckets(max_len: int, chunk_len: int) -> tuple[int, ...]:
-    """Buckets whose mean size is a chunk at the length max_len: a power of two, at least 2.
-
-    Above 2 chunk_len of them they are two factors, 2^(n // 2) and 2^(n - n // 2), whose rotations have far fewer
-    columns. It depends on nothing that is read: a token's bucket must not change with the length of what follows it.
-    """
-    exponent = max(1, round(math.log2(max(2.0, max_len / chunk_len))))
-    if 2**exponent <= 2 * chunk_len:
-        return (2**exponent,)
-    return (2 ** (exponent // 2), 2 ** (exponent - exponent // 2))
 
 
 def automatic_axes(max_len: int) -> tuple[int, int]:
