@@ -21,9 +21,8 @@ from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 from manyheads.text.id_vocabulary import IdVocabulary
 
-__all__ = ["DUPLICATION", "NUM_SYMBOLS", "DuplicationData", "DuplicationStream", "duplicated", "held_out"]
+__all__ = ["NUM_SYMBOLS", "DuplicationData", "DuplicationStream", "duplicated", "held_out"]
 
-DUPLICATION = "duplication-task"
 NUM_SYMBOLS = 127
 ROWS_AN_EPOCH = 500
 HELD_OUT = {"valid": 64, "test": 256}

@@ -14,7 +14,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.config.files import to_plain
-from manyheads.data.duplication import DUPLICATION
+from manyheads.data.settings import DUPLICATION
 from manyheads.seeding import derive_seed
 from manyheads.training.duplication import DuplicationObjective
 from manyheads.training.ema import MovingAverage

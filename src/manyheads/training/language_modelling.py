@@ -105,7 +105,7 @@ def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: in
 
     The seed goes on with the state from call to call, and so into checkpoints.
     """
-    return model.start(lanes, hash_seed=seed) if isinstance(config.model, ReformerConfig) else None
+    return model.start(lanes, projected=False, hash_seed=seed) if isinstance(config.model, ReformerConfig) else None
 
 
 class TextJudge:

@@ -115,9 +115,7 @@ class FeedForwardSublayer(nn.Module):
         super().__init__()
         self.chunk_len = config.ff_chunk_len
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
-        self.net = FeedForward(
-            config.d_model, config.d_ff, activation=config.activation, dropout=config.dropout
-        )
+        self.net = FeedForward(config.d_model, config.d_ff, activation=config.activation, dropout=config.dropout)
         self.dropout = Dropout(config.dropout)
 
     def forward(
