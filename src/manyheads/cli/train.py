@@ -277,8 +277,7 @@ def summary(result: TrainResult) -> str:
         name = signal.Signals(result.signal_number).name
         lines.append(("stopped", f"by {name} at step {result.step:,}; the same command goes on from there"))
     if result.model_dir is not None:
-        verb = "generate" if result.writes else "translate"
-        lines.append(("next", f"{program()} {verb} {result.run_dir}"))
+        lines.append(("next", f"{program()} {result.next_command.format(run=result.run_dir)}"))
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
 
 

@@ -51,6 +51,12 @@ class DuplicationObjective:
         """See `Objective.generation`."""
         return self.config.generation
 
+    @property
+    def next_command(self) -> str:
+        """See `Objective.next_command`."""
+        hashes = isinstance(self.config.model, ReformerConfig)
+        return "evaluate {run} --num-hashes full 8 4 2 1" if hashes else "evaluate {run}"
+
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""
         return model.start(1, projected=False)

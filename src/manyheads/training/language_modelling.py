@@ -71,6 +71,11 @@ class LanguageObjective:
         """See `Objective.generation`."""
         return self.config.generation
 
+    @property
+    def next_command(self) -> str:
+        """See `Objective.next_command`."""
+        return "generate {run}" if self.data.vocabulary.is_text else "generate {run} --output FILE"
+
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""
         return model.start(1, projected=False)

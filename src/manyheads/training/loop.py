@@ -26,7 +26,7 @@ from manyheads.training.recorder import Recorder
 from manyheads.training.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.schedule import learning_rate
-from manyheads.training.settings import RunConfig, TextConfig
+from manyheads.training.settings import RunConfig
 from manyheads.training.signals import StopFlag, catch_signals
 
 __all__ = ["Trainer", "train"]
@@ -254,7 +254,7 @@ class Trainer:
             model_dir=folder.model if folder.model.is_dir() else None,
             best_step=counters.best_step,
             best_score=counters.best_score,
-            writes=isinstance(self._config, TextConfig),
+            next_command=self._assembly.objective.next_command,
             best_by=self._config.validation.best_by,
             last_validation=self._last_validation,
             plots=plots,

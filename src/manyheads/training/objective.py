@@ -109,6 +109,11 @@ class Objective(Protocol):
         """Settings of the search that a model folder keeps, a dataclass."""
         ...
 
+    @property
+    def next_command(self) -> str:
+        """What to do with the model, after the program's name; `{run}` stands for the run's folder."""
+        ...
+
     def first_state(self, model: Any) -> Any:
         """What the model remembers of nothing; None for models that remember nothing."""
         ...

@@ -122,7 +122,7 @@ class TrainResult:
     stopped_by: with `signal`, signal_number says which one, and the exit code is to be 128 + it. model_dir: the best
     model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
     `ValidationReport.merit`); best_by: what it is of.
-    writes: whether the model goes on from texts, and does not translate them.
+    next_command: what to do with the model, `{run}` standing for the run's folder.
     """
 
     run_dir: Path
@@ -139,7 +139,7 @@ class TrainResult:
     best_by: Literal["loss", "bleu", "f1"] = "loss"
     last_validation: ValidationReport | None = None
     plots: tuple[Path, ...] = ()
-    writes: bool = False
+    next_command: str = "translate {run}"
 
     def best(self) -> str | None:
         """`step 3,000, BLEU 31.41` and the like, for people; None before the first validation."""

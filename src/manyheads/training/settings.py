@@ -9,7 +9,7 @@ from typing import Literal
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.data.settings import DataSettings, SegmentSettings
+from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
@@ -293,7 +293,10 @@ class TextConfig(RunConfig):
         if not model.causal:
             raise ConfigError("model.causal is false; an encoder cannot learn to write, set it to true.")
         if model.positions != "sinusoidal":
-            for name, length in (("data", self.data.segment_len), ("reading", self.reading.segment_len)):
+            lengths = [("data", self.data.segment_len)]
+            if self.data.path != DUPLICATION:  # which is not read, but judged by whole sequences
+                lengths.append(("reading", self.reading.segment_len))
+            for name, length in lengths:
                 if length > model.max_len:
                     raise ConfigError(
                         f"{name}.segment_len is {length:,}, but model.max_len {model.max_len:,} positions are all that"

@@ -49,6 +49,11 @@ class TranslationObjective:
         """See `Objective.generation`."""
         return self.config.decoding
 
+    @property
+    def next_command(self) -> str:
+        """See `Objective.next_command`."""
+        return "translate {run}"
+
     def first_state(self, model: Seq2Seq) -> None:
         """See `Objective.first_state`."""
 
