@@ -136,13 +136,19 @@ def _call(
     return in_chunks(lambda piece: sublayer(piece, context, shared, None)[0], source, sublayer.chunk_len), ()
 
 
+_uncompiled: Any = None
+
+
 def _apply(*arguments: Any) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = _Coupling.apply(*arguments)  # type: ignore[no-untyped-call]
+    """`_Coupling`, out of a compiler's sight: it would have to look into a backward pass that makes gradients itself.
+
+    Said at the first call, since it imports the compiler, which takes as long as importing torch.
+    """
+    global _uncompiled
+    if _uncompiled is None:
+        _uncompiled = torch.compiler.disable(_Coupling.apply)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _uncompiled(*arguments)
     return result
-
-
-# A compiler would have to look into the backward pass, which computes gradients itself.
-_apply = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
 
 
 class _Coupling(torch.autograd.Function):

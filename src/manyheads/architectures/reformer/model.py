@@ -5,7 +5,7 @@ Paper: Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.044
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -117,7 +117,7 @@ class Reformer(nn.Module):
                 f"{tokens.shape[0]} rows of tokens do not fit a state of {len(state.positions)} lanes; start a new one,"
                 " or reorder it."
             )
-        if tokens.shape[1] == 0:
+        if tokens.numel() == 0:
             return next(self.parameters()).new_empty(*tokens.shape, 2 * self.config.d_model), state
         if state.caches:
             return self._extend(tokens, lengths, state)
@@ -128,16 +128,6 @@ class Reformer(nn.Module):
         sublayers = [sublayer for pair in self._pairs() for sublayer in pair]
         x1, x2 = through_sublayers(sublayers, x, x, call, reversible=self.config.reversible)
         return self._joined(x1, x2), state.with_next_seed() if self.training else state
-
-    def streams(
-        self, tokens: Int[Tensor, "lanes len"], call: Call
-    ) -> Iterator[tuple[Float[Tensor, "lanes len d_model"], Float[Tensor, "lanes len d_model"]]]:
-        """Both streams before the first layer and after each, by plain computation: num_layers + 1 pairs."""
-        x1 = x2 = self.dropout(self.positions(self.embedding(tokens)))
-        yield x1, x2
-        for pair in self._pairs():
-            x1, x2 = through_sublayers(pair, x1, x2, call, reversible=False)
-            yield x1, x2
 
     def _extend(self, tokens: Tensor, lengths: Tensor | None, state: ReformerState) -> tuple[Tensor, ReformerState]:
         """`forward` on kept keys, values and buckets: only the new tokens' own are computed."""

@@ -69,7 +69,8 @@ def local_attention(
 
 def _chunks(x: Tensor, padding: int, chunk_len: int) -> Tensor:
     """(batch, heads, length, width) -> (batch, heads, chunks, chunk_len, width)"""
-    return F.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, chunk_len))
+    padded = F.pad(x, (0, 0, 0, padding))
+    return padded.reshape(*x.shape[:2], -1, chunk_len, x.shape[3])
 
 
 def _seen(chunks: Tensor, offsets: range) -> Tensor:
@@ -106,8 +107,8 @@ def _visible(
 class LocalCache:
     """Keys and values of the last chunks. A call consumes the cache it is given; `clone()` to branch.
 
-    Shape: keys, values (rows, heads, kept, head_dim): position p at p modulo kept, kept being all the positions that one
-        can see; lengths (rows,) int64: positions so far.
+    Shape: keys, values (rows, heads, kept, head_dim): position p at p modulo kept, kept being all the positions that
+        one can see; lengths (rows,) int64: positions so far.
     """
 
     keys: Tensor

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.lsh_cache import LSHCache
+from manyheads.nn.attention.lsh_chunks import chunked_attention
 from manyheads.nn.attention.lsh_hash import hash_vectors, mark_padding, rotations
-from manyheads.nn.attention.lsh_pairs import attend_pairs, pair_weights, shared_qk_attention, visible_pairs
+from manyheads.nn.attention.lsh_pairs import pair_weights, shared_qk_attention, visible_pairs
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.dropout import dropout
@@ -49,7 +50,7 @@ def lsh_attention(
             f"queries {tuple(qk.shape)}, values {tuple(v.shape)} (batch, heads, length, width) and buckets"
             f" {tuple(buckets.shape)} (batch, heads, rounds, length) do not belong together."
         )
-    out = attend_pairs(qk, v, buckets, settings, lengths, dropout_rate)
+    out = chunked_attention(qk, v, buckets, settings, lengths, dropout_rate)
     exact = min(settings.exact_len, qk.shape[2]) if settings.visible == "bucket" else 0
     if not exact:
         return out

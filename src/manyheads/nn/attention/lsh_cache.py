@@ -23,9 +23,10 @@ class LSHCache:
     A call consumes the cache it is given: buffers are written in place; `clone()` to branch.
 
     Shape: keys, values (rows, heads, capacity, head_dim), filled up to each row's length; rings (rows, heads, rounds,
-        buckets + 1, chunk_len) int32: positions, the k-th that a bucket caught at k modulo chunk_len; the last bucket is
-        padding's; caught (rows, heads, rounds, buckets + 1) int32: how many a bucket caught; rotations (heads, head_dim,
-        rounds, directions), of no rounds where attention is exact; lengths (rows,) int64; longest () int64 on the CPU.
+        buckets + 1, chunk_len) int32: positions, the k-th that a bucket caught at k modulo chunk_len; the last bucket
+        is padding's; caught (rows, heads, rounds, buckets + 1) int32: how many a bucket caught; rotations (heads,
+        head_dim, rounds, directions), of no rounds where attention is exact; lengths (rows,) int64; longest () int64 on
+        the CPU.
     """
 
     keys: Tensor
@@ -187,7 +188,7 @@ class LSHCache:
         itself = torch.eye(count, dtype=torch.bool, device=qk.device)
         shown = torch.where(alone & itself, 0.0, new_counts.to(to_new.dtype).log())
         weights = torch.softmax(torch.cat([to_old + old_counts.log(), to_new + shown], dim=-1), dim=-1).to(v.dtype)
-        of_old, of_new = weights.split([to_old.shape[-1], count], dim=-1)
+        of_old, of_new = torch.split(weights, [to_old.shape[-1], count], dim=-1)
         out: Tensor = torch.matmul(of_old[..., None, :], old_values)[..., 0, :] + torch.matmul(of_new, v)
         return out
 

@@ -56,7 +56,8 @@ def hash_vectors(
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
         across = rotations.to(precise).permute(0, 2, 3, 1).reshape(heads, rounds * directions, head_dim)
         rotated = torch.matmul(across, vectors.detach().to(precise).transpose(-1, -2))
-        rotated = rotated.unflatten(2, (rounds, directions))  # (batch, heads, rounds, directions, length)
+        # (batch, heads, rounds, directions, length)
+        rotated = rotated.view(*vectors.shape[:2], rounds, directions, vectors.shape[2])
         buckets = torch.zeros_like(rotated[:, :, :, 0], dtype=torch.int64)
         first, below = 0, 1
         for factor in factors:

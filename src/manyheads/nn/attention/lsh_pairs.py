@@ -14,7 +14,7 @@ from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.dropout import dropout
 
-__all__ = ["attend_pairs", "keys_of", "pair_weights", "shared_qk_attention", "visible_pairs"]
+__all__ = ["attend_pairs", "keys_of", "near_pairs", "pair_weights", "shared_qk_attention", "visible_pairs"]
 
 # Scores that exact attention makes at once.
 _TILE_NUMBERS = 1 << 20
@@ -40,23 +40,29 @@ def visible_pairs(
     """
     length = buckets.shape[-1]
     if lengths is not None:
-        ends = lengths[:, None, None, None]
-        padded = torch.arange(length, device=buckets.device) >= ends
+        padded = torch.arange(length, device=buckets.device) >= lengths[:, None, None, None]
         buckets = torch.where(padded, buckets.amax() + 1, buckets)
-    ordered = sort_positions(buckets, settings.chunk_len)
-    query, key = ordered.places[..., :, None], ordered.places[..., None, :]
-    together = buckets[..., :, None] == buckets[..., None, :]
-    if settings.visible == "bucket":
-        seen = (together & (query > key) & (query - key <= settings.chunk_len)).long()
-    else:
-        seen = _neighbours(ordered.places // settings.chunk_len, ordered.num_chunks, settings)
-        if settings.within_bucket:
-            seen = seen * together
     positions = torch.arange(length, device=buckets.device)
     allowed = positions[:, None] > positions if settings.causal else positions[:, None] != positions
     if lengths is not None:
         allowed = allowed & (positions < lengths[:, None, None, None, None])
-    return seen * allowed
+    return near_pairs(buckets, settings) * allowed
+
+
+def near_pairs(
+    buckets: Int[Tensor, "batch heads rounds length"], settings: LSHSettings
+) -> Int[Tensor, "batch heads rounds length length"]:
+    """How often each key is among those that a query's place in a round lets it look at, itself and later ones too."""
+    ordered = sort_positions(buckets, settings.chunk_len)
+    query, key = ordered.places[..., :, None], ordered.places[..., None, :]
+    together = buckets[..., :, None] == buckets[..., None, :]
+    if settings.visible == "bucket":
+        seen = together & (query > key) & (query - key <= settings.chunk_len)
+    else:
+        seen = _neighbours(ordered.places // settings.chunk_len, ordered.num_chunks, settings)
+        if settings.within_bucket:
+            seen = seen * together
+    return seen.long()
 
 
 def _neighbours(chunks: Tensor, num_chunks: int, settings: LSHSettings) -> Tensor:
@@ -74,7 +80,8 @@ def _neighbours(chunks: Tensor, num_chunks: int, settings: LSHSettings) -> Tenso
                 other = other % rounds if settings.wrap else other
             elif settings.wrap:
                 wanted = wanted % num_chunks
-            for key_turn in range(rounds):
+            # A bucket's number means something in its own round alone.
+            for key_turn in [turn] if settings.within_bucket else range(rounds):
                 found = (wanted[..., :, None] == chunks[:, :, key_turn, None, :]) & (other == key_turn)[..., None]
                 count[:, :, turn] += found
     return count

@@ -34,7 +34,7 @@ class LSHSettings:
             "chunk": everybody in its chunk and the neighbours, as the originals do; where the chunks end depends on
             how many later positions fell into lower buckets, so this rule is no business of a causal model's that
             generates.
-        within_bucket: with "chunk", only positions of the same bucket.
+        within_bucket: with "chunk", only positions of the same bucket in the same round.
         correct_duplicates: a pair that meets in several rounds counts once (eq. 4, appendix A), not once a round.
         look_across_rounds: with "chunk", a round's first chunk has the last of the round before it as neighbour.
         wrap: with "chunk", the very first chunk has the very last as neighbour, and the other way round.
