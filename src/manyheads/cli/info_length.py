@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +36,6 @@ def predict(path: Path, length: int, rows: int | None, *, as_json: bool = False)
     """
     config = _config(path)
     set_up_machine()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler speaks on standard error, of nothing new
     from manyheads.training.footprint import predict_memory
 
     found = predict_memory(config, length, rows)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,9 +29,10 @@ from manyheads.training.optimiser import build_optimiser
 from manyheads.training.settings import TextConfig
 from manyheads.training.step import Stepper
 
-__all__ = ["Footprint", "held_at_peak", "predict_memory"]
+__all__ = ["Footprint", "held_at_peak", "predict_memory", "take_steps"]
 
 LONGEST_PROBE = 8192
+SHORT = 64
 BYTES, PIECES = 256, 8000
 STEPS = 2
 """The first step of an optimiser makes its moments; the second has them from the beginning."""
@@ -92,6 +94,7 @@ def predict_memory(config: TextConfig, length: int, rows: int | None = None) -> 
     if length > longest:
         probes = (longest // 2, longest) if is_linear else (longest // 8, longest // 4, longest // 2)
     with computing(replace(config, device="cpu"), torch.device("cpu")):
+        take_steps(config, min(length, SHORT), 1)  # what is loaded when it is first needed is part of the program
         program = _resident_bytes()
         found = [held_at_peak(config, probe, rows) for probe in probes]
     state = found[0][1]
@@ -126,36 +129,49 @@ def _filled(config: TextConfig, length: int) -> TextConfig:
 
 
 def held_at_peak(config: TextConfig, length: int, rows: int) -> tuple[int, int]:
-    """The most bytes that torch held while a model was built and took steps, and those of weights and optimiser.
+    """The most bytes that torch held while `take_steps` ran, and what that returned."""
+    watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with _quietly():
+        watched.start()
+    try:
+        state, average = take_steps(config, length, rows)
+    finally:
+        with _quietly():
+            watched.stop()
+    return _peak(watched) + average, state + average
+
+
+def take_steps(config: TextConfig, length: int, rows: int) -> tuple[int, int]:
+    """Build a model and take steps on random ids.
 
     Args:
         config: of the run, with the vocabulary's size.
         length: tokens of a segment.
         rows: segments of it side by side.
+
+    Returns: bytes of weights, gradients and optimiser; and those of the average, which a run holds besides.
     """
     size = config.model.vocab_size
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        torch.manual_seed(derive_seed(config.seed, "weights"))
-        model: LanguageModel = build_model(config.model)
-        optimiser = build_optimiser(model, config.optimiser)
-        ids = torch.randint(size, (rows, length + 1))
-        batch = SegmentBatch(
-            tokens=ids[:, :-1],
-            targets=ids[:, 1:],
-            lengths=torch.full((rows,), length),
-            resets=torch.zeros(rows, dtype=torch.bool),
-            sample_ids=torch.arange(rows),
-        )
-        stepper = Stepper(
-            model,
-            optimiser,
-            config,
-            torch.device("cpu"),
-            begin=lambda lanes, seed: begin_hashing(config, model, lanes, seed),
-        )
-        for step in range(1, STEPS + 1):
-            stepper.take([batch], step, 0.0)
-    average = 1 if config.training.ema_decay else 0
+    torch.manual_seed(derive_seed(config.seed, "weights"))
+    model: LanguageModel = build_model(config.model)
+    optimiser = build_optimiser(model, config.optimiser)
+    ids = torch.randint(size, (rows, length + 1))
+    batch = SegmentBatch(
+        tokens=ids[:, :-1],
+        targets=ids[:, 1:],
+        lengths=torch.full((rows,), length),
+        resets=torch.zeros(rows, dtype=torch.bool),
+        sample_ids=torch.arange(rows),
+    )
+    stepper = Stepper(
+        model,
+        optimiser,
+        config,
+        torch.device("cpu"),
+        begin=lambda lanes, seed: begin_hashing(config, model, lanes, seed),
+    )
+    for step in range(1, STEPS + 1):
+        stepper.take([batch], step, 0.0)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     kept = sum(
         value.nbytes
@@ -163,7 +179,27 @@ def held_at_peak(config: TextConfig, length: int, rows: int) -> tuple[int, int]:
         for value in state.values()
         if isinstance(value, torch.Tensor)
     )
-    return _peak(watched) + average * weights, (2 + average) * weights + kept
+    return 2 * weights + kept, weights if config.training.ema_decay else 0
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what torch's profiler writes on standard error from below Python when it starts and stops."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _peak(watched: Any) -> int:
