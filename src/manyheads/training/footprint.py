@@ -2,7 +2,8 @@
 
 Short steps are taken, every allocation of torch is counted, and what was held at the peak is continued to the length
 asked for: along a line for Reformers, whose every part is linear in it, along a parabola for others. Counting is exact
-and repeatable, where the size of a process is neither; so a line through short steps may be followed far.
+and repeatable, where the size of a process is neither; so a line through short steps may be followed far. How much more
+than its tensors a process holds is seen once, at the longest of these steps.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from manyheads.architectures.table import build_model
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
-from manyheads.training.device import computing
+from manyheads.training.device import computing, peak_memory_bytes
 from manyheads.training.language_modelling import begin_hashing
 from manyheads.training.optimiser import build_optimiser
 from manyheads.training.settings import TextConfig
@@ -33,6 +34,7 @@ __all__ = ["Footprint", "held_at_peak", "predict_memory", "take_steps"]
 
 LONGEST_PROBE = 8192
 SHORT = 64
+MOST_BESIDES = 3.0
 BYTES, PIECES = 256, 8000
 STEPS = 2
 """The first step of an optimiser makes its moments; the second has them from the beginning."""
@@ -96,12 +98,18 @@ def predict_memory(config: TextConfig, length: int, rows: int | None = None) -> 
     with computing(replace(config, device="cpu"), torch.device("cpu")):
         take_steps(config, min(length, SHORT), 1)  # what is loaded when it is first needed is part of the program
         program = _resident_bytes()
+        _forget_peak()
+        take_steps(config, probes[-1], rows)
+        real = _peak_resident_bytes() - program
         found = [held_at_peak(config, probe, rows) for probe in probes]
     state = found[0][1]
+    counted = _continued(probes, [peak for peak, _ in found], length)
+    # Pages that are left between blocks, and what kernels take for themselves, are not among the tensors counted.
+    share = min(max(real / found[-1][0], 1.0), MOST_BESIDES)
     return Footprint(
         program_bytes=program,
         state_bytes=state,
-        step_bytes=max(0, round(_continued(probes, [peak for peak, _ in found], length)) - state),
+        step_bytes=max(0, round(counted * share) - state),
         length=length,
         rows=rows,
         precision=config.precision,
@@ -223,15 +231,24 @@ def _continued(lengths: Sequence[int], values: Sequence[float], length: int) -> 
     return total
 
 
+def _forget_peak() -> None:
+    """Begin anew to watch for the most memory that the process holds, where the system can."""
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write("5")
+
+
+def _peak_resident_bytes() -> int:
+    """The most that the process held since `_forget_peak`, or ever."""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/status", encoding="ascii") as file:  # noqa: PTH123
+        line = next(line for line in file if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    return peak_memory_bytes(torch.device("cpu"))
+
+
 def _resident_bytes() -> int:
     """What the process holds now, of memory; its peak where the system does not say."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
-        if sys.platform == "win32":
-            return 0
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        return peak_memory_bytes(torch.device("cpu"))
