@@ -372,14 +372,16 @@ def test_one_batch_is_learned_by_heart(reformer: Any, precision: Any) -> None:
     tokens[:, 0] = torch.tensor([3, 4])
     batch, state = batch_of(tokens), model.start(2, projected=False)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(150):
+    for step in range(200):
+        for group in optimiser.param_groups:  # hashes change with every step, so that only small steps settle
+            group["lr"] = 5e-3 * (1 - step / 200)
         optimiser.zero_grad()
         with precision.on():
             output = model(batch, state)
         state = output.state
         (output.loss_sum / output.num_tokens).backward()
         optimiser.step()
-    assert int(state.hash_seed) == 150
+    assert int(state.hash_seed) == 200
     model.eval()
     with torch.no_grad(), precision.on():
         assert model(batch).nll_sum / 24 < 0.1

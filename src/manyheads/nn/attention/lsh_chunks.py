@@ -1,13 +1,12 @@
 """Hashed attention chunk by chunk, in memory that does not grow with the number of scores.
 
-Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, fig. 2: sort by bucket, cut into chunks, attend to the own chunk and
-its neighbours. The rounds' outputs, weighted by their shares of the normaliser (eq. 6), are one softmax over the pairs
-of all rounds: so each round adds exp(score) times value, and exp(score), to sums that are divided at the end.
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, fig. 2: sort by bucket, cut into chunks, attend to the own chunk
+and its neighbours. The rounds' outputs, weighted by their shares of the normaliser (eq. 6), are one softmax over the
+pairs of all rounds: so each round adds exp(score) times value, and exp(score), to sums that are divided at the end.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,6 +176,7 @@ class _Group:
     marks: Tensor = field(init=False)
     num_rows: int = field(init=False)
     num_chunks: int = field(init=False)
+    _scratch: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         order, marks = self.layout.order[self.rows], self.layout.marks[self.rows]
@@ -269,29 +269,41 @@ class _Group:
             return torch.cat([lined[-1:], lined[: chunks.stop]])
         return lined[chunks]
 
-    def scores(self, tile: slice, q: Tensor, keys: list[Tensor]) -> Tensor:
-        """(offsets, chunks, chunk_len, chunk_len); where they are coded, hidden ones are far below 0.
-
-        q, keys: of `table_of`, so that what stands in their last columns is in the product too.
-        """
-        scores = q.new_empty(len(keys), len(q), self.chunk_len, self.chunk_len)
+    def operands(self, tile: slice, queries: Tensor, keys: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Query chunks and the key chunks of each offset, from tables that have room for codes where they are coded."""
+        q = self.take(queries, tile)
         if not self.coded:
-            for one, key in zip(scores, keys, strict=True):
-                torch.bmm(q, key.transpose(1, 2), out=one)
-            return scores
-        codes = self.codes.index_select(0, self._of(self.marks, slice(tile.start - 1, tile.stop)).reshape(-1))
-        codes = codes.view(-1, self.chunk_len, self.bits)
-        width = q.shape[2] - self.bits
-        torch.mul(codes[1:], _CODE_QUERY, out=q[..., width:])
-        # Both key chunks are views of one tensor, and so are their codes.
-        for one, key, code, hidden in zip(scores, keys, (codes[:-1], codes[1:]), self.hidden, strict=True):
-            torch.mul(code, _CODE_KEY, out=key[..., width:])
-            torch.baddbmm(hidden.expand(len(q), -1, -1), q, key.transpose(1, 2), out=one)
+            return q, self.take_keys(keys, tile)
+        around = slice(tile.start - 1, tile.stop)
+        both, marks = self.take(keys, around), self._of(self.marks, around)
+        codes = self.codes.index_select(0, marks.reshape(-1)).view(*marks.shape, self.bits)
+        torch.mul(codes[1:], _CODE_QUERY, out=q[..., q.shape[2] - self.bits :])
+        torch.mul(codes, _CODE_KEY, out=both[..., both.shape[2] - self.bits :])
+        return q, [both[:-1], both[1:]]
+
+    def scores(self, q: Tensor, keys: list[Tensor]) -> Tensor:
+        """(offsets, chunks, chunk_len, chunk_len), of `operands`; where they are coded, hidden ones are far below 0."""
+        scores = self.scratch("scores", len(q))
+        for at, key in enumerate(keys):
+            if self.coded:
+                hidden = self.hidden[at].expand(len(q), -1, -1)
+                torch.baddbmm(hidden, q, key.transpose(1, 2), out=scores[at])
+            else:
+                torch.bmm(q, key.transpose(1, 2), out=scores[at])
         return scores
 
+    def scratch(self, name: str, num_chunks: int) -> Tensor:
+        """Room for a tile of scores, the same from tile to tile: fresh memory costs more than what is done with it."""
+        found = self._scratch.get(name)
+        if found is None or found.shape[1] != num_chunks:
+            shape = (len(self.offsets), num_chunks, self.chunk_len, self.chunk_len)
+            found = torch.empty(shape, dtype=self.dtype, device=self.index.device)
+            self._scratch[name] = found
+        return found
+
     def weights(self, tile: slice, q: Tensor, keys: list[Tensor]) -> Tensor:
-        """exp(scores), 0 where nothing is to be seen; like `scores`."""
-        scores = self.scores(tile, q, keys)
+        """exp(scores), 0 where nothing is to be seen; in the room of the scores."""
+        scores = self.scores(q, keys)
         if not self.coded:
             # What is hidden may be far higher than what is seen: it must stay finite, so that 0 times it is 0.
             scores.clamp_(max=_SAFE_SCORE)
@@ -424,10 +436,8 @@ def _forward(groups: Iterator[_Group], inputs: _Inputs) -> tuple[Tensor, Tensor,
         lined = values.new_empty(group.num_chunks, group.chunk_len, values.shape[1])
         sums = values.new_empty(group.num_chunks, group.chunk_len, 1, dtype=wide)
         for tile in group.tiles():
-            weights = group.weights(tile, group.take(queries, tile), group.take_keys(keys, tile))
-            torch.sum(weights[0], dim=-1, keepdim=True, dtype=wide, out=sums[tile])
-            for one in weights[1:]:
-                sums[tile] += one.sum(dim=-1, keepdim=True, dtype=wide)
+            weights = group.weights(tile, *group.operands(tile, queries, keys))
+            sums[tile] = weights.sum(dim=-1, keepdim=True, dtype=wide).sum(dim=0)
             kept = group.kept(tile, weights)
             if kept is not None:
                 weights *= kept
@@ -451,7 +461,7 @@ def _highest(group: _Group, q: Tensor, k: Tensor) -> Tensor:
     queries, keys = _table(q, None, 0), _table(k, None, 0)
     lined = queries.new_empty(group.num_chunks, group.chunk_len)
     for tile in group.tiles():
-        scores = group.scores(tile, group.take(queries, tile), group.take_keys(keys, tile))
+        scores = group.scores(*group.operands(tile, queries, keys))
         counts = group.counts(tile)
         assert counts is not None
         lined[tile] = scores.masked_fill_(counts == 0, -torch.inf).amax(dim=(0, 3))
@@ -479,12 +489,12 @@ def _backward(
         all_shares = _table(shares[..., None], None, 0)
         lined_q = queries.new_empty(group.num_chunks, group.chunk_len, queries.shape[1])
         lined_k = keys.new_zeros(group.num_chunks + 1, group.chunk_len, keys.shape[1])
-        lined_v = values.new_zeros(group.num_chunks + 1, group.chunk_len, grads.shape[1])
+        lined_v = grads.new_zeros(group.num_chunks + 1, group.chunk_len, grads.shape[1])
         for tile in group.tiles():
-            query, key_chunks = group.take(queries, tile), group.take_keys(keys, tile)
+            query, key_chunks = group.operands(tile, queries, keys)
             weights = group.weights(tile, query, key_chunks)
             grad_tile, value_chunks = group.take(grads, tile), group.take_keys(values, tile)
-            grad_weights = torch.empty_like(weights)
+            grad_weights = group.scratch("gradients", len(query))
             for one, value in zip(grad_weights, value_chunks, strict=True):
                 torch.bmm(grad_tile, value.transpose(1, 2), out=one)
             kept = group.kept(tile, weights)
