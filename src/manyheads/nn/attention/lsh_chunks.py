@@ -488,8 +488,11 @@ def _backward(
         values = _table(v, None if group.rate else 1.0, 0)
         all_shares = _table(shares[..., None], None, 0)
         lined_q = queries.new_empty(group.num_chunks, group.chunk_len, queries.shape[1])
-        lined_k = keys.new_zeros(group.num_chunks + 1, group.chunk_len, keys.shape[1])
-        lined_v = grads.new_zeros(group.num_chunks + 1, group.chunk_len, grads.shape[1])
+        lined_k = keys.new_empty(group.num_chunks + 1, group.chunk_len, keys.shape[1])
+        lined_v = grads.new_empty(group.num_chunks + 1, group.chunk_len, grads.shape[1])
+        if group.settings.visible == "chunk":
+            lined_k.zero_()
+            lined_v.zero_()
         for tile in group.tiles():
             query, key_chunks = group.operands(tile, queries, keys)
             weights = group.weights(tile, query, key_chunks)
@@ -507,9 +510,10 @@ def _backward(
             torch.bmm(grad_scores[0], key_chunks[0], out=lined_q[tile])
             for one, key in zip(grad_scores[1:], key_chunks[1:], strict=True):
                 lined_q[tile].baddbmm_(one, key)
-            for at, chunks in enumerate(group.keys(tile)):
-                _add_products(lined_k, chunks, grad_scores[at], query)
-                _add_products(lined_v, chunks, weights[at], grad_tile)
+            # The own chunks first: what is written there, a later tile's chunks before it are added to.
+            for at, chunks in reversed(list(enumerate(group.keys(tile)))):
+                _add_products(lined_k, chunks, tile, grad_scores[at], query)
+                _add_products(lined_v, chunks, tile, weights[at], grad_tile)
         head_dim, value_dim = q.shape[2], v.shape[2]
         grad_q = group.unsorted(lined_q)[:, :head_dim].to(wide)
         grad_k = group.unsorted(lined_k[:-1])[:, :head_dim].to(wide)
@@ -522,10 +526,12 @@ def _backward(
     return grad_qk, grad_values
 
 
-def _add_products(lined: Tensor, chunks: Any, left: Tensor, right: Tensor) -> None:
-    """Add left^T right of every query chunk to its key chunk."""
+def _add_products(lined: Tensor, chunks: Any, own: slice, left: Tensor, right: Tensor) -> None:
+    """Add left^T right of every query chunk to its key chunk; or write it, to the own chunks."""
     if not isinstance(chunks, slice):
         lined.index_add_(0, chunks, torch.bmm(left.transpose(1, 2), right))
-        return
-    absent = max(0, -chunks.start)  # a first chunk has none before it
-    lined[chunks.start + absent : chunks.stop].baddbmm_(left[absent:].transpose(1, 2), right[absent:])
+    elif chunks == own:
+        torch.bmm(left.transpose(1, 2), right, out=lined[own])
+    else:
+        absent = max(0, -chunks.start)  # a first chunk has none before it
+        lined[chunks.start + absent : chunks.stop].baddbmm_(left[absent:].transpose(1, 2), right[absent:])
