@@ -225,13 +225,10 @@ def _text_file(generator: Generator, name: str) -> Held:
 
 
 def _encoded(generator: Generator, name: str, content: bytes) -> Held:
-    import numpy as np
-
     from manyheads.data.token_store import TokenStore
 
     vocabulary = generator.vocabulary
-    text = content.decode("utf-8", "surrogateescape" if vocabulary.kind == "bytes" else "strict")
-    ids = list(np.frombuffer(content, np.uint8)) if vocabulary.kind == "bytes" else vocabulary.encode(text)
+    ids = list(content) if vocabulary.kind == "bytes" else vocabulary.encode(content.decode("utf-8"))
     counts = {
         "bytes": len(content),
         "characters": len(content.decode("utf-8", "replace")),

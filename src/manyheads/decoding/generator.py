@@ -55,11 +55,9 @@ class Continuation:
 class _Row:
     """One continuation while it is written.
 
-    number: its place among all. random: its own stream of numbers. most: tokens after which it is over, and ends: what
-    that is to be called.
+    random: its own stream of numbers. most: tokens after which it is over, and ends: what that is to be called.
     """
 
-    number: int
     ending: Ending
     random: np.random.Generator
     last: list[int]
@@ -259,7 +257,7 @@ class Generator:
                 f"prompt {prompt + 1} has {len(ids):,} tokens with its beginning, but {limit}; shorten it."
             )
         random = np.random.default_rng(derive_seed(settings.seed, "sample", prompt, path))
-        return _Row(prompt, Ending(settings.stop), random, ids[-1:], [], [], most, ends)
+        return _Row(Ending(settings.stop), random, ids[-1:], [], [], most, ends)
 
     def _write(
         self,
