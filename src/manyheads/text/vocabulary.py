@@ -95,9 +95,13 @@ class Vocabulary(ABC):
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> bytes:
         """What ids add to the bytes of those before them: `decode_bytes(before + ids)` without its beginning.
 
-        Cost: that of the ids and one more; a text can be shown token by token.
+        Cost: that of the ids and one more, or as many more as show nothing; a text can be shown token by token.
         """
-        last = list(before[-1:])
+        last: list[int] = []
+        for index in reversed(before):  # what shows nothing does not say whether a line begins after it
+            last.insert(0, index)
+            if self.decode_bytes([index]):
+                break
         return self.decode_bytes([*last, *ids])[len(self.decode_bytes(last)) :]
 
     def decode(self, ids: Sequence[int]) -> str:
