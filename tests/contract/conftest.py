@@ -99,6 +99,11 @@ class Subject:
     def task(self) -> str:
         return ARCHITECTURES[self.architecture].task
 
+    @property
+    def hashes(self) -> bool:
+        """Whether a translator attends by hashing."""
+        return getattr(self.config, "attention", None) == "lsh"
+
     def say(self, model: Any) -> Tensor:
         """Log-probabilities of something fixed, whatever the task."""
         ids = torch.arange(20).view(2, 10) % VOCAB
