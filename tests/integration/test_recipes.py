@@ -144,6 +144,9 @@ def lay_out_texts(folder: Path, data: Path) -> None:
             Image.fromarray(pixels).save(pictures / f"{number}.png")
 
 
+TOO_LARGE = ("lm1b-large",)  # 838 million parameters and their moments, and both checkpoints: 30 GB
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_the_commands_of_a_recipe_run(recipe: Path, shared: Path, tmp_path: Path, figure: Callable[..., None]) -> None:
@@ -159,6 +162,8 @@ def test_the_commands_of_a_recipe_run(recipe: Path, shared: Path, tmp_path: Path
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     for command in given:
         whole = [*command, *shlex.split(short.get(command[0], ""))]
+        if command[0] == "train" and recipe.stem in TOO_LARGE:
+            whole += ["--model.num-layers", "2"]
         if "--last" in whole:
             whole[whole.index("--last") + 1] = "2"
         done = subprocess.run(
