@@ -149,7 +149,7 @@ def draw(rows: dict[int, dict[str, float]], names: list[str], path: Path) -> Non
     axes.set_xticks(list(rows), [f"{length:,}" for length in rows])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(loc="center right")
+    axes.legend(loc="upper left")
     figure.savefig(path, dpi=150)
 
 

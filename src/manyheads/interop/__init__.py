@@ -55,9 +55,12 @@ PEERS: Mapping[str, Loader] = _Peers(
         "labml/MultiHeadAttention": "manyheads.interop.labml:MULTI_HEAD",
         "labml/RelativeMultiHeadAttention": "manyheads.interop.labml:RELATIVE",
         "labml/attention": "manyheads.interop.labml:ALL",
+        "reformer-pytorch/LSHAttention": "manyheads.interop.reformer_pytorch",
+        "reformer-pytorch/LSHSelfAttention": "manyheads.interop.reformer_pytorch_self",
         "torch/MultiheadAttention": "manyheads.interop.torch_multihead_attention",
         "torch/Transformer": "manyheads.interop.torch_transformer",
         "transformers/Marian": "manyheads.interop.marian",
+        "transformers/Reformer": "manyheads.interop.reformer",
         "transformers/TransfoXL": "manyheads.interop.transfo_xl",
     }
 )

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.dot_product import DotProductAttention as DotProductAttention
     from manyheads.nn.attention.dot_product import dot_product_attention as dot_product_attention
     from manyheads.nn.attention.dot_product import dot_product_weights as dot_product_weights
+    from manyheads.nn.attention.local import LocalSelfAttention as LocalSelfAttention
+    from manyheads.nn.attention.lsh import LSHSelfAttention as LSHSelfAttention
+    from manyheads.nn.attention.lsh_settings import LSHSettings as LSHSettings
     from manyheads.nn.attention.masks import Bias as Bias
     from manyheads.nn.attention.masks import Causal as Causal
     from manyheads.nn.attention.masks import Dense as Dense
@@ -41,16 +44,19 @@ if TYPE_CHECKING:
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding as AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead as LinearHead
+    from manyheads.nn.positions import AxialPositions as AxialPositions
     from manyheads.nn.positions import LearnedPositions as LearnedPositions
     from manyheads.nn.positions import SinusoidalPositions as SinusoidalPositions
     from manyheads.nn.positions import sinusoidal_table as sinusoidal_table
     from manyheads.nn.residual import Residual as Residual
+    from manyheads.nn.reversible_sequence import ReversibleSequence as ReversibleSequence
 
 _LAZY = {
     "AdaptiveEmbedding": "heads.adaptive",
     "AdaptiveLogSoftmax": "heads.adaptive:AdaptiveHead",
     "AdditiveAttention": "attention.additive",
     "AdditiveScore": "attention.additive",
+    "AxialPositions": "positions",
     "Bias": "attention.masks",
     "Causal": "attention.masks",
     "Dense": "attention.masks",
@@ -58,14 +64,18 @@ _LAZY = {
     "FeedForward": "feed_forward",
     "KeyPadding": "attention.masks",
     "KeyValueState": "attention.state",
+    "LSHSelfAttention": "attention.lsh",
+    "LSHSettings": "attention.lsh_settings",
     "LearnedPositions": "positions",
     "LearnedRelativeMultiHeadAttention": "attention.relative:LearnedRelativeAttention",
     "Lengths": "attention.masks",
     "LinearHead": "heads.linear",
+    "LocalSelfAttention": "attention.local",
     "Mask": "attention.masks",
     "MultiHeadAttention": "attention.multi_head",
     "RelativeMultiHeadAttention": "attention.relative:RelativeAttention",
     "Residual": "residual",
+    "ReversibleSequence": "reversible_sequence",
     "SinusoidalPositions": "positions",
     "TorchMultiheadAttention": "attention.torch_compatible",
     "Window": "attention.masks",
@@ -85,6 +95,7 @@ __all__ = [
     "AdaptiveLogSoftmax",
     "AdditiveAttention",
     "AdditiveScore",
+    "AxialPositions",
     "Bias",
     "Causal",
     "Dense",
@@ -92,14 +103,18 @@ __all__ = [
     "FeedForward",
     "KeyPadding",
     "KeyValueState",
+    "LSHSelfAttention",
+    "LSHSettings",
     "LearnedPositions",
     "LearnedRelativeMultiHeadAttention",
     "Lengths",
     "LinearHead",
+    "LocalSelfAttention",
     "Mask",
     "MultiHeadAttention",
     "RelativeMultiHeadAttention",
     "Residual",
+    "ReversibleSequence",
     "SinusoidalPositions",
     "TorchMultiheadAttention",
     "Window",
