@@ -57,8 +57,8 @@ def timed(step: Callable[[], None], tokens: int) -> float:
 def ours(length: int, bf16: bool) -> tuple[float, int]:
     """Tokens a second, and the number of parameters."""
     import torch
-    from manyheads.architectures.reformer.config import ReformerConfig
 
+    from manyheads.architectures.reformer.config import ReformerConfig
     from manyheads.architectures.table import build_model
     from manyheads.data.segments import SegmentBatch
 

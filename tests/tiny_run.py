@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.settings import DataSettings, SegmentSettings
@@ -55,6 +56,18 @@ TINY_TEXT = TextConfig(
     validation=TextValidationSettings(every_steps=3, sample_tokens=6, patience=5),
     reading=Reading(segment_len=16, memory_len=8, lanes=2, max_tokens=200),
 )
+
+
+TINY_REFORMER = replace(
+    TINY_TEXT,
+    run_dir="runs/tiny-reformer",
+    data=SegmentSettings(lanes=4, segment_len=24, segment_lengths="varied", accumulate=2),
+    model=ReformerConfig(
+        d_model=8, num_heads=2, d_ff=8, num_layers=2, layers=("local", "lsh"), max_len=48, chunk_len=4,
+        local_chunk_len=4, num_hashes=2, dropout=0.2, attention_dropout=0.1,
+    ),
+    reading=Reading(segment_len=16, lanes=2, max_tokens=200),
+)  # fmt: skip
 
 
 def tiny(**sections: Any) -> TrainConfig:

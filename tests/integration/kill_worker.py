@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch._dynamo  # what the optimiser would import in every child
 from file_operations import REAL_OPEN, Operation, Watch
-from tiny_run import TINY_TEXT
+from tiny_run import TINY_REFORMER, TINY_TEXT
 
 import manyheads.training.loop
 from manyheads.architectures.transformer.config import TransformerConfig
@@ -57,11 +57,13 @@ class Slow:
 
 
 def config(run_dir: str) -> RunConfig:
-    """Of a language model where the folder is called text-..., else of a translator."""
-    if Path(run_dir).name.startswith("text"):
-        training = replace(TINY_TEXT.training, max_steps=60, log_every=3, save_every=5)
+    """Of a language model where the folder is called text-... or reformer-..., else of a translator."""
+    kinds = {"text": TINY_TEXT, "reformer": TINY_REFORMER}
+    text = kinds.get(Path(run_dir).name.partition("-")[0])
+    if text is not None:
+        training = replace(text.training, max_steps=60, log_every=3, save_every=5)
         return replace(
-            TINY_TEXT,
+            text,
             run_dir=run_dir,
             schedule=ScheduleSettings(kind="cosine", warmup_steps=10),
             training=training,

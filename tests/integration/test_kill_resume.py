@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tiny_run import outcome
 
 from manyheads.checkpoint.format import step_of
@@ -75,6 +77,12 @@ def undisturbed(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> tup
 def undisturbed_text(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """The same of a language model."""
     return _undisturbed(worker, tmp_path_factory.mktemp("undisturbed") / "text")
+
+
+@pytest.fixture(scope="module")
+def undisturbed_reformer(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The same of a Reformer, whose hashes are others at every step."""
+    return _undisturbed(worker, tmp_path_factory.mktemp("undisturbed") / "reformer")
 
 
 def _undisturbed(worker: Worker, run: Path) -> tuple[Path, float]:
@@ -239,6 +247,35 @@ def test_fifteen_kills_leave_no_trace_in_a_language_model(
     figure(
         "R1",
         "SIGKILL of a Transformer-XL's run in mid-epoch, memories and lanes compared",
+        kills=kills.done,
+        within_saves=kills.within_saves,
+        runs=kills.runs,
+        most_steps_lost_by_a_kill=kills.most_lost,
+        save_every=SAVE_EVERY,
+        unequal_bytes=0,
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
+def test_kills_leave_no_trace_in_a_reformer(
+    worker: Worker, undisturbed_reformer: tuple[Path, float], tmp_path: Path
+) -> None:
+    """Seeds of hashes are part of what goes on."""
+    memory = load_file(undisturbed_reformer[0] / "checkpoints" / "step-00000060" / "memory.safetensors")
+    assert memory["0.0"].dtype == torch.int64
+    assert memory["0.0"] != memory["1.0"]
+    kill_at_random(worker, undisturbed_reformer, tmp_path, TEXT_KILLS, "reformer")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
+def test_fifteen_kills_leave_no_trace_in_a_reformer(
+    worker: Worker, undisturbed_reformer: tuple[Path, float], tmp_path: Path, figure: Callable[..., None]
+) -> None:
+    kills = kill_at_random(worker, undisturbed_reformer, tmp_path, LONG_TEXT_KILLS, "reformer")
+    figure(
+        "R1",
+        "SIGKILL of a Reformer's run in mid-epoch, hash seeds compared",
         kills=kills.done,
         within_saves=kills.within_saves,
         runs=kills.runs,

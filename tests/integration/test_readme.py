@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_readme_has_blocks_to_run() -> None:
-    assert [language for language, _ in BLOCKS] == ["", "python", "", "", "python", "python"]
+    assert [language for language, _ in BLOCKS] == ["", "python", "", "", "python", "", "python"]
 
 
 def test_readme_blocks_run(folder: Path) -> None:

@@ -44,17 +44,28 @@ class LanguageModel(nn.Module):
         self.body.tie_head(self.head)
 
     def forward(
-        self, batch: SegmentBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
+        self,
+        batch: SegmentBatch,
+        state: Any = None,
+        *,
+        label_smoothing: float = 0.0,
+        chunk_tokens: int = 2048,
+        num_sampled: int = 0,
     ) -> Output:
         """Loss of a segment of every lane, summed over targets that count, and the state for the next segment.
 
         Args:
             state: what came before, which is used up; lanes that `batch.resets` names forget it. None: nothing.
-            label_smoothing, chunk_tokens: see the head's `loss`.
+            label_smoothing, chunk_tokens, num_sampled: see the head's `loss`.
         """
         hidden, state = self._read(batch, state)
         loss_sum, nll_sum = self.head.loss(
-            hidden, batch.targets, _counted(batch), label_smoothing=label_smoothing, chunk_tokens=chunk_tokens
+            hidden,
+            batch.targets,
+            _counted(batch),
+            label_smoothing=label_smoothing,
+            chunk_tokens=chunk_tokens,
+            num_sampled=num_sampled,
         )
         return Output(loss_sum=loss_sum, nll_sum=nll_sum, num_tokens=_counted(batch).sum(), state=state)
 

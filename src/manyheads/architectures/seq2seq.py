@@ -54,11 +54,12 @@ class Seq2Seq(nn.Module):
         label_smoothing: float = 0.0,
         chunk_tokens: int = 2048,
         r_drop: float = 0.0,
+        num_sampled: int = 0,
     ) -> Output:
         """Loss of a batch under teacher forcing, summed over target tokens (EOS counted, BOS and padding not).
 
         With `r_drop` every pair is read twice, under different dropout, and disagreement costs: see
-        `nn.heads.consistency`.
+        `nn.heads.consistency`. With `num_sampled` candidates stand for the vocabulary: see `nn.heads.sampled`.
         """
         again = None
         if r_drop:
@@ -77,6 +78,7 @@ class Seq2Seq(nn.Module):
             chunk_tokens=chunk_tokens,
             again=again,
             r_drop=r_drop,
+            num_sampled=num_sampled,
         )
         return Output(loss_sum=loss_sum, nll_sum=nll_sum, num_tokens=keep.sum(), state=None)
 

@@ -18,7 +18,7 @@ from manyheads.checkpoint.verify import MANIFEST, list_files, list_folders, make
 from manyheads.data import folder as data_folder
 from manyheads.data.folder import is_other_process, sync
 
-__all__ = ["make_folder", "remove_folder", "remove_stale", "sync", "write_folder", "write_text"]
+__all__ = ["make_folder", "remove_folder", "remove_stale", "sync", "write_file", "write_folder", "write_text"]
 
 _TEMPORARY = re.compile(r"(.+?)(\.old)?\.tmp-(\d+)")
 
@@ -76,8 +76,12 @@ def write_text(path: Path, text: str) -> None:
 
     Raises: SaveError: it could not be written; an older file is as it was.
     """
+    write_file(path, text.encode())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """The same of any small file."""
     temporary = _aside(path)
-    data = text.encode()
     with saving(path, len(data)):
         make_folder(path.parent)
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from manyheads.evaluation.likelihood import Likelihood
     from manyheads.evaluation.reading import Reading
 
-__all__ = ["EvaluateTextOptions", "evaluate_text_command"]
+__all__ = ["EvaluateTextOptions", "Held", "evaluate_text_command", "held_text", "readings_of"]
 
 _DESCRIPTION = """Judge a language model on held-out text: nats and perplexity a token, bits a byte and a character,
 perplexity a word, and the protocol: all that must be equal before two such figures may be compared. Every token is
@@ -37,6 +37,7 @@ _EXAMPLES = (
     "manyheads evaluate runs/xl-demo --text other.txt --json",
 )
 _RUNS = "(default: the run's)"
+MOST_HASHES = 1000
 _FLAG = arg(help_behavior_hint="")
 
 
@@ -71,6 +72,10 @@ class EvaluateTextOptions:
     """Whether memory goes on from document to document."""
     max_tokens: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all)")] = None
     """Score the first so many tokens only."""
+    num_hashes: Annotated[tuple[str, ...], arg(metavar="N|full ...", help_behavior_hint="(default: the model's)")] = ()
+    """Of a Reformer: hash rounds, or full for exact attention; several give a table."""
+    beside: Annotated[tuple[str, ...], arg(metavar="MODEL ...", help_behavior_hint="")] = ()
+    """With --num-hashes: other models on the same data, a row of the table each."""
     plot: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: in the run's plots)")] = None
     """Where the picture of several memories goes, as PNG and SVG."""
     json: Annotated[bool, _FLAG] = False
@@ -82,10 +87,17 @@ class EvaluateTextOptions:
             raise ConfigError("--text is a text of its own; leave out --data and --split.")
         if self.plot is not None and len(self.memory_len) < 2:
             raise ConfigError("--plot draws the loss of several memories; give --memory-len two values or more.")
+        if self.num_hashes and len(self.memory_len) > 1:
+            raise ConfigError("--num-hashes and several --memory-len make two tables; ask for one at a time.")
+        if self.beside and not self.num_hashes:
+            raise ConfigError("--beside compares models by hash rounds; give --num-hashes with it.")
+        for text in self.num_hashes:
+            if text != "full" and not (text.isdecimal() and 0 < int(text) <= MOST_HASHES):
+                raise ConfigError(f"--num-hashes {text} is none; give numbers of 1 to {MOST_HASHES}, or full.")
 
 
 @dataclass(frozen=True)
-class _Held:
+class Held:
     """A text to be scored. counts: of the whole text, by unit."""
 
     name: str
@@ -96,18 +108,26 @@ class _Held:
 def evaluate_text_command(arguments: Sequence[str]) -> int:
     """Evaluate a language model. Returns: the exit code."""
     options = parse(EvaluateTextOptions, arguments, command="evaluate", description=_DESCRIPTION, examples=_EXAMPLES)
+    from manyheads.cli.evaluate_hashes import duplication_of, evaluate_hashes
     from manyheads.decoding.device import inference
     from manyheads.decoding.generator import Generator
     from manyheads.evaluation.language_model import evaluate_text
 
+    if options.num_hashes or duplication_of(options) is not None:
+        return evaluate_hashes(options)
     generator = Generator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
-    held = _held(generator, options)
-    readings = _readings(options)
+    held = held_text(generator, options)
+    readings = readings_of(options)
     scored: list[tuple[Reading, Likelihood]] = []
     for reading in readings:
         with inference(generator.device, generator.precision):
             found = evaluate_text(
-                generator.model, held.store, reading, end_id=generator.vocabulary.end_id, device=generator.device
+                generator.model,
+                held.store,
+                reading,
+                end_id=generator.vocabulary.end_id,
+                begin_id=generator.vocabulary.begin_id,
+                device=generator.device,
             )
         assert found is not None  # nobody asked it to stop
         scored.append((reading, found))
@@ -132,7 +152,7 @@ def evaluate_text_command(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _readings(options: EvaluateTextOptions) -> list[Reading]:
+def readings_of(options: EvaluateTextOptions) -> list[Reading]:
     """How to read: the run's way, with what the command line changes."""
     from manyheads.config.build import build
     from manyheads.config.files import load_yaml
@@ -151,10 +171,11 @@ def _readings(options: EvaluateTextOptions) -> list[Reading]:
     return [dataclasses.replace(base, memory_len=length) for length in options.memory_len] or [base]
 
 
-def _held(generator: Generator, options: EvaluateTextOptions) -> _Held:
+def held_text(generator: Generator, options: EvaluateTextOptions) -> Held:
     if options.text is not None:
         return _text_file(generator, options.text)
     from manyheads.cli.evaluation_pairs import own_data
+    from manyheads.config.build import build
     from manyheads.data.prepared_text import open_text
     from manyheads.data.settings import SegmentSettings
     from manyheads.text.settings import VocabularySettings
@@ -165,8 +186,9 @@ def _held(generator: Generator, options: EvaluateTextOptions) -> _Held:
     vocabulary = generator.vocabulary
     if path.startswith("embedded:") and cache is None:
         return _embedded(generator, path, options.split)
-    settings = VocabularySettings(level=vocabulary.kind, documents=vocabulary.documents)
-    data = open_text(SegmentSettings(path=path), settings, cache or Path())
+    # The way to make one counts only for the embedded text, which is made of what these settings can name.
+    known = {"level": vocabulary.kind, "documents": vocabulary.documents} if vocabulary.is_text else {}
+    data = open_text(SegmentSettings(path=path), build(VocabularySettings, known), cache or Path())
     if data.vocabulary.digest != vocabulary.digest:
         raise ConfigError(
             f"{path} was prepared with another vocabulary ({data.vocabulary.digest[:12]}) than the model's"
@@ -176,11 +198,11 @@ def _held(generator: Generator, options: EvaluateTextOptions) -> _Held:
     for name in [options.split] if options.split else ["test", "valid"]:
         store = stores[name]
         if store is not None and len(store):
-            return _Held(f"{path} {name}", store, data.counts(name))
+            return Held(f"{path} {name}", store, data.counts(name))
     raise DataError(f"{path} has no {options.split or 'test or valid'} text; give one by --text.")
 
 
-def _embedded(generator: Generator, path: str, split: str | None) -> _Held:
+def _embedded(generator: Generator, path: str, split: str | None) -> Held:
     from manyheads.data.corpora.novel import load_novel
     from manyheads.data.prepared_text import NOVEL
 
@@ -190,33 +212,33 @@ def _embedded(generator: Generator, path: str, split: str | None) -> _Held:
     return _encoded(generator, f"{path} {split or 'test'}", content)
 
 
-def _text_file(generator: Generator, name: str) -> _Held:
+def _text_file(generator: Generator, name: str) -> Held:
     from manyheads.data.texts import TextFiles
+    from manyheads.text.id_vocabulary import IdVocabulary
 
+    if isinstance(generator.vocabulary, IdVocabulary):
+        raise ConfigError("--text is a text, but the model knows ids; give --data, a folder made by prepare --format.")
     content = b"".join(
         block for block, _ in TextFiles(paths=[name]).read(as_bytes=generator.vocabulary.kind == "bytes")
     )
     return _encoded(generator, name, content)
 
 
-def _encoded(generator: Generator, name: str, content: bytes) -> _Held:
-    import numpy as np
-
+def _encoded(generator: Generator, name: str, content: bytes) -> Held:
     from manyheads.data.token_store import TokenStore
 
     vocabulary = generator.vocabulary
-    text = content.decode("utf-8", "surrogateescape" if vocabulary.kind == "bytes" else "strict")
-    ids = list(np.frombuffer(content, np.uint8)) if vocabulary.kind == "bytes" else vocabulary.encode(text)
+    ids = list(content) if vocabulary.kind == "bytes" else vocabulary.encode(content.decode("utf-8"))
     counts = {
         "bytes": len(content),
         "characters": len(content.decode("utf-8", "replace")),
         "words": len(content.split()),
         "lines": content.count(b"\n"),
     }
-    return _Held(name, TokenStore.from_lists([ids], vocabulary.vocab_size), counts)
+    return Held(name, TokenStore.from_lists([ids], vocabulary.vocab_size), counts)
 
 
-def _record(reading: Reading, found: Likelihood, held: _Held, generator: Generator) -> dict[str, Any]:
+def _record(reading: Reading, found: Likelihood, held: Held, generator: Generator) -> dict[str, Any]:
     """The figures of one reading. Per byte, character and word only where the whole text was scored."""
     from manyheads.evaluation.language_model import bits_per
 
@@ -227,7 +249,10 @@ def _record(reading: Reading, found: Likelihood, held: _Held, generator: Generat
         "perplexity": found.perplexity,
         "tokens": found.num_tokens,
     }
-    if not reading.max_tokens or reading.max_tokens >= len(held.store):
+    whole = not reading.max_tokens or reading.max_tokens >= len(held.store)
+    if whole and not generator.vocabulary.is_text and held.counts["bytes"] <= len(held.store):
+        record["bits_per_byte"] = bits_per(found.nll_sum, held.counts["bytes"])
+    if whole and generator.vocabulary.is_text:
         counts = held.counts
         words = counts["words"] + counts["lines"]
         record |= {
@@ -238,7 +263,7 @@ def _record(reading: Reading, found: Likelihood, held: _Held, generator: Generat
         }
     record["reading"] = {
         "segment_len": reading.segment_len,
-        **{name: getattr(attending, name) for name in ("memory_len", "clamp_len", "same_length")},
+        **{name: getattr(attending, name, None) for name in ("memory_len", "clamp_len", "same_length")},
         "lanes": reading.lanes,
         "documents": reading.documents,
         "max_tokens": reading.max_tokens,
@@ -253,7 +278,7 @@ def _exp(value: float) -> float:
         return math.inf
 
 
-def _draw(scored: list[tuple[Reading, Likelihood]], held: _Held, options: EvaluateTextOptions) -> list[Path]:
+def _draw(scored: list[tuple[Reading, Likelihood]], held: Held, options: EvaluateTextOptions) -> list[Path]:
     folder = Path(options.model)
     if options.plot is None and not (folder / "config.yaml").is_file():
         return []
@@ -283,6 +308,8 @@ def _as_text(records: list[dict[str, Any]], protocol: dict[str, Any], pictures: 
             f"perplexity = {record['perplexity']:.3f}",
             f"  {record['nats_per_token']:.4f} nats/token, {record['bits_per_token']:.4f} bits/token",
         ]
+        if "counts" not in record and "bits_per_byte" in record:
+            lines.append(f"  {record['bits_per_byte']:.4f} bits/byte")
         if "counts" in record:
             lines += [
                 f"  {record['bits_per_byte']:.4f} bits/byte, {record['bits_per_character']:.4f} bits/character",
@@ -290,7 +317,7 @@ def _as_text(records: list[dict[str, Any]], protocol: dict[str, Any], pictures: 
             ]
     record = records[0]
     reading = record["reading"]
-    memory = "as in the table" if len(records) > 1 else f"{reading['memory_len']:,}"
+    memory = "as in the table" if len(records) > 1 else f"{reading['memory_len'] or 0:,}"
     lines += [
         "protocol",
         f"  data       {protocol['data']}",

@@ -28,12 +28,15 @@ __all__ = ["GenerateOptions", "run"]
 
 _DESCRIPTION = """Go on from a text. The continuation is printed as it is written; --echo prints the prompt first.
 Without PROMPT, all of standard input is one; in a terminal you are asked for one after the other, and Ctrl-D ends.
-With --lines every line of the input is a prompt and gives a line, in order, or with --json an object."""
+With --lines every line of the input is a prompt and gives a line, in order, or with --json an object.
+A model of what is no text goes on from the ids in --input FILE, or from nothing, and writes a file, --output: the ids
+as they stood in the files it learned from, or a PNG picture."""
 
 _EXAMPLES = (
     'manyheads generate runs/xl-demo "He opened the door and "',
     'manyheads generate runs/xl-demo "It was " --temperature 0.7 --top-p 0.9 --stop "." --max-new-tokens 400',
     "manyheads generate runs/xl-demo --lines --input prompts.txt --json --output texts.jsonl",
+    "manyheads generate runs/pictures --output picture.png",
 )
 _MODELS = "(default: the model's)"
 _NUMBER = arg(metavar="N", help_behavior_hint=_MODELS)
@@ -136,9 +139,14 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("A prompt is given, and --lines or --input besides, which name others; give one of them.")
     refuse_same_file(options.output, options.input)
     from manyheads.decoding.generator import Generator
+    from manyheads.text.id_vocabulary import IdVocabulary
 
     generator = Generator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
     settings = generator.options(**overrides)
+    if isinstance(generator.vocabulary, IdVocabulary):
+        from manyheads.cli.generate_ids import generate_ids
+
+        return generate_ids(generator, generator.vocabulary, overrides, options)
     if options.verbose:
         print(f"{options.model} on {generator.device}, {generator.precision}: {settings}", file=sys.stderr)
     if options.lines:

@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 
 from manyheads.cli.parsing import parse
 from manyheads.cli.records import describe_folder
+from manyheads.errors import ConfigError
 
 __all__ = ["InfoOptions", "lines_of", "run"]
 
@@ -21,9 +22,13 @@ PACKED = ("config", "decoding", "environment", "counts")
 """Records of many small values."""
 
 _DESCRIPTION = """Show what is in a model's folder, a run's folder or prepared data: parameters by part, settings,
-steps, scores, digests."""
+steps, scores, digests. With --length, what memory training a language model takes, before it is trained."""
 
-_EXAMPLES = ("manyheads info runs/demo", "manyheads info runs/demo/model --json")
+_EXAMPLES = (
+    "manyheads info runs/demo",
+    "manyheads info runs/demo/model --json",
+    "manyheads info reformer-demo --length 16384 --batch 2",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +36,11 @@ class InfoOptions:
     """Options of `manyheads info`."""
 
     path: Annotated[Positional[Path], arg(metavar="PATH")]
-    """A run's folder, a model's, or prepared data."""
+    """A run's folder, a model's, or prepared data; with --length also a file of settings, or a preset's name."""
+    length: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Of a language model: predict the memory that training takes at segments of so many tokens."""
+    batch: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the run's lanes)")] = None
+    """With --length: sequences read side by side at once."""
     verify: bool = False
     """Compare every file with its SHA-256 (in a run: checkpoints and model); exit code 2 if one is damaged."""
     json: bool = False
@@ -41,6 +50,12 @@ class InfoOptions:
 def run(arguments: Sequence[str]) -> int:
     """Returns: 0; 2 if --verify finds something damaged."""
     options = parse(InfoOptions, arguments, command="info", description=_DESCRIPTION, examples=_EXAMPLES)
+    if options.length is not None:
+        from manyheads.cli.info_length import predict
+
+        return predict(options.path, options.length, options.batch, as_json=options.json)
+    if options.batch is not None:
+        raise ConfigError("--batch is how many sequences of --length are read at once; give --length with it.")
     record = describe_folder(options.path, verify=options.verify)
     print(json.dumps(record, ensure_ascii=False, indent=2) if options.json else "\n".join(lines_of(record)))
     return 2 if record.get("damaged") else 0

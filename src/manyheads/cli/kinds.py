@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["names_language_model"]
 
-_LANGUAGE = ("transformer-xl",)
+_LANGUAGE = ("transformer-xl", "reformer")
 _MOST_BYTES = 1 << 20
 
 

@@ -13,6 +13,7 @@ from tyro.conf import arg
 
 from manyheads.cli.parsing import parse
 from manyheads.cli.phases import Progress, StoppedBySignalError, interruptible, showing_phases
+from manyheads.cli.prepare_ids import concerns_ids, id_work
 from manyheads.cli.prepare_text import TextOptions, text_summary, text_work
 from manyheads.cli.tree_splits import TreeOptions, parsing_task, tree_splits
 from manyheads.data.lines import OnBadUtf8
@@ -34,7 +35,8 @@ _DESCRIPTION = """Turn sentence pairs into a folder of tokens that train reads: 
 file for each of training, validation and test; plain or gzip, UTF-8, one sentence a line. One tokenizer is trained on
 both sides of the training pairs, unless --tokenizer names one. Training pairs with an empty side are left out and
 counted. With --task parsing, files of bracketed trees (--trees) instead: sentences, and their trees as targets. Or,
-with --task lm, a text for a language model (--corpus), as bytes, pieces of words, or words."""
+with --task lm, a text for a language model (--corpus), as bytes, pieces of words, or words; or no text, but ids from
+binary files (--format) and pictures (--layout images)."""
 
 _EXAMPLES = (
     "manyheads prepare --source train.en --target train.de --valid-source v.en --valid-target v.de --output data/my",
@@ -42,6 +44,8 @@ _EXAMPLES = (
     "manyheads prepare --task parsing --trees train.ptb --valid-trees dev.ptb --test-trees test.ptb --output data/ptb",
     "manyheads prepare --task lm --corpus novel.txt --valid-bytes 50000 --output data/novel",
     "manyheads prepare --task lm --layout wikitext-2 --corpus wikitext-2 --output data/wikitext-2",
+    "manyheads prepare --task lm --format u16 --corpus events.bin --valid-bytes 20000 --output data/events",
+    "manyheads prepare --task lm --layout images --image-size 64 --corpus pngs --valid-bytes 1228800 -o data/pictures",
 )
 
 _QUIET = arg(metavar="FILE", help_behavior_hint="")
@@ -161,6 +165,11 @@ def _text(options: PrepareOptions) -> _Parts:
             option = "--tokenizer.kind" if name == "kind" else f"--{name.replace('_', '-')}"
             instead = {"valid_count": "--valid-bytes", "kind": "--level"}.get(name, "--corpus")
             raise ConfigError(f"{option} is of sentence pairs; with --task lm give {instead}.")
+    if concerns_ids(options.text):
+        from manyheads.data.preparing_ids import prepare_ids
+
+        given = options.tokenizer is not None or options.lowercase or options.on_bad_utf8 != "fail"
+        return partial(prepare_ids, **id_work(options.text, options.vocab_size, of_text=given)), text_summary
     arguments = text_work(
         options.text,
         on_bad_utf8=options.on_bad_utf8,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from manyheads.text.settings import VocabularySettings
     from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["TextOptions", "text_summary", "text_work"]
+__all__ = ["TextOptions", "check_splits", "text_summary", "text_work"]
 
 _FILES = arg(metavar="FILE [FILE ...]", help_behavior_hint="")
 _BYTES = arg(metavar="N", help_behavior_hint="")
@@ -34,10 +34,20 @@ class TextOptions:
     test_corpus: Annotated[tuple[str, ...], _FILES] = ()
     """Test text."""
     layout: Annotated[
-        Literal["wikitext-2", "wikitext-103", "enwik8", "text8", "lm1b"] | None,
-        arg(metavar="{wikitext-2,wikitext-103,enwik8,text8,lm1b}", help_behavior_hint=""),
+        Literal["wikitext-2", "wikitext-103", "enwik8", "text8", "lm1b", "images"] | None,
+        arg(metavar="{wikitext-2,wikitext-103,enwik8,text8,lm1b,images}", help_behavior_hint=""),
     ] = None
-    """The files, units and splits of a corpus that models are compared on."""
+    """The files, units and splits of a corpus that models are compared on; or images: folders of PNG pictures."""
+    format: Annotated[
+        Literal["bytes", "u16"] | None, arg(metavar="{bytes,u16}", help_behavior_hint="(default: text)")
+    ] = None
+    """The files hold no text, but ids: uint8, or uint16 with the low byte first. See --vocab-size."""
+    document_len: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """With --format: every N ids are a document."""
+    image_size: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """With --layout images: pixels a side of the pictures; each is a document of 3 x N x N bytes."""
+    resize: Annotated[bool, arg(help_behavior_hint="")] = False
+    """With --layout images: cut and scale pictures of other sizes instead of refusing them."""
     level: Annotated[
         Literal["bytes", "bpe", "words"] | None,
         arg(metavar="{bytes,bpe,words}", help_behavior_hint="(default: bytes, or the layout's)"),
@@ -79,6 +89,10 @@ def text_work(
     from manyheads.data.preparing_text import HeldBackText
     from manyheads.data.texts import TextFiles
 
+    if options.document_len is not None or options.image_size is not None or options.resize:
+        name = next(n for n in ("document_len", "image_size", "resize") if getattr(options, n) not in (None, False))
+        wanted = "--format bytes or u16" if name == "document_len" else "--layout images"
+        raise ConfigError(f"--{name.replace('_', '-')} has no meaning with a text; give {wanted} with it.")
     found = _layout(options)
     paths: dict[str, list[str]] = {
         "train": list(options.corpus), "valid": list(options.valid_corpus), "test": list(options.test_corpus)
@@ -93,7 +107,7 @@ def text_work(
     if [path for known in paths.values() for path in known].count("-") > 1:
         raise ConfigError("Standard input can be read once, but several texts are -.")
     if found is None:
-        _check_splits(options)
+        check_splits(options)
     vocabulary = _vocabulary(options, found, tokenizer, vocab_size, lowercase)
     level = getattr(vocabulary, "level", None) or getattr(vocabulary, "kind", None)
     if found is not None and level == found.layout.vocabulary["level"]:
@@ -105,7 +119,7 @@ def text_work(
 
 
 def _layout(options: TextOptions) -> FoundLayout | None:
-    if options.layout is None:
+    if options.layout is None or options.layout == "images":
         return None
     from manyheads.data.layouts import find_layout
 
@@ -123,7 +137,8 @@ def _layout(options: TextOptions) -> FoundLayout | None:
     return find_layout(options.layout, options.corpus[0])
 
 
-def _check_splits(options: TextOptions) -> None:
+def check_splits(options: TextOptions) -> None:
+    """Raises: ConfigError: there is no validation part, or a part is given twice."""
     for split in ("valid", "test"):
         if getattr(options, f"{split}_corpus") and getattr(options, f"{split}_bytes") is not None:
             raise ConfigError(
@@ -183,7 +198,8 @@ def text_summary(output: Path, manifest: dict[str, Any]) -> str:
         published = manifest["published_tokens"].get(split, counts["tokens"])
         if published != counts["tokens"]:
             lines.append(f"  {published:>13,} tokens are published: is this the whole corpus, unchanged?")
-    return "\n".join([*lines, "", f"next: manyheads train --preset xl-demo --data.path {output}"])
+    preset = "xl-demo" if vocabulary.is_text else "reformer-demo"
+    return "\n".join([*lines, "", f"next: manyheads train --preset {preset} --data.path {output}"])
 
 
 _COUNTED = {

@@ -16,7 +16,7 @@ from manyheads.cli.pages import help_page, option_lines, program
 from manyheads.config.build import build, resolve
 from manyheads.config.describe import describe
 from manyheads.config.files import Source, load_yaml, to_plain, to_yaml
-from manyheads.config.merge import field_types, overrides
+from manyheads.config.merge import field_types, overrides, tag_of, variants
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 from manyheads.training.presets import PRESETS
@@ -36,7 +36,25 @@ EXAMPLES = (
     "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",
 )
 T = TypeVar("T")
-KINDS = {"preset": "NAME", "config": "FILE", "resume": "auto|latest|best|PATH|none", "minutes": "M"}
+KINDS = {
+    "preset": "NAME",
+    "architecture": "NAME",
+    "config": "FILE",
+    "resume": "auto|latest|best|PATH|none",
+    "minutes": "M",
+}
+SEQ2SEQ = "-seq2seq"
+SIZES = (
+    "d_model",
+    "num_heads",
+    "head_dim",
+    "d_ff",
+    "num_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "dropout",
+    "attention_dropout",
+)
 SHORT = {"-q": "--quiet", "-v": "--verbose"}
 
 NOTHING = """nothing to train yet. Start from one of the presets,
@@ -55,6 +73,8 @@ class TrainOptions:
 
     Args:
         preset: a whole run by name, see below.
+        architecture: train another kind of model than the preset's or the files', of the same sizes; the same as
+            --model.architecture, which forgets them.
         config: a YAML file of settings; may be given several times, later ones win.
         resume: `auto`: from the newest intact checkpoint of the run's folder if there is one; `latest`, `best`, or the
             path of a checkpoint; `none`: begin again (the earlier run's files move to previous-N/).
@@ -66,6 +86,7 @@ class TrainOptions:
     """
 
     preset: str | None = None
+    architecture: str | None = None
     config: tuple[str, ...] = ()
     resume: str = "auto"
     minutes: float | None = None
@@ -120,11 +141,14 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunConfig]:
     if options.minutes is not None:
         typed.values.setdefault("training", {})["max_minutes"] = options.minutes
     sources = [*_base(options, typed, mistakes), typed]
-    if len(sources) == 1 and not mistakes and not typed.values.get("data", {}).get("path"):
+    if options.architecture is not None:
+        sources.insert(-1, _of_architecture(options.architecture, sources, mistakes))
+    if len(sources) == 1 + bool(options.architecture) and not mistakes and not typed.values.get("data", {}).get("path"):
         raise ConfigError(NOTHING.format(presets=", ".join(PRESETS)))
     kind = _kind_of_run(sources, mistakes)
     # Without its preset or a file, what is left of a run may be wrong in ways that nobody wrote.
-    whole = len(sources) == 1 + bool(options.preset) + len(options.config) or not mistakes
+    named = bool(options.preset) + bool(options.architecture) + len(options.config)
+    whole = len(sources) == 1 + named or not mistakes
     config = _noting(mistakes, lambda: resolve(kind, sources)) if whole else None
     if options.quiet and options.verbose:
         mistakes.append("--quiet and --verbose contradict each other.")
@@ -178,6 +202,44 @@ def _base(options: TrainOptions, typed: Source, mistakes: list[str]) -> list[Sou
     return sources
 
 
+def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) -> Source:
+    """The layer that --architecture puts between the base and single settings: the name, and sizes of the base."""
+    kinds = {source.values["model"].get("architecture") for source in sources if _is_section(source, "model")}
+    paths = [source.values["data"].get("path") for source in sources if _is_section(source, "data")]
+    path = next((path for path in reversed(paths) if isinstance(path, str)), "")
+    translates = any(RUNS.get(str(kind)) is TrainConfig for kind in kinds)
+    translates = translates or (not kinds - {None} and _is_of_pairs(path))
+    name = f"{name}{SEQ2SEQ}" if translates and f"{name}{SEQ2SEQ}" in RUNS else name
+    if name not in RUNS:
+        near = did_you_mean(name, RUNS)
+        mistakes.append(f"--architecture is {name!r}; there are: {', '.join(RUNS)}.{near}")
+        return Source({}, "--architecture")
+    kind: type = RUNS[name]
+    config = tag_of(variants(field_types(kind)["model"]))[1][name]
+    known: dict[str, Any] = {}
+    for source in sources[:-1]:
+        known |= source.values["model"] if _is_section(source, "model") else {}
+    kept = {size: known[size] for size in SIZES if size in known and size in field_types(config)}
+    layer: dict[str, Any] = {"model": {**kept, "architecture": name}}
+    if name == "reformer" and any(_is_section(source, "reading") for source in sources[:-1]):
+        layer["reading"] = dict.fromkeys(("memory_len", "clamp_len", "same_length"))  # it has no memory to set
+    return Source(layer, "--architecture")
+
+
+def _is_section(source: Source, name: str) -> bool:
+    return isinstance(source.values.get(name), dict)
+
+
+def _is_of_pairs(path: str) -> bool:
+    """Whether data of that name is for translators or parsers, as far as can be told without opening it."""
+    from manyheads.data.prepared import TATOEBA, prepared_task
+    from manyheads.data.preparing import LANGUAGE_TASK
+
+    if path in (TATOEBA, "copy-task"):
+        return True
+    return (Path(path) / "manifest.json").is_file() and bool(path) and prepared_task(Path(path)) != LANGUAGE_TASK
+
+
 def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConfig]:
     """What is trained, as the sources' model.architecture says; a translator if none does."""
     named: dict[str, str] = {}
@@ -189,9 +251,9 @@ def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConf
             if name not in RUNS:
                 near = did_you_mean(name, RUNS)
                 mistakes.append(f"{source.name}: model.architecture is {name!r}; there are: {', '.join(RUNS)}.{near}")
-    if len(named) > 1:
+    if len({RUNS[name] for name in named if name in RUNS}) > 1:
         listed = ", ".join(f"{name} by {where}" for name, where in named.items())
-        mistakes.append(f"model.architecture is set twice ({listed}), but a run's settings are those of one; drop one.")
+        mistakes.append(f"model.architecture is set twice ({listed}), and their runs have other settings; drop one.")
     return RUNS.get(next(iter(named), ""), TrainConfig)
 
 
@@ -215,8 +277,7 @@ def summary(result: TrainResult) -> str:
         name = signal.Signals(result.signal_number).name
         lines.append(("stopped", f"by {name} at step {result.step:,}; the same command goes on from there"))
     if result.model_dir is not None:
-        verb = "generate" if result.writes else "translate"
-        lines.append(("next", f"{program()} {verb} {result.run_dir}"))
+        lines.append(("next", f"{program()} {result.next_command.format(run=result.run_dir)}"))
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
 
 

@@ -58,11 +58,29 @@ def describe(cls: type, values: Any = None, prefix: str = "") -> Iterator[Settin
             yield Setting(path, _kind(annotation), default, docs.get(item.name, ""))
             continue
         tag, kinds = tag_of(classes)
+        if tag != "kind":
+            yield from _sections(kinds, tag, value, path)
+            continue
         yield Setting(path, "|".join(kinds), getattr(value, tag, ""), docs.get(item.name, ""))
         for kind, choice in kinds.items():
             for inner in describe(choice, value if isinstance(value, choice) else None, f"{path}."):
                 if inner.path != f"{path}.{tag}":
                     yield dataclasses.replace(inner, help=f"({kind}) {inner.help}")
+
+
+def _sections(kinds: dict[str, type], tag: str, value: Any, path: str) -> Iterator[Setting]:
+    """A choice of whole sections: the chosen one's settings, then what others have besides, with their names."""
+    chosen = next((kind for kind, cls in kinds.items() if isinstance(value, cls)), next(iter(kinds)))
+    known: set[str] = set()
+    for kind in [chosen, *(kind for kind in kinds if kind != chosen)]:
+        cls = kinds[kind]
+        for inner in describe(cls, value if kind == chosen and isinstance(value, cls) else None, f"{path}."):
+            if inner.path == f"{path}.{tag}":
+                if kind == chosen:
+                    yield dataclasses.replace(inner, kind="|".join(kinds))
+            elif kind == chosen or inner.path not in known:
+                yield inner if kind == chosen else dataclasses.replace(inner, help=f"({kind}) {inner.help}")
+            known.add(inner.path)
 
 
 @lru_cache(maxsize=64)

@@ -111,7 +111,12 @@ class TextData:
     def describe(self) -> str:
         """A few lines for people: sizes, what was left out, the vocabulary."""
         vocabulary = self.vocabulary
-        documents = {"none": "one text", "files": "files are documents", "lines": "lines are documents"}
+        documents = {
+            "none": "one text" if vocabulary.is_text else "one sequence",
+            "files": "files are documents",
+            "lines": "lines are documents",
+            "fixed": "documents of one length",
+        }
         lines = [
             f"data {self.digest[:12]} in {self.path}, for a language model",
             f"vocabulary {vocabulary.kind}, {vocabulary.vocab_size} ids, {documents[vocabulary.documents]}",
@@ -121,7 +126,8 @@ class TextData:
             if store is None:
                 continue
             counts = self.counts(split)
-            sizes = [f"{len(store):,} tokens", f"{counts['bytes']:,} bytes", f"{counts['words']:,} words"]
+            sizes = [f"{len(store):,} tokens", f"{counts['bytes']:,} bytes"]
+            sizes += [f"{counts['words']:,} words"] if vocabulary.is_text else []
             if counts["documents"]:
                 sizes.append(f"{counts['documents']:,} documents")
             noted = [f"{counts[name]:,} {name.replace('_', ' ')}" for name in NOTED if counts.get(name)]

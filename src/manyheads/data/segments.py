@@ -87,13 +87,15 @@ class _Reading:
     Attributes:
         order: (documents,) the documents in the order they are read in; None: as they stand.
         ends: (documents,) tokens up to the end of each, in that order.
-        end_id: stands before the first token. Before the first of every other document stands the end of another one.
+        begin_id: stands before the first token. Before the first of every other document stands the end of another one.
+        marked: begin_id also stands before whatever a lane begins to read, since no document ends in it.
     """
 
     store: TokenStore
-    end_id: int | None
+    begin_id: int | None
     order: IntArray | None = None
     ends: IntArray | None = None
+    marked: bool = False
 
     def places(self, positions: IntArray) -> IntArray:
         """Where in the store what is read at each position stands."""
@@ -112,7 +114,9 @@ class _Reading:
         before = positions < 0
         real = (columns <= lengths[:, None]) & (lengths > 0)[:, None]
         stored = self.places(np.where(real & ~before, positions, 0))
-        run = np.where(before, self.end_id or 0, self.store.ids[stored].astype(np.int64))
+        if self.marked:
+            before |= places.resets[:, None] & (columns == 0)
+        run = np.where(before, self.begin_id or 0, self.store.ids[stored].astype(np.int64))
         read = columns[:-1] < lengths[:, None]
         return SegmentBatch(
             tokens=torch.from_numpy(np.where(read, run[:, :-1], 0)),
@@ -134,6 +138,8 @@ class SegmentStream:
         end_id: the last token of every document, read before the first token of one, too (the vocabulary's `end_id`);
             None: the text has no documents, and its first token is predicted from nothing, so it is not predicted.
         ext_len: tokens before each segment that are read once more.
+        begin_id: with documents that do not end in a token of their own, as all are of one length: what is read before
+            each (the vocabulary's `begin_id`).
 
     Raises:
         DataError: there are no documents to be shuffled or kept separate, or they do not end in `end_id`, or there are
@@ -142,14 +148,22 @@ class SegmentStream:
     """
 
     def __init__(
-        self, store: TokenStore, settings: SegmentSettings, seed: int, *, end_id: int | None, ext_len: int = 0
+        self,
+        store: TokenStore,
+        settings: SegmentSettings,
+        seed: int,
+        *,
+        end_id: int | None,
+        ext_len: int = 0,
+        begin_id: int | None = None,
     ) -> None:
         _check_ext_len(ext_len, settings.documents)
         self.store = store
         self.settings = settings
         self.seed = seed
         self._end_id, self._ext_len = end_id, ext_len
-        if end_id is None and (settings.documents == "separate" or settings.order == "shuffled"):
+        self._begin_id = begin_id if end_id is None else end_id
+        if self._begin_id is None and (settings.documents == "separate" or settings.order == "shuffled"):
             name = "documents" if settings.documents == "separate" else "order"
             raise DataError(
                 f"data.{name} is {getattr(settings, name)!r}, but this text has no documents; prepare it with"
@@ -178,12 +192,12 @@ class SegmentStream:
             _check_ends(store, self._end_id)
             order = Permutation(store.num_documents, self.seed, epoch, "documents").all()
         if options.documents == "separate":
-            plan = _document_lanes(store, order, options.lanes, options.segment_len, self._end_id)
-            return plan, _Reading(store, self._end_id)
-        reading = _Reading(store, self._end_id)
+            plan = _document_lanes(store, order, options.lanes, options.segment_len, self._end_id, self._begin_id)
+            return plan, _Reading(store, self._begin_id, marked=self._end_id is None)
+        reading = _Reading(store, self._begin_id)
         if order is not None:
-            reading = _Reading(store, self._end_id, order, np.cumsum(np.diff(store.offsets)[order]))
-        first = int(self._end_id is None)
+            reading = _Reading(store, self._begin_id, order, np.cumsum(np.diff(store.offsets)[order]))
+        first = int(self._begin_id is None)
         starts, lengths = equal_lanes(first, max(first, len(store)), options.lanes)
         bounds = None
         if options.segment_lengths == "varied":
@@ -246,6 +260,7 @@ def eval_segments(
     end_id: int | None,
     documents: str = "joined",
     ext_len: int = 0,
+    begin_id: int | None = None,
 ) -> Iterator[SegmentBatch]:
     """A text to be scored: every token is predicted exactly once, but the first where nothing stands before it.
 
@@ -258,6 +273,7 @@ def eval_segments(
             the first of each, and without it the first of a document is not predicted.
         documents: `joined` or `separate`, as in `SegmentSettings`.
         ext_len: tokens before each segment that are read once more.
+        begin_id: as of `SegmentStream`.
 
     Raises:
         ConfigError: a number is out of range, or ext_len goes with separate documents.
@@ -267,27 +283,33 @@ def eval_segments(
         raise ConfigError(f"{lanes} lanes of {segment_len} tokens are asked for; both must be at least 1.")
     _check_ext_len(ext_len, documents)
     plan: LanePlan
+    begin_id = begin_id if end_id is None else end_id
     if documents == "separate":
-        plan = _document_lanes(store, None, lanes, segment_len, end_id)
+        plan = _document_lanes(store, None, lanes, segment_len, end_id, begin_id)
     else:
-        first = int(end_id is None)
+        first = int(begin_id is None)
         total = max(0, len(store) - first)
         starts, lengths = even_lanes(first, first + total, max(1, min(lanes, total)))
         plan = TextLanes(starts, lengths, total=total, segment_len=segment_len, ext_len=ext_len)
     if not plan.num_targets:
         raise DataError(f"There is nothing to score: the text has {len(store)} tokens, and none that is predicted.")
-    reading = _Reading(store, end_id)
+    reading = _Reading(store, begin_id, marked=documents == "separate" and end_id is None and begin_id is not None)
     return (reading.batch(plan.row(number)) for number in range(plan.num_rows))
 
 
 def _document_lanes(
-    store: TokenStore, order: IntArray | None, lanes: int, segment_len: int, end_id: int | None
+    store: TokenStore,
+    order: IntArray | None,
+    lanes: int,
+    segment_len: int,
+    end_id: int | None,
+    begin_id: int | None,
 ) -> DocumentLanes:
     starts, lengths = store.offsets[:-1], np.diff(store.offsets)
     if order is not None:
         starts, lengths = starts[order], lengths[order]
     _check_ends(store, end_id)
-    skipped = int(end_id is None)  # from nothing, the first token of a document cannot be predicted
+    skipped = int(begin_id is None)  # from nothing, the first token of a document cannot be predicted
     return DocumentLanes(starts + skipped, lengths - skipped, lanes=lanes, segment_len=segment_len)
 
 

@@ -7,7 +7,9 @@ from typing import Literal
 
 from manyheads.errors import ConfigError
 
-__all__ = ["DataSettings", "SegmentSettings"]
+__all__ = ["DUPLICATION", "DataSettings", "SegmentSettings"]
+
+DUPLICATION = "duplication-task"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,8 @@ class SegmentSettings:
     """Text for a language model, and how it is read: in lanes side by side, a segment of each at a time.
 
     Args:
-        path: a folder written by `manyheads prepare --task lm`, or `embedded:crime-and-punishment`.
+        path: a folder written by `manyheads prepare --task lm`, or `embedded:crime-and-punishment`, or
+            `duplication-task` (Kitaev et al. 2020, sec. 5.1), whose sequences have segment_len tokens.
         lanes: how many places of the text are read at once: the rows of a batch, over all micro-batches and ranks.
         segment_len: tokens that each lane is read on by in one optimiser step.
         segment_lengths: `fixed`; or `varied`, as the official Transformer-XL can: nineteen times of twenty around

@@ -40,7 +40,8 @@ class GenerationSettings:
         num_return_sequences: continuations of each prompt; more than one needs do_sample.
         banned_ids: token ids never produced.
         memory_len: positions a layer that stay in view, tokens; null takes the model's, or 512 for a model that was
-            trained without memory.
+            trained without memory. Of these, one with absolute positions reads its last memory_len tokens again for
+            each new one; give it the segment_len of its training.
         max_rows: continuations that are written side by side.
         seed: of sampling; each prompt draws from a stream of its own.
 

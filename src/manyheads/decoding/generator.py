@@ -53,15 +53,19 @@ class Continuation:
 
 @dataclass
 class _Row:
-    """One continuation while it is written. number: its place among all; random: its own stream of numbers."""
+    """One continuation while it is written.
 
-    number: int
+    random: its own stream of numbers. most: tokens after which it is over, and ends: what that is to be called.
+    """
+
     ending: Ending
     random: np.random.Generator
     last: list[int]
     ids: list[int]
     log_probs: list[float]
-    ended_by: Literal["end", "stop", "length"] = "length"
+    most: int
+    ends: Literal["end", "length"]
+    ended_by: Literal["end", "stop", "length"] | None = None
 
 
 class Generator:
@@ -166,7 +170,36 @@ class Generator:
         What is drawn for a prompt depends on its number, the seed and the options, not on its batch, up to rounding.
         """
         settings = self.options(**overrides)
-        encoded = self._encode(prompts)
+        return self._continue(self._encode(prompts), settings, first, stop_asked)
+
+    def continue_ids(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        stop_asked: Callable[[], bool] | None = None,
+        first: int = 0,
+        **overrides: Any,
+    ) -> list[list[Continuation]]:
+        """As `continuations`, of prompts that are ids already: for models of what is no text.
+
+        Raises: as `continuations`, and RequestError: an id is outside the vocabulary.
+        """
+        settings = self.options(**overrides)
+        for place, prompt in enumerate(prompts):
+            wrong = next((index for index in prompt if not 0 <= index < self.vocabulary.vocab_size), None)
+            if wrong is not None:
+                raise RequestError(
+                    f"prompt {place + 1} holds the id {wrong}; ids are 0 to {self.vocabulary.vocab_size - 1}."
+                )
+        return self._continue([self._begun(list(prompt)) for prompt in prompts], settings, first, stop_asked)
+
+    def _continue(
+        self,
+        encoded: list[list[int]],
+        settings: GenerationSettings,
+        first: int,
+        stop_asked: Callable[[], bool] | None,
+    ) -> list[list[Continuation]]:
         paths = settings.num_return_sequences
         found: list[list[Continuation]] = [[] for _ in encoded]
         for places in _batches([len(ids) for ids in encoded], max(1, settings.max_rows // paths)):
@@ -177,7 +210,7 @@ class Generator:
                 pass
             for number, row in enumerate(rows):
                 found[places[number // paths]].append(
-                    Continuation(row.ending.text, row.ids, row.log_probs, row.ended_by)
+                    Continuation(row.ending.text, row.ids, row.log_probs, row.ended_by or row.ends)
                 )
         return found
 
@@ -203,13 +236,28 @@ class Generator:
         for place, prompt in enumerate(prompts):
             if not isinstance(prompt, str):
                 raise RequestError(f"prompt {place + 1} is a {type(prompt).__name__}; prompts are strings.")
-        start = [self.vocabulary.start_id]
-        begins = self.vocabulary.end_id is not None
-        return [start + ids if begins or not ids else ids for ids in self.vocabulary.encode_batch(list(prompts))]
+        return [self._begun(ids) for ids in self.vocabulary.encode_batch(list(prompts))]
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """A prompt's ids after what stands before a document, or, if there are none, before a text."""
+        return [self.vocabulary.start_id, *ids] if self.vocabulary.begin_id is not None or not ids else ids
 
     def _row(self, prompt: int, path: int, ids: list[int], settings: GenerationSettings) -> _Row:
+        """Raises: RequestError: the prompt leaves no room for a token."""
+        most = settings.max_new_tokens
+        ends: Literal["end", "length"] = "length"
+        max_len, document_len = self.model.max_len, self.vocabulary.document_len
+        if max_len is not None:  # the last token that is written need not be read
+            most = min(most, max_len - len(ids) + 1)
+        if document_len and document_len - len(ids) + 1 <= most:
+            most, ends = document_len - len(ids) + 1, "end"
+        if most < 1:
+            limit = f"documents have {document_len:,}" if ends == "end" else f"the model has {max_len:,} positions"
+            raise RequestError(
+                f"prompt {prompt + 1} has {len(ids):,} tokens with its beginning, but {limit}; shorten it."
+            )
         random = np.random.default_rng(derive_seed(settings.seed, "sample", prompt, path))
-        return _Row(prompt, Ending(settings.stop), random, ids[-1:], [], [])
+        return _Row(Ending(settings.stop), random, ids[-1:], [], [], most, ends)
 
     def _write(
         self,
@@ -234,17 +282,18 @@ class Generator:
             device=self.device,
         )
         active = list(rows)
-        for step in range(settings.max_new_tokens):
+        longest = max(row.most for row in rows)
+        for step in range(longest):
             if stop_asked is not None and stop_asked():
                 raise SearchStopped
             chosen, gained = self._choose(log_probs, active, repetition, settings, step)
             shown = ""
             for row, token, log_prob in zip(active, chosen.tolist(), gained, strict=True):
-                new = self._take(row, token, log_prob, step + 1 == settings.max_new_tokens)
+                new = self._take(row, token, log_prob)
                 shown += new if row is first else ""
             yield shown
             on = [place for place, row in enumerate(active) if not self._is_over(row)]
-            if not on or step + 1 == settings.max_new_tokens:
+            if not on:
                 return
             with inference(self.device, self.precision):
                 if len(on) < len(active):
@@ -277,8 +326,18 @@ class Generator:
         return log_probs, state
 
     def attending(self, settings: GenerationSettings) -> Any:
-        """How the model looks back while it writes, or reads a text by itself."""
-        own = self.model.config.attending
+        """How the model looks back while it writes, or reads a text by itself; None: at all that it has read.
+
+        Raises: RequestError: a memory is asked of a model that has none.
+        """
+        own = getattr(self.model.config, "attending", None)
+        if own is None:
+            if settings.memory_len is not None:
+                raise RequestError(
+                    f"memory_len is {settings.memory_len}, but a {self.model.config.architecture} sees all that it has"
+                    " read; leave it out."
+                )
+            return None
         memory_len = settings.memory_len or own.memory_len or MEMORY_OF_NONE
         return dataclasses.replace(own, memory_len=memory_len, ext_len=0)
 
@@ -293,6 +352,8 @@ class Generator:
         banned = list(settings.banned_ids)
         if step < settings.min_new_tokens and self.vocabulary.end_id is not None:
             banned.append(self.vocabulary.end_id)
+        if self.vocabulary.begin_id not in (None, self.vocabulary.end_id):
+            banned.append(self.vocabulary.begin_id)  # it is read, never written
         if banned:
             scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
         scores = repetition.apply(scores)
@@ -310,7 +371,7 @@ class Generator:
             )
         return chosen, gained
 
-    def _take(self, row: _Row, token: int, log_prob: float, is_last: bool) -> str:
+    def _take(self, row: _Row, token: int, log_prob: float) -> str:
         """Append a token to a row. Returns: what of it can be shown now."""
         row.ids.append(token)
         row.log_probs.append(log_prob)
@@ -321,13 +382,14 @@ class Generator:
         row.last = [token]
         if row.ending.stopped:
             row.ended_by = "stop"
-        elif is_last:
+        elif len(row.ids) >= row.most:
+            row.ended_by = row.ends
             shown += row.ending.finish()
         return shown
 
     @staticmethod
     def _is_over(row: _Row) -> bool:
-        return row.ended_by != "length"
+        return row.ended_by is not None
 
 
 def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:

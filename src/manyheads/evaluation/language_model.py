@@ -33,6 +33,7 @@ def evaluate_text(
     reading: Reading,
     *,
     end_id: int | None,
+    begin_id: int | None = None,
     device: torch.device | str = "cpu",
     stop: Callable[[], bool] | None = None,
     told: Callable[[int], None] | None = None,
@@ -45,6 +46,7 @@ def evaluate_text(
         store: the text.
         reading: segments, memory and lanes.
         end_id: the vocabulary's; the first token is predicted from it, and not at all if it is None.
+        begin_id: the vocabulary's, where documents have one length and no end.
         device: where the model is.
         stop: asked before each segment.
         told: told after each segment how many tokens were scored.
@@ -56,17 +58,18 @@ def evaluate_text(
     if isinstance(model, torch.nn.Module):
         model.eval()
     part = store.first(reading.max_tokens) if reading.max_tokens else store
-    options: dict[str, Any] = {"lanes": reading.lanes, "segment_len": reading.segment_len}
+    options: dict[str, Any] = {"lanes": reading.lanes, "segment_len": reading.segment_len, "begin_id": begin_id}
+    attending = reading.attending(model.config)
     sums, num_tokens = [], 0
     state: Any = None
     try:
         for batch in eval_segments(part, end_id=end_id, documents=reading.documents, **options):
             if stop is not None and stop():
                 return None
-            if state is None:
-                state = model.start(len(batch.lengths), reading.attending(model.config))
+            if state is None and attending is not None:
+                state = model.start(len(batch.lengths), attending)
             output = model(batch.to(device), state)
-            state = output.state
+            state = output.state if attending is not None else None  # without memory, each segment begins anew
             sums.append(output.nll_sum)  # read at the end: on a GPU each read waits
             num_tokens += batch.num_target_tokens()
             if told is not None:

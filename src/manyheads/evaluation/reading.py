@@ -41,8 +41,22 @@ class Reading:
                 raise ConfigError(f"{name} is {value}; it must be at least {least}.")
 
     def attending(self, config: Any) -> Any:
-        """The model's way of looking back, with what is set here in place of its own. config: the architecture's."""
-        own = config.attending
+        """The model's way of looking back, with what is set here in place of its own; None: it sees its segment alone.
+
+        Args: config: the architecture's.
+
+        Raises: ConfigError: memory is asked of a model that has none.
+        """
+        own = getattr(config, "attending", None)
+        if own is None:
+            asked = {"memory_len": self.memory_len, "clamp_len": self.clamp_len, "same_length": self.same_length}
+            name = next((name for name, value in asked.items() if value), None)
+            if name is not None:
+                raise ConfigError(
+                    f"{name} is {asked[name]}, but a {config.architecture} remembers nothing of earlier segments; leave"
+                    " it out, and raise segment_len to let it see more."
+                )
+            return None
         changes: dict[str, Any] = {"ext_len": 0}
         if self.memory_len is not None:
             changes["memory_len"] = self.memory_len

@@ -3,8 +3,8 @@
     from manyheads.interop import PEERS
     wrapper = PEERS["torch/Transformer"].from_peer(config, state_dict)
 
-A loader is a module with the functions of `manyheads.interop.protocols.Loader`. Importing this package imports no
-torch; a loader is imported when it is asked for.
+A loader is a module with the functions of `manyheads.interop.protocols.Loader`, or an object in one where a peer has
+several parts. Importing this package imports no torch; a loader is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class _Peers(Mapping[str, "Loader"]):
         self._modules = modules
 
     def __getitem__(self, peer: str) -> Loader:
-        return cast("Loader", importlib.import_module(self._modules[peer]))
+        module, _, part = self._modules[peer].partition(":")
+        found = importlib.import_module(module)
+        return cast("Loader", getattr(found, part) if part else found)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
@@ -41,10 +43,21 @@ class _Peers(Mapping[str, "Loader"]):
 PEERS: Mapping[str, Loader] = _Peers(
     {
         "annotated-transformer": "manyheads.interop.annotated_transformer",
+        "d2l/AdditiveAttention": "manyheads.interop.d2l:ADDITIVE",
+        "d2l/DotProductAttention": "manyheads.interop.d2l:DOT_PRODUCT",
+        "d2l/MultiHeadAttention": "manyheads.interop.d2l:MULTI_HEAD",
+        "d2l/TransformerEncoderBlock": "manyheads.interop.d2l:BLOCK",
+        "d2l/attention": "manyheads.interop.d2l:ALL",
+        "d2l/masked_softmax": "manyheads.interop.d2l:SOFTMAX",
+        "fused-qkv/MultiheadAttention": "manyheads.interop.fused_qkv",
         "kimiyoung/TransformerXL": "manyheads.interop.kimiyoung_transformer_xl",
         "kimiyoung/sample_logits": "manyheads.interop.kimiyoung_sample_logits",
+        "labml/MultiHeadAttention": "manyheads.interop.labml:MULTI_HEAD",
+        "labml/RelativeMultiHeadAttention": "manyheads.interop.labml:RELATIVE",
+        "labml/attention": "manyheads.interop.labml:ALL",
         "reformer-pytorch/LSHAttention": "manyheads.interop.reformer_pytorch",
         "reformer-pytorch/LSHSelfAttention": "manyheads.interop.reformer_pytorch_self",
+        "torch/MultiheadAttention": "manyheads.interop.torch_multihead_attention",
         "torch/Transformer": "manyheads.interop.torch_transformer",
         "transformers/Marian": "manyheads.interop.marian",
         "transformers/Reformer": "manyheads.interop.reformer",

@@ -77,7 +77,8 @@ def guess_peer(folder: Path) -> str:
     if isinstance(config.get("model"), dict) and {"n_token", "n_layer"} <= config["model"].keys():
         return OFFICIAL_XL
     kind = f"model_type {config['model_type']!r}" if "model_type" in config else "no model_type"
-    raise ModelFileError(f"{folder / 'config.json'} has {kind}; models of these can be converted: {', '.join(PEERS)}.")
+    known = ", ".join([*_BY_TYPE.values(), "annotated-transformer", OFFICIAL_XL])
+    raise ModelFileError(f"{folder / 'config.json'} has {kind}; models of these can be converted: {known}.")
 
 
 def import_folder(source: Path, output: Path, *, peer: str | None = None, from_pickle: bool = False) -> Conversion:

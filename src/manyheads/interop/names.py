@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 
-__all__ = ["Pair", "export_weights", "import_weights", "pick", "require"]
+__all__ = ["Pair", "Parts", "export_weights", "import_weights", "pick", "require"]
 
 
 class Pair(NamedTuple):
@@ -18,6 +18,10 @@ class Pair(NamedTuple):
 
     peer: str
     ours: tuple[str, ...]
+
+
+class Parts(nn.ModuleDict):
+    """Modules of ours that a peer's weights fill together, by name."""
 
 
 def import_weights(module: nn.Module, state_dict: Mapping[str, Tensor], pairs: Sequence[Pair]) -> None:

@@ -1,0 +1,140 @@
+"""The parts, for use in a model of one's own: attention of every kind, positions, norms, heads.
+
+    >>> from manyheads.nn import Causal, MultiHeadAttention
+    >>> out, _ = MultiHeadAttention(d_model=16, num_heads=4)(torch.randn(2, 5, 16), mask=Causal())
+    >>> out.shape
+    torch.Size([2, 5, 16])
+
+Batch first, True = may attend, zeros where nothing may be attended to; `manyheads.nn.conventions` translates the masks
+of others. Importing this package imports no torch; names below are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.additive import AdditiveAttention as AdditiveAttention
+    from manyheads.nn.attention.additive import AdditiveScore as AdditiveScore
+    from manyheads.nn.attention.dot_product import DotProductAttention as DotProductAttention
+    from manyheads.nn.attention.dot_product import dot_product_attention as dot_product_attention
+    from manyheads.nn.attention.dot_product import dot_product_weights as dot_product_weights
+    from manyheads.nn.attention.local import LocalSelfAttention as LocalSelfAttention
+    from manyheads.nn.attention.lsh import LSHSelfAttention as LSHSelfAttention
+    from manyheads.nn.attention.lsh_settings import LSHSettings as LSHSettings
+    from manyheads.nn.attention.masks import Bias as Bias
+    from manyheads.nn.attention.masks import Causal as Causal
+    from manyheads.nn.attention.masks import Dense as Dense
+    from manyheads.nn.attention.masks import KeyPadding as KeyPadding
+    from manyheads.nn.attention.masks import Lengths as Lengths
+    from manyheads.nn.attention.masks import Mask as Mask
+    from manyheads.nn.attention.masks import Window as Window
+    from manyheads.nn.attention.multi_head import MultiHeadAttention as MultiHeadAttention
+    from manyheads.nn.attention.multi_head import merge_heads as merge_heads
+    from manyheads.nn.attention.multi_head import split_heads as split_heads
+    from manyheads.nn.attention.recording import record_attention as record_attention
+    from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
+    from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
+    from manyheads.nn.attention.relative import relative_shift as relative_shift
+    from manyheads.nn.attention.softmax import masked_softmax as masked_softmax
+    from manyheads.nn.attention.state import KeyValueState as KeyValueState
+    from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention as TorchMultiheadAttention
+    from manyheads.nn.feed_forward import FeedForward as FeedForward
+    from manyheads.nn.heads.adaptive import AdaptiveEmbedding as AdaptiveEmbedding
+    from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
+    from manyheads.nn.heads.linear import LinearHead as LinearHead
+    from manyheads.nn.positions import AxialPositions as AxialPositions
+    from manyheads.nn.positions import LearnedPositions as LearnedPositions
+    from manyheads.nn.positions import SinusoidalPositions as SinusoidalPositions
+    from manyheads.nn.positions import sinusoidal_table as sinusoidal_table
+    from manyheads.nn.residual import Residual as Residual
+    from manyheads.nn.reversible_sequence import ReversibleSequence as ReversibleSequence
+
+_LAZY = {
+    "AdaptiveEmbedding": "heads.adaptive",
+    "AdaptiveLogSoftmax": "heads.adaptive:AdaptiveHead",
+    "AdditiveAttention": "attention.additive",
+    "AdditiveScore": "attention.additive",
+    "AxialPositions": "positions",
+    "Bias": "attention.masks",
+    "Causal": "attention.masks",
+    "Dense": "attention.masks",
+    "DotProductAttention": "attention.dot_product",
+    "FeedForward": "feed_forward",
+    "KeyPadding": "attention.masks",
+    "KeyValueState": "attention.state",
+    "LSHSelfAttention": "attention.lsh",
+    "LSHSettings": "attention.lsh_settings",
+    "LearnedPositions": "positions",
+    "LearnedRelativeMultiHeadAttention": "attention.relative:LearnedRelativeAttention",
+    "Lengths": "attention.masks",
+    "LinearHead": "heads.linear",
+    "LocalSelfAttention": "attention.local",
+    "Mask": "attention.masks",
+    "MultiHeadAttention": "attention.multi_head",
+    "RelativeMultiHeadAttention": "attention.relative:RelativeAttention",
+    "Residual": "residual",
+    "ReversibleSequence": "reversible_sequence",
+    "SinusoidalPositions": "positions",
+    "TorchMultiheadAttention": "attention.torch_compatible",
+    "Window": "attention.masks",
+    "dot_product_attention": "attention.dot_product",
+    "dot_product_weights": "attention.dot_product",
+    "masked_softmax": "attention.softmax",
+    "merge_heads": "attention.multi_head",
+    "record_attention": "attention.recording",
+    "relative_shift": "attention.relative",
+    "sinusoidal_table": "positions",
+    "split_heads": "attention.multi_head",
+}
+"""Name -> module below this package, and the name there if it is another."""
+
+__all__ = [
+    "AdaptiveEmbedding",
+    "AdaptiveLogSoftmax",
+    "AdditiveAttention",
+    "AdditiveScore",
+    "AxialPositions",
+    "Bias",
+    "Causal",
+    "Dense",
+    "DotProductAttention",
+    "FeedForward",
+    "KeyPadding",
+    "KeyValueState",
+    "LSHSelfAttention",
+    "LSHSettings",
+    "LearnedPositions",
+    "LearnedRelativeMultiHeadAttention",
+    "Lengths",
+    "LinearHead",
+    "LocalSelfAttention",
+    "Mask",
+    "MultiHeadAttention",
+    "RelativeMultiHeadAttention",
+    "Residual",
+    "ReversibleSequence",
+    "SinusoidalPositions",
+    "TorchMultiheadAttention",
+    "Window",
+    "dot_product_attention",
+    "dot_product_weights",
+    "masked_softmax",
+    "merge_heads",
+    "record_attention",
+    "relative_shift",
+    "sinusoidal_table",
+    "split_heads",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        module, _, inside = _LAZY[name].partition(":")
+        return getattr(importlib.import_module(f"manyheads.nn.{module}"), inside or name)
+    raise AttributeError(f"module 'manyheads.nn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -37,6 +37,9 @@ arXiv:1606.08415); `swish` is SiLU; `squared_relu` is So et al. 2021, arXiv:2109
 class FeedForward(nn.Module):
     """W_2 activation(W_1 x + b_1) + b_2 at every position alike.
 
+        >>> FeedForward(d_model=16, d_ff=64)(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+
     Paper: Vaswani et al. 2017, sec. 3.3, eq. 2. Symbols: W_1 = in_proj, W_2 = out_proj.
     Args:
         d_model: width of input and output.

@@ -20,6 +20,9 @@ def sinusoidal_table(
 ) -> Float[Tensor, "length d_model"]:
     """Sines and cosines of geometrically spaced frequencies.
 
+        >>> sinusoidal_table(torch.arange(60.0), d_model=32).shape
+        torch.Size([60, 32])
+
     Paper: Vaswani et al. 2017, sec. 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the
         same.
     Args:
@@ -63,6 +66,9 @@ def _rows(table: Tensor, first_position: int | Tensor, length: int) -> Tensor:
 class SinusoidalPositions(nn.Module):
     """Adds `sinusoidal_table` to its input, for sequences of any length.
 
+        >>> SinusoidalPositions(16)(torch.zeros(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+
     Args: d_model: width; layout: see `sinusoidal_table`.
     """
 
@@ -92,6 +98,9 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Module):
     """Adds a trained vector a position (Gehring et al. 2017), up to `max_len` of them.
 
+        >>> LearnedPositions(16, max_len=8)(torch.zeros(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+
     Raises: ShapeError: a sequence reaches beyond max_len.
     """
 
@@ -118,6 +127,9 @@ class LearnedPositions(nn.Module):
 
 class AxialPositions(nn.Module):
     """Adds trained vectors of a position's coordinates, side by side: a grid's rows and columns in place of its points.
+
+        >>> AxialPositions(shape=(8, 16), dims=(4, 12))(torch.zeros(2, 100, 16)).shape
+        torch.Size([2, 100, 16])
 
     Paper: Kitaev et al. 2020, arXiv:2001.04451, appendix of the code (trax); Ho et al. 2019, arXiv:1912.12180.
     Position p of a grid (a, b) lies in row p // b and column p % b; with more axes the last runs fastest.

@@ -15,6 +15,11 @@ __all__ = ["Residual"]
 class Residual(nn.Module):
     """`post`: LN(x + dropout(f(x))); `pre`: x + dropout(f(LN(x))).
 
+        >>> import torch
+        >>> residual = Residual(nn.LayerNorm(16), position="pre", dropout=0.1)
+        >>> residual(torch.randn(2, 5, 16), nn.Linear(16, 16)).shape
+        torch.Size([2, 5, 16])
+
     Paper: Vaswani et al. 2017, sec. 3.1 and 5.4 (post); Xiong et al. 2020, arXiv:2002.04745 (pre).
     Args:
         norm: the norm of this sublayer.

@@ -7,7 +7,10 @@ from typing import Literal
 
 from manyheads.errors import ConfigError
 
-__all__ = ["ParsingSettings", "TokenizerSettings", "VocabularySettings"]
+__all__ = ["ITEM_BYTES", "IdSettings", "ParsingSettings", "TokenizerSettings", "VocabularySettings"]
+
+ITEM_BYTES: dict[str, int] = {"bytes": 1, "u16": 2}
+"""Form of ids in a file -> bytes of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,45 @@ class VocabularySettings:
         if not self.line_end or self.line_end.split() != [self.line_end] or self.line_end in ("<unk>", "<eod>"):
             raise ConfigError(
                 f"vocabulary.line_end is {self.line_end!r}; it must be one word, and neither <unk> nor <eod>."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdSettings:
+    """What a model of sequences that are no text reads and writes: numbers as they stand in binary files.
+
+    Args:
+        form: how a file holds a number: `bytes` (uint8), or `u16` (uint16, little-endian).
+        vocab_size: ids are below it; 0 takes the largest id there is, and one more.
+        documents: what a document is: nothing (`none`: one endless sequence), or a whole file (`files`).
+        document_len: ids of a document, where all have the same number; 0: they have not.
+        image_size: the ids are square pictures of so many pixels a side, three bytes a pixel, a document each; 0: not.
+
+    Raises: ConfigError: a number is out of range, or contradicts another.
+    """
+
+    form: Literal["bytes", "u16"] = "bytes"
+    vocab_size: int = 0
+    documents: Literal["none", "files"] = "none"
+    document_len: int = 0
+    image_size: int = 0
+
+    def __post_init__(self) -> None:
+        most = 256 ** ITEM_BYTES[self.form]
+        if not 0 <= self.vocab_size <= most:
+            raise ConfigError(f"vocab_size is {self.vocab_size}; {self.form} hold ids of 1 to {most:,}, or give 0.")
+        for name in ("document_len", "image_size"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative.")
+        if self.document_len and self.documents == "files":
+            raise ConfigError(
+                f"document_len is {self.document_len} and documents is 'files'; documents either have one length, or"
+                " are files; give one of the two."
+            )
+        if self.image_size and (self.form != "bytes" or self.document_len not in (0, 3 * self.image_size**2)):
+            raise ConfigError(
+                f"image_size is {self.image_size}: pictures are documents of {3 * self.image_size**2} bytes; leave out"
+                " form and document_len."
             )
 
 

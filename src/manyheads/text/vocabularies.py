@@ -9,11 +9,12 @@ from typing import Any, get_args
 
 from manyheads.errors import DataError
 from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
 from manyheads.text.long_lines import in_parts
 from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.pipeline import LANGUAGE_FORMAT
-from manyheads.text.settings import TokenizerSettings, VocabularySettings
+from manyheads.text.settings import ITEM_BYTES, TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer, read_tokenizer_file
 from manyheads.text.vocabulary import FORMAT_VERSION, Documents, Vocabulary
 from manyheads.text.word_vocabulary import WordVocabulary
@@ -88,8 +89,12 @@ def vocabulary_from_json(text: str, *, where: str = "The text") -> Vocabulary:
 
 def _build(content: dict[str, Any], documents: Documents, where: str) -> Vocabulary:
     level = content.get("level")
+    if documents == "fixed" and level != "ids":
+        raise DataError(f"{where}: documents is 'fixed', which is of ids alone.")
     if level == "bytes":
         return ByteVocabulary(documents)
+    if level == "ids":
+        return _ids(content, documents, where)
     if level == "words":
         words, lowercase = content.get("words"), content.get("lowercase")
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
@@ -105,4 +110,14 @@ def _build(content: dict[str, Any], documents: Documents, where: str) -> Vocabul
         if inner.kind == "word" or inner.symbols:
             raise DataError(f"{where}: its pieces are those of a {inner.kind} tokenizer, or of a parser.")
         return PieceVocabulary(inner, documents)
-    raise DataError(f"{where}: level is {level!r}; this program knows bytes, bpe and words.")
+    raise DataError(f"{where}: level is {level!r}; this program knows bytes, bpe, words and ids.")
+
+
+def _ids(content: dict[str, Any], documents: Documents, where: str) -> IdVocabulary:
+    sizes = {name: content.get(name) for name in ("num_ids", "document_len", "image_size")}
+    if any(type(size) is not int for size in sizes.values()) or content.get("form") not in ITEM_BYTES:
+        raise DataError(f"{where}: the form or the sizes of its ids make no sense.")
+    try:
+        return IdVocabulary(form=content["form"], documents=documents, **sizes)  # type: ignore[arg-type]
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None

@@ -1,7 +1,8 @@
 """The vocabulary of a language model: one text, of any length, to ids and back.
 
-Three levels, a file each: `bytes`, `bpe` and `words`. All are kept in one tokenizer.json that holds no code. What they
-share is here: a text is lines, a document may end, and ids give back the bytes that they stand for.
+Three levels, a file each: `bytes`, `bpe` and `words`; and `ids`, for what is no text. All are kept in one
+tokenizer.json that holds no code. What they share is here: a text is lines, a document may end, and ids give back the
+bytes that they stand for.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ from manyheads.text.pipeline import LANGUAGE_FORMAT
 __all__ = ["FORMAT_VERSION", "Documents", "Vocabulary"]
 
 FORMAT_VERSION = 1
-Documents = Literal["none", "files", "lines"]
+Documents = Literal["none", "files", "lines", "fixed"]
 
 
 class Vocabulary(ABC):
     """Text to ids and back, for a language model; it never changes.
 
     Attributes:
-        kind: `bytes`, `bpe` or `words`.
-        documents: what a document is (see `VocabularySettings`).
+        kind: `bytes`, `bpe`, `words`, or `ids` of what is no text.
+        documents: what a document is (see `VocabularySettings` and `IdSettings`).
         line_id: stands for a line break.
         end_id: ends a document; None if there are no documents. With `lines` it is `line_id`.
         unk_id: stands for what is not known; None where everything is.
+        document_len: tokens of every document, where all have the same number; 0 where they have not.
     """
 
-    kind: ClassVar[Literal["bytes", "bpe", "words"]]
+    kind: ClassVar[Literal["bytes", "bpe", "words", "ids"]]
 
     documents: Documents
     line_id: int
     end_id: int | None
     unk_id: int | None
+    document_len: int = 0
 
     @property
     @abstractmethod
@@ -46,9 +49,19 @@ class Vocabulary(ABC):
         """Number of ids."""
 
     @property
+    def is_text(self) -> bool:
+        """Whether ids stand for text that can be read and shown."""
+        return True
+
+    @property
+    def begin_id(self) -> int | None:
+        """What is read before the first token of a document: the end of another one; None without documents."""
+        return self.end_id
+
+    @property
     def start_id(self) -> int:
         """What is read before a text that nothing precedes: the end of a document, or of a line."""
-        return self.line_id if self.end_id is None else self.end_id
+        return self.line_id if self.begin_id is None else self.begin_id
 
     @abstractmethod
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
@@ -82,9 +95,13 @@ class Vocabulary(ABC):
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> bytes:
         """What ids add to the bytes of those before them: `decode_bytes(before + ids)` without its beginning.
 
-        Cost: that of the ids and one more; a text can be shown token by token.
+        Cost: that of the ids and one more, or as many more as show nothing; a text can be shown token by token.
         """
-        last = list(before[-1:])
+        last: list[int] = []
+        for index in reversed(before):  # what shows nothing does not say whether a line begins after it
+            last.insert(0, index)
+            if self.decode_bytes([index]):
+                break
         return self.decode_bytes([*last, *ids])[len(self.decode_bytes(last)) :]
 
     def decode(self, ids: Sequence[int]) -> str:

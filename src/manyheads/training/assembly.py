@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.config.files import to_plain
+from manyheads.data.settings import DUPLICATION
 from manyheads.seeding import derive_seed
+from manyheads.training.duplication import DuplicationObjective
 from manyheads.training.ema import MovingAverage
 from manyheads.training.language_modelling import LanguageObjective
 from manyheads.training.memory import Memory
@@ -21,6 +24,7 @@ from manyheads.training.objective import Data, Objective, Stream
 from manyheads.training.optimiser import build_optimiser
 from manyheads.training.settings import RunConfig, TextConfig, TrainConfig
 from manyheads.training.state import Counters, named_parameters
+from manyheads.training.step import Stepper
 from manyheads.training.translation import TranslationObjective
 
 __all__ = ["Assembly", "assemble"]
@@ -60,6 +64,11 @@ class Assembly:
             "tokenizer_digest": self.data.tokenizer.digest,
         }
 
+    def stepper(self) -> Stepper:
+        """What takes this run's steps."""
+        begin = partial(self.objective.begin, self.model)
+        return Stepper(self.model, self.optimiser, self.config, self.device, self.memory, begin)
+
 
 def assemble(config: RunConfig, device: torch.device, data_dir: Path) -> Assembly:
     """Open the data, build the model with the seed's weights, and an optimiser over it.
@@ -85,6 +94,8 @@ def _objective(config: RunConfig, data_dir: Path) -> Objective:
     """A newcomer adds one line."""
     if isinstance(config, TrainConfig):
         return TranslationObjective(config, data_dir)
+    if isinstance(config, TextConfig) and config.data.path == DUPLICATION:
+        return DuplicationObjective(config)
     if isinstance(config, TextConfig):
         return LanguageObjective(config, data_dir)
     raise TypeError(f"nothing trains by a {type(config).__name__}")

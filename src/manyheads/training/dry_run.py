@@ -13,7 +13,6 @@ from manyheads.training.device import computing, peak_memory_bytes
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.settings import RunConfig
 from manyheads.training.state import named_parameters
-from manyheads.training.step import Stepper
 
 __all__ = ["DryRun", "dry_run"]
 
@@ -69,7 +68,7 @@ def dry_run(config: RunConfig) -> DryRun:
         assembly = assemble(config, device, folder.data if folder.data.is_dir() else Path(aside))
         batches = assembly.stream.at(0, 0)
         started = time.monotonic()
-        result = Stepper(assembly.model, assembly.optimiser, assembly.config, device).take(batches, 1, 0.0)
+        result = assembly.stepper().take(batches, 1, 0.0)
         seconds = time.monotonic() - started
         named = named_parameters(assembly.model)
         weights = sum(parameter.nbytes for parameter in named.values())

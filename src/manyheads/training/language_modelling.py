@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.prepared_text import TextData, open_text
 from manyheads.data.segments import SegmentStream
@@ -20,12 +21,15 @@ from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
+from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.training.objective import Translate
 from manyheads.training.report import Sample, ValidationReport
 from manyheads.training.settings import TextConfig
 from manyheads.training.signals import StopFlag
 
-__all__ = ["LanguageObjective", "TextJudge"]
+__all__ = ["LanguageObjective", "TextJudge", "begin_hashing"]
+
+NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
 
 
 class LanguageObjective:
@@ -49,11 +53,16 @@ class LanguageObjective:
         size = config.model.vocab_size or vocabulary.vocab_size
         self.config = replace(config, model=replace(config.model, vocab_size=size))
         self.stream = SegmentStream(
-            self.data.train, config.data, config.seed, end_id=vocabulary.end_id, ext_len=config.model.ext_len
+            self.data.train,
+            config.data,
+            config.seed,
+            end_id=vocabulary.end_id,
+            begin_id=vocabulary.begin_id,
+            ext_len=getattr(config.model, "ext_len", 0),
         )
 
     @property
-    def model_config(self) -> TransformerXLConfig:
+    def model_config(self) -> TransformerXLConfig | ReformerConfig:
         """See `Objective.model_config`."""
         return self.config.model
 
@@ -62,9 +71,18 @@ class LanguageObjective:
         """See `Objective.generation`."""
         return self.config.generation
 
+    @property
+    def next_command(self) -> str:
+        """See `Objective.next_command`."""
+        return "generate {run}" if self.data.vocabulary.is_text else "generate {run} --output FILE"
+
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""
         return model.start(1, projected=False)
+
+    def begin(self, model: LanguageModel, lanes: int, seed: int) -> Any:
+        """See `Objective.begin`."""
+        return begin_hashing(self.config, model, lanes, seed)
 
     def judge(
         self, model: LanguageModel, device: torch.device, stop: StopFlag, translate: Translate | None
@@ -74,13 +92,25 @@ class LanguageObjective:
 
     def lighter(self) -> str:
         """See `Objective.lighter`."""
-        data, memory_len = self.config.data, self.config.model.memory_len
+        data, model = self.config.data, self.config.model
         more = min(2 * data.accumulate, data.lanes)
+        sizes = {"data.lanes": data.lanes, "data.segment_len": data.segment_len}
+        if isinstance(model, TransformerXLConfig):
+            sizes["model.memory_len"] = model.memory_len
+        named = ", ".join(f"{name} {size}" for name, size in sizes.items())
         return (
-            f"(data.lanes {data.lanes}, data.segment_len {data.segment_len}, model.memory_len {memory_len},"
-            f" data.accumulate {data.accumulate}): lower one of the first three, or raise accumulate to {more}, which"
+            f"({named}, data.accumulate {data.accumulate}): lower one of the first"
+            f" {'three' if len(sizes) == 3 else 'two'}, or raise accumulate to {more}, which"
             " splits each step into smaller parts; either makes it a new run."
         )
+
+
+def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: int) -> Any:
+    """A state that holds the seed of the first hashes of an epoch, for models that hash; None for others.
+
+    The seed goes on with the state from call to call, and so into checkpoints.
+    """
+    return model.start(lanes, projected=False, hash_seed=seed) if isinstance(config.model, ReformerConfig) else None
 
 
 class TextJudge:
@@ -138,29 +168,38 @@ class TextJudge:
                 valid,
                 self._config.reading,
                 end_id=vocabulary.end_id,
+                begin_id=vocabulary.begin_id,
                 device=self._device,
                 stop=lambda: bool(self._stop),
             )
         if found is None:
             return None
         prompts = [self._config.validation.prompt] * self._config.validation.num_samples
+        if prompts and not vocabulary.is_text:
+            return self._report(step, found, (Sample(source="", text=NO_TEXT),))
         try:
             texts = self._write(prompts, lambda: bool(self._stop)) if prompts else []
         except SearchStopped:
             return None
+        samples = tuple(Sample(source=prompt, text=text) for prompt, text in zip(prompts, texts, strict=True))
+        return self._report(step, found, samples)
+
+    def _report(self, step: int, found: Likelihood, samples: tuple[Sample, ...]) -> ValidationReport:
         loss = found.nats_per_token
         return ValidationReport(
             step=step,
             loss=loss,
             perplexity=math.exp(min(loss, 700.0)),
             bits_per_byte=self._bits_per_byte(found),
-            samples=tuple(Sample(source=prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)),
+            samples=samples,
         )
 
     def _bits_per_byte(self, found: Likelihood) -> float | None:
         """Of the whole text; of a part only where every token is a byte, since nobody counted the bytes of a part."""
+        vocabulary = self._data.vocabulary
+        if isinstance(vocabulary, IdVocabulary) and vocabulary.form != "bytes":
+            return None  # an id takes two bytes in the file, which says nothing of what is in it
         if not self._config.reading.max_tokens:
             return bits_per(found.nll_sum, self._data.counts("valid")["bytes"])
-        vocabulary = self._data.vocabulary
-        are_bytes = vocabulary.kind == "bytes" and vocabulary.end_id is None
+        are_bytes = vocabulary.kind in ("bytes", "ids") and vocabulary.end_id is None
         return bits_per(found.nll_sum, found.num_tokens) if are_bytes else None

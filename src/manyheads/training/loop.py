@@ -26,9 +26,8 @@ from manyheads.training.recorder import Recorder
 from manyheads.training.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.schedule import learning_rate
-from manyheads.training.settings import RunConfig, TextConfig
+from manyheads.training.settings import RunConfig
 from manyheads.training.signals import StopFlag, catch_signals
-from manyheads.training.step import Stepper
 
 __all__ = ["Trainer", "train"]
 
@@ -96,13 +95,13 @@ class Trainer:
         translate: Translate | None = None,
     ) -> None:
         self._assembly = assembly
-        self._config = config = assembly.config
+        self._config = assembly.config
         self._folder = folder
         self._reporter = reporter
         self._stop = stop
         self._metrics = MetricsLog(folder.metrics)
         self._keeper = Keeper(assembly, folder, self._metrics, lambda text: reporter.message(text, "warning"))
-        self._stepper = Stepper(assembly.model, assembly.optimiser, config, assembly.device, assembly.memory)
+        self._stepper = assembly.stepper()
         self._judge = assembly.objective.judge(assembly.model, assembly.device, stop, translate)
         self._last_validation: ValidationReport | None = None
 
@@ -255,7 +254,7 @@ class Trainer:
             model_dir=folder.model if folder.model.is_dir() else None,
             best_step=counters.best_step,
             best_score=counters.best_score,
-            writes=isinstance(self._config, TextConfig),
+            next_command=self._assembly.objective.next_command,
             best_by=self._config.validation.best_by,
             last_validation=self._last_validation,
             plots=plots,

@@ -109,8 +109,17 @@ class Objective(Protocol):
         """Settings of the search that a model folder keeps, a dataclass."""
         ...
 
+    @property
+    def next_command(self) -> str:
+        """What to do with the model, after the program's name; `{run}` stands for the run's folder."""
+        ...
+
     def first_state(self, model: Any) -> Any:
         """What the model remembers of nothing; None for models that remember nothing."""
+        ...
+
+    def begin(self, model: Any, lanes: int, seed: int) -> Any:
+        """What a micro-batch of so many rows goes on from where nothing came before: None, or a state of the seed."""
         ...
 
     def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> Judge:

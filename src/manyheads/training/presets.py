@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from manyheads.architectures.reformer import presets as reformer_models
+from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer import presets as models
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl import presets as xl_models
-from manyheads.data.settings import DataSettings, SegmentSettings
+from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.evaluation.reading import Reading
@@ -24,7 +26,20 @@ from manyheads.training.settings import (
     ValidationSettings,
 )
 
-__all__ = ["PRESETS", "base", "big", "copy", "debug", "demo", "tiny", "xl_debug", "xl_demo"]
+__all__ = [
+    "PRESETS",
+    "base",
+    "big",
+    "copy",
+    "debug",
+    "demo",
+    "duplication",
+    "reformer_debug",
+    "reformer_demo",
+    "tiny",
+    "xl_debug",
+    "xl_demo",
+]
 
 
 def debug() -> TrainConfig:
@@ -172,6 +187,80 @@ def xl_demo() -> TextConfig:
     )
 
 
+def reformer_debug() -> TextConfig:
+    """A Reformer's run in seconds on a CPU: two small layers, local and hashed, on the bytes of the embedded novel."""
+    small = xl_debug()
+    return replace(
+        small,
+        run_dir="runs/reformer-debug",
+        data=SegmentSettings(lanes=4, segment_len=48, accumulate=2),
+        model=reformer_models.debug(),
+        validation=TextValidationSettings(every_steps=10, sample_tokens=20, prompt="He "),
+        reading=Reading(segment_len=64, max_tokens=2000),
+    )
+
+
+def reformer_demo() -> TextConfig:
+    """Crime and Punishment in pieces of 16,384 bytes, on two cores; each byte sees what its chapter says before it.
+
+    Three local layers for what is near, a hashed one for what is far, as in trax's enwik8 model.
+    """
+    return TextConfig(
+        run_dir="runs/reformer-demo",
+        precision="bf16",
+        data=SegmentSettings(lanes=1, segment_len=16_384),
+        model=ReformerConfig(
+            d_model=192,
+            num_heads=4,
+            head_dim=48,
+            d_ff=768,
+            num_layers=4,
+            layers=("local", "local", "lsh", "local"),
+            max_len=16_384,
+            axial_shape=(128, 128),
+            axial_dims=(96, 96),
+            local_chunk_len=64,
+            chunk_len=64,
+            num_hashes=2,
+            ff_chunk_len=4096,
+            dropout=0.0,
+        ),
+        optimiser=OptimiserSettings(name="muon", learning_rate=3e-3, muon_learning_rate=0.02, clip_norm=1.0),
+        schedule=ScheduleSettings(kind="linear", warmup_steps=20),
+        training=TrainingSettings(
+            max_steps=0, max_minutes=10.0, label_smoothing=0.0, log_every=10, save_every=50, keep=2
+        ),
+        validation=TextValidationSettings(every_steps=50, sample_tokens=300, prompt="Raskolnikov "),
+        reading=Reading(segment_len=16_384, lanes=1, max_tokens=16_384),
+        generation=GenerationSettings(temperature=0.8),
+    )
+
+
+def duplication() -> TextConfig:
+    """The duplication task of Kitaev et al. 2020, sec. 5.1, at length 256: one layer, d_model 256, four hashes."""
+    return TextConfig(
+        run_dir="runs/duplication",
+        data=SegmentSettings(path=DUPLICATION, lanes=32, segment_len=256),
+        model=ReformerConfig(
+            d_model=256,
+            num_heads=4,
+            d_ff=1024,
+            num_layers=1,
+            layers=("lsh",),
+            max_len=256,
+            chunk_len=32,
+            num_hashes=4,
+            dropout=0.0,
+        ),
+        optimiser=OptimiserSettings(learning_rate=1e-3, clip_norm=1.0),
+        schedule=ScheduleSettings(kind="constant", warmup_steps=200),
+        training=TrainingSettings(
+            max_steps=0, max_minutes=45.0, label_smoothing=0.0, log_every=100, save_every=500, keep=2
+        ),
+        validation=TextValidationSettings(every_steps=500, num_samples=0),
+    )
+
+
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     "debug": debug,
     "copy": copy,
@@ -181,4 +270,7 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "big": big,
     "xl-debug": xl_debug,
     "xl-demo": xl_demo,
+    "reformer-debug": reformer_debug,
+    "reformer-demo": reformer_demo,
+    "duplication": duplication,
 }

@@ -140,6 +140,8 @@ class Recorder:
             }
         if report.bits_per_byte is not None:
             record["bits_per_byte"] = report.bits_per_byte
+        if report.accuracy is not None:
+            record["accuracy"] = report.accuracy
         self._write({**record, "best": report.best})
         if report.samples:
             path = self._folder.samples / f"step-{report.step}.txt"

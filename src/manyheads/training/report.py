@@ -71,7 +71,7 @@ class ValidationReport:
 
     loss: nats a target token, no smoothing. bleu, chrf: None if not asked for. Of a parser instead: f1 of labelled
     brackets, exact_match, both in percent, and ill_formed, the number of sentences whose trees were mended. Of a
-    language model: bits_per_byte of the text.
+    language model: bits_per_byte of the text; of the duplication task: accuracy in percent.
     """
 
     step: int
@@ -86,6 +86,7 @@ class ValidationReport:
     ill_formed: int | None = None
     brackets_signature: str | None = None
     bits_per_byte: float | None = None
+    accuracy: float | None = None
     best: bool = False
     samples: tuple[Sample, ...] = ()
 
@@ -96,6 +97,7 @@ class ValidationReport:
             ("chrF", self.chrf, ""),
             ("F1", self.f1, ""),
             ("exact", self.exact_match, "%"),
+            ("accuracy", self.accuracy, "%"),
         )
         shown = [f"{name} {value:.2f}{unit}" for name, value, unit in named if value is not None]
         if self.bits_per_byte is not None:
@@ -120,7 +122,7 @@ class TrainResult:
     stopped_by: with `signal`, signal_number says which one, and the exit code is to be 128 + it. model_dir: the best
     model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
     `ValidationReport.merit`); best_by: what it is of.
-    writes: whether the model goes on from texts, and does not translate them.
+    next_command: what to do with the model, `{run}` standing for the run's folder.
     """
 
     run_dir: Path
@@ -137,7 +139,7 @@ class TrainResult:
     best_by: Literal["loss", "bleu", "f1"] = "loss"
     last_validation: ValidationReport | None = None
     plots: tuple[Path, ...] = ()
-    writes: bool = False
+    next_command: str = "translate {run}"
 
     def best(self) -> str | None:
         """`step 3,000, BLEU 31.41` and the like, for people; None before the first validation."""

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.data.settings import DataSettings, SegmentSettings
+from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
@@ -27,6 +28,9 @@ __all__ = [
     "TrainingSettings",
     "ValidationSettings",
 ]
+
+MOST_ABOVE = 15
+"""Tokens by which a segment of varied length may be longer than segment_len (`data.lanes`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +175,8 @@ class TrainingSettings:
         r_drop: weight alpha of R-Drop (Liang et al. 2021): every pair is read twice, under different dropout, and the
             two predictions must agree; 0 is off. A step takes twice the work, and small data lasts longer; 5 is the
             paper's for translation.
+        num_sampled: draws of candidates that stand for the whole vocabulary in the training loss (sampled softmax, Jean
+            et al. 2015), the ids being ordered by falling frequency; 0 takes all of it. Validation always does.
         ema_decay: exponential moving average of the weights, used for validation and the model folder; 0 is off.
         log_every: optimiser steps between two lines of metrics.
         save_every: optimiser steps between two checkpoints; 0 saves at the end (and on a signal) only.
@@ -188,6 +194,7 @@ class TrainingSettings:
     max_minutes: float = 0.0
     label_smoothing: float = 0.1
     r_drop: float = 0.0
+    num_sampled: int = 0
     ema_decay: float = 0.0
     log_every: int = 50
     save_every: int = 1000
@@ -207,6 +214,7 @@ class TrainingSettings:
             ("save_every", 0),
             ("keep", 2),
             ("max_skips", 1),
+            ("num_sampled", 0),
             ("chunk_tokens", 1),
         ):
             if getattr(self, name) < least:
@@ -221,6 +229,12 @@ class TrainingSettings:
         for name in ("label_smoothing", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"training.{name} is {getattr(self, name)}; it must be in [0, 1).")
+        for name in ("label_smoothing", "r_drop"):
+            if self.num_sampled and getattr(self, name):
+                raise ConfigError(
+                    f"training.num_sampled is {self.num_sampled} and training.{name} {getattr(self, name)}; candidates"
+                    f" know nothing of the other tokens' probabilities. Set training.{name} to 0, or num_sampled."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,18 +270,21 @@ class TrainConfig(RunConfig):
 
     data: DataSettings = field(default_factory=DataSettings)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
-    model: TransformerConfig = field(default_factory=TransformerConfig)
+    model: TransformerConfig | ReformerSeq2SeqConfig = field(default_factory=TransformerConfig)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(RunConfig):
-    """A language model's run, as `TrainConfig` is a translator's."""
+    """A language model's run, as `TrainConfig` is a translator's.
+
+    Raises: ConfigError: segments are longer than the model's positions, or memory is asked of a model without any.
+    """
 
     data: SegmentSettings = field(default_factory=SegmentSettings)
     vocabulary: VocabularySettings = field(default_factory=VocabularySettings)
-    model: TransformerXLConfig = field(default_factory=TransformerXLConfig)
+    model: TransformerXLConfig | ReformerConfig = field(default_factory=TransformerXLConfig)
     validation: TextValidationSettings = field(default_factory=TextValidationSettings)
     reading: Reading = field(default_factory=Reading)
     generation: GenerationSettings = field(default_factory=GenerationSettings)
@@ -278,7 +295,43 @@ class TextConfig(RunConfig):
             raise ConfigError(
                 f"training.r_drop is {self.training.r_drop}; it is for translators and parsers, set it to 0."
             )
+        adaptive = isinstance(self.model, TransformerXLConfig) and (self.model.cutoffs or self.model.has_projections)
+        if self.training.num_sampled and adaptive:
+            raise ConfigError(
+                f"training.num_sampled is {self.training.num_sampled}, and the model's softmax is adaptive; take one"
+                " of the two: set num_sampled to 0, or make the model's plain."
+            )
+        if isinstance(self.model, ReformerConfig):
+            self._check_lengths(self.model)
+
+    def _check_lengths(self, model: ReformerConfig) -> None:
+        """Segments are all that such a model sees, so they must fit, and it has to be one that reads forwards."""
+        if not model.causal:
+            raise ConfigError("model.causal is false; an encoder cannot learn to write, set it to true.")
+        if model.positions != "sinusoidal":
+            lengths = [("data", self.data.segment_len)]
+            if self.data.path != DUPLICATION:  # which is not read, but judged by whole sequences
+                lengths.append(("reading", self.reading.segment_len))
+            for name, length in lengths:
+                if length > model.max_len:
+                    raise ConfigError(
+                        f"{name}.segment_len is {length:,}, but model.max_len {model.max_len:,} positions are all that"
+                        " the model has; lower the first, or raise the second."
+                    )
+        if self.data.segment_lengths == "varied" and model.positions != "sinusoidal":
+            longest = self.data.segment_len + MOST_ABOVE
+            if longest > model.max_len:
+                raise ConfigError(
+                    f"data.segment_lengths is 'varied', up to {longest:,} tokens, above model.max_len"
+                    f" {model.max_len:,}; use 'fixed', or raise max_len."
+                )
+        self.reading.attending(model)  # its own complaints
 
 
-RUNS: dict[str, type[RunConfig]] = {"transformer": TrainConfig, "transformer-xl": TextConfig}
+RUNS: dict[str, type[RunConfig]] = {
+    "transformer": TrainConfig,
+    "transformer-xl": TextConfig,
+    "reformer": TextConfig,
+    "reformer-seq2seq": TrainConfig,
+}
 """model.architecture -> the settings of a run that trains one."""

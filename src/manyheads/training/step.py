@@ -7,7 +7,7 @@ so no generator's state is ever saved, and a resumed step drops the same units.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +45,7 @@ class Stepper:
         config: seed, precision, clipping, smoothing.
         device: where the model is.
         memory: what the model remembers from step to step; a step that is not taken makes it forget.
+        begin: (rows, seed) -> what a micro-batch goes on from where there is no memory; None: from nothing.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class Stepper:
         config: RunConfig,
         device: torch.device,
         memory: Memory | None = None,
+        begin: Callable[[int, int], Any] | None = None,
     ) -> None:
         self._model = model
         self._optimiser = optimiser
         self._config = config
         self._device = device
         self._memory = Memory() if memory is None else memory
+        self._begin = begin
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -99,13 +102,18 @@ class Stepper:
         return StepResult(loss_sum, nll_sum, num_tokens, grad_norm, fault)
 
     def _forward(self, batch: Batch, step: int, micro: int) -> Output:
+        state = self._memory.of(micro)
+        if state is None and self._begin is not None:
+            state = self._begin(len(batch.sample_ids), derive_seed(self._config.seed, "hashes", step, micro))
         torch.manual_seed(derive_seed(self._config.seed, "dropout", step, micro))
         settings = self._config.training
         options: dict[str, Any] = {"r_drop": settings.r_drop} if settings.r_drop else {}
+        if settings.num_sampled:
+            options["num_sampled"] = settings.num_sampled
         with self.autocast():
             output: Output = self._model(
                 batch.to(self._device),
-                self._memory.of(micro),
+                state,
                 label_smoothing=settings.label_smoothing,
                 chunk_tokens=settings.chunk_tokens,
                 **options,

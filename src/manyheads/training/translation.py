@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import PreparedData, open_data
@@ -39,7 +40,7 @@ class TranslationObjective:
         self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids)
 
     @property
-    def model_config(self) -> TransformerConfig:
+    def model_config(self) -> TransformerConfig | ReformerSeq2SeqConfig:
         """See `Objective.model_config`."""
         return self.config.model
 
@@ -48,8 +49,17 @@ class TranslationObjective:
         """See `Objective.generation`."""
         return self.config.decoding
 
+    @property
+    def next_command(self) -> str:
+        """See `Objective.next_command`."""
+        return "translate {run}"
+
     def first_state(self, model: Seq2Seq) -> None:
         """See `Objective.first_state`."""
+
+    def begin(self, model: Seq2Seq, lanes: int, seed: int) -> Any:
+        """See `Objective.begin`."""
+        return None
 
     def judge(self, model: Seq2Seq, device: torch.device, stop: StopFlag, translate: Translate | None) -> Validator:
         """See `Objective.judge`."""

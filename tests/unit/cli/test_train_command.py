@@ -78,8 +78,7 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
 
 def test_an_unknown_preset_brings_no_other_mistakes() -> None:
     assert mistakes("--preset", "dbug", "--model.num_heads", "3") == [
-        "there is no preset 'dbug'; there are: debug, copy, demo, tiny, base, big, xl-debug, xl-demo."
-        " Did you mean debug?"
+        f"there is no preset 'dbug'; there are: {', '.join(PRESETS)}. Did you mean debug?"
     ]
     assert mistakes("--preset") == ["--preset needs a value."]
     assert "contradict" in mistakes("--preset", "debug", "-q", "-v")[0]

@@ -171,8 +171,10 @@ def test_a_choice_is_told_apart_by_the_literal_that_its_classes_share() -> None:
         ConfigError, match=r"model.architecture is 'byts'; choose one of: words, bytes. Did you mean bytes\?"
     ):
         build(Either, {"model": {"architecture": "byts"}})
-    assert [(setting.path, setting.kind) for setting in describe(Either, Either(model=Bytes()))][:3] == [
-        ("model", "words|bytes"), ("model.width", "INT"), ("model.attention", "plain|hashed"),
+    shown = [(setting.path, setting.kind, setting.help[:8]) for setting in describe(Either, Either(model=Bytes()))]
+    assert shown[:4] == [
+        ("model.architecture", "words|bytes", ""), ("model.width", "INT", ""), ("model.lanes", "INT", ""),
+        ("model.attention", "plain|hashed", "(words) "),
     ]  # fmt: skip
     with pytest.raises(TypeError, match="tells Plain, Words apart"):
         tag_of((Plain, Words))

@@ -230,3 +230,72 @@ def test_nothing_to_attend_to(path: str, bf16: bool, q_len: int, k_len: int, mas
     for tensor in (query, key, *layer.parameters()):
         assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
+
+
+def test_weights_by_request(path: str, make_mask: MakeMask) -> None:
+    """The same output as without them, and the weights that a hook would see."""
+    layer = randomised(MultiHeadAttention(W, H))
+    x = torch.randn(B, L, W)
+    mask = make_mask(B, L, L)
+    plain, _ = layer(x, mask=mask)
+    with record_attention(layer) as record:
+        out, state, weights = layer(x, mask=mask, need_weights=True)
+    assert state is None
+    torch.testing.assert_close(out, plain, atol=1e-5, rtol=1e-5)
+    assert torch.equal(record[""][0], weights)
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_one_sequence_without_a_batch(cross: bool) -> None:
+    layer = randomised(MultiHeadAttention(W, H))
+    x, memory = torch.randn(B, L, W), torch.randn(B, 3, W) if cross else None
+    whole, _, all_weights = layer(x, memory, mask=None if cross else Causal(), need_weights=True)
+    one = None if memory is None else memory[1]
+    out, state, weights = layer(x[1], one, mask=None if cross else Causal(), need_weights=True)
+    assert state is None
+    torch.testing.assert_close(out, whole[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(weights, all_weights[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer(x[1], one, mask=None if cross else Causal())[0], whole[1], atol=1e-5, rtol=1e-5)
+    empty = KeyValueState.empty(1, H, W // H, like=x)
+    out, state = layer(x[1], mask=Causal(), state=empty)
+    assert out.shape == (L, W)
+    assert int(state.length) == L
+    with pytest.raises(ShapeError, match=r"\(2, 2, 5, 12\) has 4 axes"):
+        layer(torch.zeros(2, 2, L, W))
+
+
+def test_scores_by_a_subclass(make_mask: MakeMask) -> None:
+    """The tutorials' `get_scores`: overridden it is heeded, and can call the plain one."""
+
+    class Doubled(MultiHeadAttention):
+        def get_scores(self, q: Tensor, k: Tensor) -> Tensor:
+            return 2 * super().get_scores(q, k)
+
+    torch.manual_seed(0)
+    doubled, plain = randomised(Doubled(W, H)), MultiHeadAttention(W, H)
+    plain.load_state_dict(doubled.state_dict())
+    x, mask = torch.randn(B, L, W), make_mask(B, L, L)
+    by_argument = MultiHeadAttention(W, H, score=lambda q, k: 2 * plain.get_scores(q, k))
+    by_argument.load_state_dict(doubled.state_dict())
+    wanted = by_argument(x, mask=mask)[0]
+    torch.testing.assert_close(doubled(x, mask=mask)[0], wanted, atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        plain.q_proj.weight *= 2
+        plain.q_proj.bias *= 2
+    torch.testing.assert_close(plain(x, mask=mask)[0], wanted, atol=1e-5, rtol=1e-5)
+
+    class Heir(Doubled):
+        pass
+
+    heir = Heir(W, H)
+    heir.load_state_dict(doubled.state_dict())
+    assert torch.equal(heir(x, mask=mask)[0], doubled(x, mask=mask)[0])
+
+
+def test_biases_by_name() -> None:
+    layer = randomised(MultiHeadAttention(W, H, bias=("v_proj", "out_proj")))
+    assert [name for name, _ in layer.named_parameters() if name.endswith("bias")] == ["v_proj.bias", "out_proj.bias"]
+    x = torch.randn(8, L, W)  # enough positions for the projections to be joined, were they alike
+    torch.testing.assert_close(layer(x)[0].double(), slow(layer, x, x, x, None), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match="bias is"):
+        MultiHeadAttention(W, H, bias=("gate_proj",))

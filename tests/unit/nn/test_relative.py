@@ -12,6 +12,7 @@ from torch import Tensor
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention import relative
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense_mask
+from manyheads.nn.attention.multi_head import merge_heads
 from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.attention.relative import (
     DistanceEncoding,
@@ -293,3 +294,108 @@ def test_mistakes_are_named() -> None:
         relative_attention(*given[:3], given[3][:, :4], *given[4:])
     with pytest.raises(ConfigError, match="at least 1"):
         RelativeAttention(12, 0, 4)
+
+
+def both_ways(q_len: int, k_len: int) -> list[Any]:
+    """As `inputs`, with a row for every distance from k_len - 1 down to -(q_len - 1), and with scores of distances."""
+    given: list[Any] = inputs(q_len, k_len, True)
+    given[3] = torch.randn(H, q_len + k_len - 1, D)
+    given[6] = torch.randn(H, q_len + k_len - 1)
+    return given
+
+
+BOTH_WAYS = [(5, 5), (3, 8), (8, 3), (1, 4), (4, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), BOTH_WAYS)
+def test_both_ways_against_the_loop(make_mask: MakeMask, q_len: int, k_len: int) -> None:
+    """The last query stands at the last key; later keys have distances below 0."""
+    given = both_ways(q_len, k_len)
+    mask = make_mask(B, q_len, k_len)
+    query, key, value, positions, u, _, bias = given
+    wanted = naive_relative_attention(
+        query,
+        key,
+        value,
+        lambda distance: positions[:, k_len - 1 - distance],
+        u,
+        torch.zeros_like(u),
+        lambda distance: bias[:, k_len - 1 - distance],
+        dense_mask(mask, q_len, k_len, query.device, k_len - q_len),
+    )
+    found = relative_attention(*given, mask, causal=False)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), [size for size in BOTH_WAYS if size[0] <= size[1]])
+def test_both_ways_under_a_causal_mask_is_one_way(q_len: int, k_len: int) -> None:
+    given = both_ways(q_len, k_len)
+    one_way = [*given[:3], given[3][:, :k_len], *given[4:6], given[6][:, :k_len]]
+    found = relative_attention(*given, Causal(), causal=False)
+    torch.testing.assert_close(found, relative_attention(*one_way), atol=1e-5, rtol=1e-5)
+
+
+def test_distances_of_the_future_have_rows_of_their_own() -> None:
+    """max_len rows from distance 0 up, num_future below it; beyond either end all are one."""
+    attention = LearnedRelativeAttention(12, 2, 5, max_len=3, num_future=2)
+    assert attention.distance_embedding.shape == (5, 2, 5)
+    r, bias = attention.project_positions(torch.tensor([4, 2, 1, 0, -1, -2, -7]))
+    rows = [4, 4, 3, 2, 1, 0, 0]
+    assert torch.equal(r, attention.distance_embedding[rows].transpose(0, 1))
+    assert bias is not None
+    assert torch.equal(bias, attention.distance_bias[rows].t())
+    assert not attention.causal
+    assert LearnedRelativeAttention(12, 2, 5, max_len=3).causal
+
+
+@pytest.mark.parametrize("num_future", [None, 0, 3])
+@pytest.mark.parametrize("memory_len", [0, 2])
+def test_places_need_not_be_given(num_future: int | None, memory_len: int) -> None:
+    """What a Transformer-XL hands in is what the module makes for itself; without a batch too, and with weights."""
+    torch.manual_seed(0)
+    if num_future is None:
+        attention: RelativeAttention = RelativeAttention(12, 2)
+    else:
+        attention = LearnedRelativeAttention(12, 2, max_len=4, num_future=num_future)
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x, memory = torch.randn(B, 5, 12), torch.randn(B, memory_len, 12) if memory_len else None
+    distances = torch.arange(4 + memory_len, -5 if num_future else -1, -1)
+    places = distances if num_future is not None else DistanceEncoding(12)(distances, 4 + memory_len)
+    wanted = attention(x, memory, places)
+    torch.testing.assert_close(attention(x, memory), wanted, atol=1e-5, rtol=1e-5)
+    out, weights = attention(x, memory, need_weights=True)
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+    assert weights.shape == (B, 2, 5, 5 + memory_len)
+    sees_the_future = bool(weights[:, :, 0, memory_len + 1 :].any())
+    assert sees_the_future == bool(num_future)
+    alone, alone_weights = attention(x[1], None if memory is None else memory[1], need_weights=True)
+    torch.testing.assert_close(alone, wanted[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(alone_weights, weights[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attention(x[1], None if memory is None else memory[1]), wanted[1], atol=1e-5, rtol=1e-5)
+
+
+def test_biases_by_name() -> None:
+    attention = RelativeAttention(12, 3, bias=("v_proj", "out_proj"))
+    assert attention.head_dim == 4
+    assert {name for name, _ in attention.named_parameters() if name.endswith(".bias")} == {
+        "v_proj.bias",
+        "out_proj.bias",
+    }
+    torch.nn.init.ones_(attention.v_proj.bias)
+    x = torch.randn(40, 12)
+    _, value = attention.project_memory(x[None])
+    torch.testing.assert_close(merge_heads(value)[0], attention.v_proj(x), atol=1e-5, rtol=1e-5)
+
+
+def test_mistakes_both_ways() -> None:
+    with pytest.raises(ShapeError, match="7 distances"):
+        relative_attention(*inputs(3, 5, True), causal=False)
+    with pytest.raises(ConfigError, match="num_future -1"):
+        LearnedRelativeAttention(12, 2, max_len=3, num_future=-1)
+    with pytest.raises(ConfigError, match="10 is not divisible"):
+        RelativeAttention(10, 3)
+    with pytest.raises(ConfigError, match="bias is"):
+        RelativeAttention(12, 3, bias=("gate",))
+    with pytest.raises(ShapeError, match="q_len, d_model"):
+        RelativeAttention(12, 3)(torch.zeros(1, 2, 3, 12))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from manyheads.errors import ConfigError
+from manyheads.nn.heads.adaptive import AdaptiveHead
+from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.heads.sampled import LogUniformCandidates, sampled_loss
 
 V, D, N = 40, 6, 9
@@ -83,3 +86,36 @@ def test_more_draws_come_nearer() -> None:
 def test_sizes_that_make_no_sense(vocab_size: int, num_draws: int) -> None:
     with pytest.raises(ConfigError, match=f"{vocab_size} and num_draws {num_draws}"):
         inspect.unwrap(LogUniformCandidates.__init__)(object.__new__(LogUniformCandidates), vocab_size, num_draws)
+
+
+def test_a_head_takes_candidates_in_place_of_its_vocabulary() -> None:
+    torch.manual_seed(0)
+    head = LinearHead(D, V, bias=True)
+    hidden, targets = torch.randn(N, D, requires_grad=True), torch.randint(0, V, (N,))
+    keep = torch.arange(N) != 3
+    torch.manual_seed(5)
+    loss, nll = head.loss(hidden, targets, keep, num_sampled=12)
+    candidates = LogUniformCandidates(V, 12)
+    torch.manual_seed(5)
+    drawn = candidates.draw()
+    wanted = sampled_loss(hidden[keep], targets[keep], head.weight, head.bias, drawn, candidates.log_inclusion)
+    torch.testing.assert_close(loss, wanted.sum())
+    assert nll.item() == loss.item()
+    assert not nll.requires_grad
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert hidden.grad is not None
+    assert hidden.grad[3].eq(0).all()
+    assert hidden.grad[keep].ne(0).any()
+
+
+@pytest.mark.parametrize("other", [{"label_smoothing": 0.1}, {"again": torch.zeros(N, D), "r_drop": 1.0}])
+def test_candidates_go_with_no_loss_over_the_whole_vocabulary(other: dict[str, Any]) -> None:
+    head, keep = LinearHead(D, V), torch.ones(N, dtype=torch.bool)
+    with pytest.raises(ConfigError, match="num_sampled is 12"):
+        head.loss(torch.randn(N, D), torch.randint(0, V, (N,)), keep, num_sampled=12, **other)
+
+
+def test_an_adaptive_softmax_has_no_candidates() -> None:
+    head = AdaptiveHead(V, D, cutoffs=(10,), d_embed=D, div_value=1)
+    with pytest.raises(ConfigError, match="leave cutoffs empty"):
+        head.loss(torch.randn(N, D), torch.randint(0, V, (N,)), torch.ones(N, dtype=torch.bool), num_sampled=12)

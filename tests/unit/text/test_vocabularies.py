@@ -85,6 +85,18 @@ def test_whatever_a_model_writes_can_be_shown_token_by_token(data: st.DataObject
     assert not any("\n" in token for token in vocabulary.tokens(ids))
 
 
+def test_a_space_after_a_special_id_is_shown() -> None:
+    vocabulary = learn(VocabularySettings(level="bpe"))
+    words = [index for index in range(vocabulary.vocab_size) if vocabulary.tokens([index])[0].startswith("▁t")]
+    silent = next(
+        index
+        for index in range(vocabulary.vocab_size)
+        if vocabulary.decode_bytes([words[0], index, words[0]]) == vocabulary.decode_bytes([words[0], words[0]])
+    )
+    shown = vocabulary.continuation([words[0], silent], [words[0]])
+    assert shown.startswith(b" t")
+
+
 def test_words_are_in_the_order_of_their_frequency() -> None:
     vocabulary = learn(VocabularySettings(level="words"))
     assert isinstance(vocabulary, WordVocabulary)

@@ -123,7 +123,8 @@ def test_differences_name_the_leaves() -> None:
 
 def test_presets_are_what_they_cite() -> None:
     made: dict[str, Any] = {name: make() for name, make in PRESETS.items()}
-    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big", "xl-debug", "xl-demo"}
+    language = {"xl-debug", "xl-demo", "reformer-debug", "reformer-demo", "duplication"}
+    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big", *language}
     assert made["copy"].training.label_smoothing == 0
     tiny = made["tiny"]
     assert (tiny.optimiser.learning_rate, tiny.schedule.warmup_steps, tiny.data.max_tokens) == (0.005, 2000, 8192)

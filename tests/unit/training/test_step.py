@@ -280,3 +280,20 @@ def test_r_drop_reads_every_pair_twice_under_other_dropout() -> None:
 def test_r_drop_is_a_number_of_at_least_zero(value: float) -> None:
     with pytest.raises(ConfigError, match=r"training\.r_drop"):
         TrainingSettings(r_drop=value)
+
+
+def test_candidates_serve_translators_too() -> None:
+    training = TrainingSettings(label_smoothing=0.0, num_sampled=7)
+    model, stepper = build(config(training=training))
+    result = stepper.take([batch(6)], 1, 1e-2)
+    _, whole = build(config(training=replace(training, num_sampled=0)))
+    full = whole.take([batch(6)], 1, 1e-2)
+    assert result.loss_sum != full.loss_sum
+    assert result.loss_sum == pytest.approx(full.loss_sum, rel=0.5)
+    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+
+
+@pytest.mark.parametrize("name", ["label_smoothing", "r_drop"])
+def test_candidates_and_losses_over_the_whole_vocabulary_exclude_each_other(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"num_sampled is 5 and training.{name}"):
+        TrainingSettings(**{"label_smoothing": 0.0, name: 0.1, "num_sampled": 5})

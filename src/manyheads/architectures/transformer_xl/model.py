@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
-from manyheads.architectures.transformer_xl.state import XLKeyValues, XLMemory
+from manyheads.architectures.transformer_xl.state import XLKeyValues, XLMemory, XLWindow
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
@@ -97,14 +97,15 @@ class TransformerXL(nn.Module):
 
     def start(
         self, lanes: int, attending: Attending | None = None, *, projected: bool = True
-    ) -> XLMemory | XLKeyValues:
+    ) -> XLMemory | XLKeyValues | XLWindow:
         """An empty memory.
 
         Args:
             lanes: sequences read side by side.
             attending: how to look back from now on; None looks as in training.
             projected: keep keys and values in place of hidden states, for evaluation and generation; kinds with
-                absolute positions, which change as tokens age, keep hidden states all the same.
+                absolute positions, which change as tokens age, keep hidden states all the same, and those of them that
+                never had a memory keep tokens and read them again.
         """
         attending = attending or self.config.attending
         like = next(self.parameters())
@@ -112,14 +113,16 @@ class TransformerXL(nn.Module):
         if projected and self.config.attention.startswith("relative"):
             heads = (self.config.num_heads, self.config.width_of_heads)
             return XLKeyValues.empty(lanes, layers, *heads, like=like, attending=attending)
+        if projected and not self.config.memory_len and attending.memory_len:
+            return XLWindow.empty(lanes, like, attending)
         return XLMemory.empty(lanes, layers, self.config.d_model, like=like, attending=attending)
 
     def forward(
         self,
         tokens: Int[Tensor, "lanes len"],
         lengths: Int[Tensor, " lanes"] | None = None,
-        state: XLMemory | XLKeyValues | None = None,
-    ) -> tuple[Float[Tensor, "lanes len d_model"], XLMemory | XLKeyValues]:
+        state: XLMemory | XLKeyValues | XLWindow | None = None,
+    ) -> tuple[Float[Tensor, "lanes len d_model"], XLMemory | XLKeyValues | XLWindow]:
         """Read a segment (sec. 3.2).
 
         Args:
@@ -141,6 +144,8 @@ class TransformerXL(nn.Module):
             return next(self.parameters()).new_empty(*tokens.shape, self.config.d_model), state
         if isinstance(state, XLKeyValues):
             return self._extend(tokens, lengths, state)
+        if isinstance(state, XLWindow):
+            return self._read_again(tokens, lengths, state)
         hidden = self.hidden_states(tokens, lengths, state)
         return self.dropout(hidden[-1]), state.after(hidden[:-1], lengths)
 
@@ -158,6 +163,22 @@ class TransformerXL(nn.Module):
             if self.config.attention == "absolute":
                 places = None  # at the input alone
         return hidden
+
+    def _read_again(
+        self, tokens: Tensor, lengths: Tensor | None, state: XLWindow
+    ) -> tuple[Tensor, XLMemory | XLKeyValues | XLWindow]:
+        """`forward` on kept tokens: a new one sees at least half a window, and one that comes alone a whole one."""
+        nothing = self.start(tokens.shape[0], Attending(), projected=False)
+        lengths = torch.full_like(tokens[:, 0], tokens.shape[1]) if lengths is None else lengths
+        parts = []
+        for some in torch.split(tokens, max(1, state.attending.memory_len // 2), dim=1):
+            added, lengths = lengths.clamp(max=some.shape[1]), (lengths - some.shape[1]).clamp(min=0)
+            read, read_lengths, places = state.with_new(some, added)
+            hidden = self.hidden_states(read, read_lengths, cast(XLMemory, nothing))[-1]
+            places = places.clamp(max=hidden.shape[1] - 1)[:, :, None].expand(-1, -1, hidden.shape[2])
+            parts.append(hidden.gather(1, places))
+            state = state.after(read, read_lengths)
+        return self.dropout(torch.cat(parts, dim=1)), state
 
     def _extend(
         self, tokens: Tensor, lengths: Tensor | None, state: XLKeyValues

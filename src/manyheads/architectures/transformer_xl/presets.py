@@ -102,6 +102,23 @@ def lm1b_base() -> TransformerXLConfig:
     )
 
 
+def lm1b_large() -> TransformerXLConfig:
+    """One Billion Word, 24 layers: perplexity 21.8 (table 4); sizes as in the official script. 841M parameters."""
+    return TransformerXLConfig(
+        d_model=1280,
+        num_heads=16,
+        head_dim=80,
+        d_ff=8192,
+        num_layers=24,
+        dropout=0.05,
+        attention_dropout=0.05,
+        share_biases=False,
+        memory_len=32,
+        cutoffs=(60_000, 100_000, 640_000),
+        div_value=4,
+    )
+
+
 PRESETS: dict[str, Callable[[], TransformerXLConfig]] = {
     "debug": debug,
     "demo": demo,
@@ -112,4 +129,5 @@ PRESETS: dict[str, Callable[[], TransformerXLConfig]] = {
     "wikitext103-base": wikitext103_base,
     "wikitext103-large": wikitext103_large,
     "lm1b-base": lm1b_base,
+    "lm1b-large": lm1b_large,
 }

@@ -1,10 +1,11 @@
 """What a Transformer-XL remembers of the tokens before a segment: a value that a call takes and returns.
 
-Two forms with the same methods. `XLMemory` holds hidden states, as in the paper, and serves every kind and training.
-`XLKeyValues` holds what attention makes of them, for evaluation and generation: nothing is projected twice.
+Three forms with the same methods. `XLMemory` holds hidden states, as in the paper, and serves every kind and training.
+`XLKeyValues` holds what attention makes of them, for evaluation and generation: nothing is projected twice. `XLWindow`
+holds the tokens themselves, for models that were trained without memory and know no position but that in a segment.
 
-In both the lanes are aligned on the right: the last column of each lane is its newest position. Columns before a lane's
-`lengths` last ones are masked, so an empty memory and a masked one are the same.
+In all of them lanes are aligned on the right: the last column of each lane is its newest position. Columns before a
+lane's `lengths` last ones are masked, so an empty memory and a masked one are the same.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from torch.utils import _pytree as pytree
 from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.errors import ShapeError
 
-__all__ = ["XLKeyValues", "XLMemory"]
+__all__ = ["XLKeyValues", "XLMemory", "XLWindow"]
 
 
 @dataclass(frozen=True)
 class _State(ABC):
-    """What both forms share: whose memory it is, how much of it counts, and how it is looked at.
+    """What the forms share: whose memory it is, how much of it counts, and how it is looked at.
 
     Shape: lengths (lanes,) int64: positions that count.
     """
@@ -267,6 +268,50 @@ class XLKeyValues(_State):
         )
 
 
+@dataclass(frozen=True)
+class XLWindow(_State):
+    """The last tokens, to be read again along with what follows, in passes of at most `attending.memory_len` tokens.
+
+    Al-Rfou et al. 2019 evaluate so; Dai et al. 2019, sec. 3.1, say what it costs.
+
+    Shape: tokens: (lanes, columns) ids, columns below `attending.memory_len`.
+    """
+
+    tokens: Tensor
+
+    @classmethod
+    def empty(cls, lanes: int, like: Tensor, attending: Attending) -> XLWindow:
+        """No tokens yet; device of `like`."""
+        none = torch.zeros(lanes, 0, dtype=torch.int64, device=like.device)
+        return cls(tokens=none, lengths=none.new_zeros(lanes), attending=attending)
+
+    @property
+    def columns(self) -> int:
+        return self.tokens.shape[1]
+
+    def with_new(
+        self, tokens: Int[Tensor, "lanes new_len"], lengths: Int[Tensor, " lanes"]
+    ) -> tuple[Int[Tensor, "lanes len"], Int[Tensor, " lanes"], Int[Tensor, "lanes new_len"]]:
+        """What is to be read: old and new tokens of each lane in a row, its length, and where the new ones stand."""
+        view = self.attending.memory_len
+        old = self.lengths.minimum(view - lengths)  # each lane as if it were alone: what others add is not its matter
+        columns = torch.arange(self.columns + tokens.shape[1], device=tokens.device)
+        real = (columns >= self.columns - old[:, None]) & (columns < self.columns + lengths[:, None])
+        order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :view]
+        places = old[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        return torch.cat([self.tokens, tokens], dim=1).gather(1, order), old + lengths, places
+
+    def after(self, read: Int[Tensor, "lanes len"], lengths: Int[Tensor, " lanes"]) -> XLWindow:
+        """The window after such a reading: all of it but the place of the next token."""
+        columns = min(read.shape[1], self.attending.memory_len - 1)
+        places = torch.arange(columns, device=read.device) + (lengths - columns)[:, None]
+        tokens = read.gather(1, places.clamp(min=0))
+        return replace(self, tokens=tokens, lengths=lengths.clamp(max=columns))
+
+    def _each(self, change: Any) -> XLWindow:
+        return replace(self, tokens=change(self.tokens, 0), lengths=change(self.lengths, 0))
+
+
 def _register(cls: type) -> None:
     """Make a state a pytree: tensors are its leaves; how it is looked at is part of its structure."""
     names = [field.name for field in fields(cls) if field.name != "attending"]
@@ -283,3 +328,4 @@ def _register(cls: type) -> None:
 
 _register(XLMemory)
 _register(XLKeyValues)
+_register(XLWindow)

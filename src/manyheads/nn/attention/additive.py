@@ -1,4 +1,4 @@
-"""Additive attention scores (Bahdanau et al. 2015), in every head."""
+"""Additive attention (Bahdanau et al. 2015): alone, and as scores in every head."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["AdditiveScore"]
+from manyheads.nn.attention.dot_product import one_head
+from manyheads.nn.attention.masks import Mask, dense_bias
+from manyheads.nn.attention.softmax import masked_softmax
+from manyheads.nn.dropout import dropout
+
+__all__ = ["AdditiveAttention", "AdditiveScore"]
 
 
 class AdditiveScore(nn.Module):
-    """score(q, k) = w_v . tanh(W_q q + W_k k).
+    """score(q, k) = w_v . tanh(W_q q + W_k k), for `MultiHeadAttention`.
+
+        >>> from manyheads.nn import MultiHeadAttention
+        >>> attention = MultiHeadAttention(16, 2, score=AdditiveScore(num_heads=2, head_dim=8))
+        >>> attention(torch.randn(3, 5, 16))[0].shape
+        torch.Size([3, 5, 16])
 
     Paper: Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2, without the alignment model's biases.
     Args:
@@ -44,3 +54,61 @@ class AdditiveScore(nn.Module):
         k = torch.einsum("bhkd,hde->bhke", key, self.key_weight)
         hidden = torch.tanh(q[:, :, :, None] + k[:, :, None])  # (batch, heads, q_len, k_len, hidden_dim)
         return torch.einsum("bhqke,he->bhqk", hidden, self.score_weight)
+
+
+class AdditiveAttention(nn.Module):
+    """Attention in one head by w_v . tanh(W_q q + W_k k); queries, keys and values of any three widths.
+
+        >>> attention = AdditiveAttention(query_dim=20, key_dim=2, hidden_dim=8)
+        >>> query, key, value = torch.randn(2, 1, 20), torch.randn(2, 10, 2), torch.randn(2, 10, 4)
+        >>> from manyheads.nn import Lengths
+        >>> out, weights = attention(query, key, value, mask=Lengths(torch.tensor([2, 6])), need_weights=True)
+        >>> out.shape, weights.shape
+        (torch.Size([2, 1, 4]), torch.Size([2, 1, 10]))
+
+    Paper: Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2. Symbols: W_a = q_proj, U_a = k_proj, v_a =
+        score_proj.
+    Args:
+        query_dim, key_dim: widths of queries and keys.
+        hidden_dim: width of the tanh layer.
+        dropout: rate on the weights, in training.
+
+    Cost: O(q_len x k_len x hidden_dim) memory.
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(query_dim, hidden_dim, bias=False)
+        self.k_proj = nn.Linear(key_dim, hidden_dim, bias=False)
+        self.score_proj = nn.Linear(hidden_dim, 1, bias=False)
+        self.dropout_rate = dropout
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform."""
+        for projection in (self.q_proj, self.k_proj, self.score_proj):
+            nn.init.xavier_uniform_(projection.weight)
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch q_len query_dim"],
+        key: Float[Tensor, "*batch k_len key_dim"],
+        value: Float[Tensor, "*batch k_len value_dim"],
+        *,
+        mask: Mask | None = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Weighted sums of the values, (batch, q_len, value_dim); if asked for, the weights before dropout,
+        (batch, q_len, k_len), as well. All of them without batch, or none.
+
+        Raises: ShapeError: the query has neither two nor three axes.
+        """
+        q, k, v = (one_head(x) for x in (query, key, value))  # (batch, 1, length, width)
+        hidden = torch.tanh(self.q_proj(q)[..., :, None, :] + self.k_proj(k)[..., None, :, :])
+        allowed, bias = dense_bias(mask, q.shape[2], k.shape[2], q.device)
+        scores = self.score_proj(hidden).squeeze(-1)  # (batch, 1, q_len, k_len)
+        weights = masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+        out = torch.matmul(dropout(weights, self.dropout_rate if self.training else 0.0), v)
+        if need_weights:
+            return out.view(*query.shape[:-1], -1), weights.view(*query.shape[:-1], -1)
+        return out.view(*query.shape[:-1], -1)

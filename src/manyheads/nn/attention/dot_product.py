@@ -10,13 +10,14 @@ import math
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from manyheads.nn.attention.masks import Causal, Mask, dense_mask
+from manyheads.errors import ShapeError
+from manyheads.nn.attention.masks import Causal, Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.dropout import dropout
 
-__all__ = ["dot_product_attention", "dot_product_weights"]
+__all__ = ["DotProductAttention", "dot_product_attention", "dot_product_weights", "one_head"]
 
 # Longest q_len x k_len for which plain matrix products beat SDPA on a CPU: its kernel has a cost a (batch, head)
 # pair that
@@ -35,6 +36,11 @@ def dot_product_attention(
 ) -> Float[Tensor, "batch heads q_len value_dim"]:
     """Weighted sum of the values; the weights are never kept.
 
+        >>> from manyheads.nn import Causal
+        >>> q, k, v = torch.randn(3, 2, 8, 5, 64).unbind()
+        >>> dot_product_attention(q, k, v, Causal()).shape
+        torch.Size([2, 8, 5, 64])
+
     Args:
         mask: which keys each query may attend to; None is all.
         dropout_rate: on the weights; 0 outside training.
@@ -50,11 +56,14 @@ def dot_product_attention(
         return torch.matmul(dropout(weights, dropout_rate), value)
     # SDPA's own causal flag counts from the first key and takes no second mask.
     plain_causal = isinstance(mask, Causal) and first_query == 0 and q_len == k_len
-    allowed = None if plain_causal else dense_mask(mask, q_len, k_len, query.device, first_query)
+    allowed, bias = (None, None) if plain_causal else dense_bias(mask, q_len, k_len, query.device, first_query)
+    given = allowed
+    if allowed is not None and bias is not None:
+        given = bias.to(query.dtype).masked_fill(~allowed, -math.inf)
     out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=allowed, dropout_p=dropout_rate, is_causal=plain_causal, scale=scale
+        query, key, value, attn_mask=given, dropout_p=dropout_rate, is_causal=plain_causal, scale=scale
     )
-    if allowed is not None and query.device.type != "cpu":
+    if allowed is not None and (query.device.type != "cpu" or bias is not None):
         # Not every SDPA kernel gives zeros for a fully masked row; ours does, on every device.
         out = out.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
     return out
@@ -67,7 +76,68 @@ def dot_product_weights(
     scale: float | None = None,
     first_query: int = 0,
 ) -> Float[Tensor, "batch heads q_len k_len"]:
-    """The attention weights themselves, before dropout."""
+    """The attention weights themselves, before dropout.
+
+    >>> dot_product_weights(torch.randn(2, 8, 5, 64), torch.randn(2, 8, 7, 64)).shape
+    torch.Size([2, 8, 5, 7])
+    """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = torch.matmul(query * scale, key.transpose(-1, -2))
-    return masked_softmax(scores, dense_mask(mask, query.shape[2], key.shape[2], query.device, first_query))
+    allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)
+    return masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+
+
+def one_head(x: Float[Tensor, "*batch length width"]) -> Float[Tensor, "rows 1 length width"]:
+    """Vectors as those of one head; no batch is a batch of one.
+
+    Raises: ShapeError: neither two nor three axes.
+    """
+    if x.dim() not in (2, 3):
+        raise ShapeError(
+            f"vectors of shape {tuple(x.shape)} have {x.dim()} axes; give (batch, length, width), or (length, width)."
+        )
+    return x[:, None] if x.dim() == 3 else x[None, None]
+
+
+class DotProductAttention(nn.Module):
+    """Scaled dot-product attention in one head, without parameters.
+
+        >>> attention = DotProductAttention()
+        >>> query, key, value = torch.randn(2, 1, 2), torch.randn(2, 10, 2), torch.randn(2, 10, 4)
+        >>> from manyheads.nn import Lengths
+        >>> out, weights = attention(query, key, value, mask=Lengths(torch.tensor([2, 6])), need_weights=True)
+        >>> out.shape, weights[0, 0, 2:].sum().item()
+        (torch.Size([2, 1, 4]), 0.0)
+
+    Paper: Vaswani et al. 2017, sec. 3.2.1, eq. 1.
+    Args:
+        dropout: rate on the weights, in training.
+        scale: of the scores; None is 1 / sqrt(width of a query).
+    """
+
+    def __init__(self, *, dropout: float = 0.0, scale: float | None = None) -> None:
+        super().__init__()
+        self.dropout_rate = dropout
+        self.scale = scale
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch q_len width"],
+        key: Float[Tensor, "*batch k_len width"],
+        value: Float[Tensor, "*batch k_len value_dim"],
+        *,
+        mask: Mask | None = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Weighted sums of the values, (batch, q_len, value_dim); if asked for, the weights before dropout,
+        (batch, q_len, k_len), as well. All of them without batch, or none.
+
+        Raises: ShapeError: the query has neither two nor three axes.
+        """
+        q, k, v = (one_head(x) for x in (query, key, value))
+        rate = self.dropout_rate if self.training else 0.0
+        if not need_weights:
+            return dot_product_attention(q, k, v, mask, rate, self.scale).view(*query.shape[:-1], -1)
+        weights = dot_product_weights(q, k, mask, self.scale)
+        out = torch.matmul(dropout(weights, rate), v)
+        return out.view(*query.shape[:-1], -1), weights.view(*query.shape[:-1], -1)

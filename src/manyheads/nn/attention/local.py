@@ -138,6 +138,9 @@ register_state(LocalCache, *_FIELDS)
 class LocalSelfAttention(nn.Module):
     """Self-attention in several heads within chunks and their neighbours.
 
+        >>> LocalSelfAttention(16, 4, chunk_len=8)(torch.randn(2, 64, 16)).shape
+        torch.Size([2, 64, 16])
+
     Args:
         d_model: width of input and output.
         num_heads, head_dim: heads and their width; head_dim 0 is d_model / num_heads.

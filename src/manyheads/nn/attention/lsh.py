@@ -82,6 +82,11 @@ def _exact(
 class LSHSelfAttention(nn.Module):
     """Self-attention in several heads among positions of the same buckets, queries being keys.
 
+        >>> settings = LSHSettings(num_hashes=2, chunk_len=8)
+        >>> attention = LSHSelfAttention(16, 4, settings=settings, max_len=64)
+        >>> attention(torch.randn(2, 64, 16), seed=0).shape
+        torch.Size([2, 64, 16])
+
     Paper: Kitaev et al. 2020, sec. 2.
     Args:
         d_model: width of input and output.

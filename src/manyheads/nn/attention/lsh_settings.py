@@ -19,6 +19,9 @@ MOST_UNFACTORED = 64
 class LSHSettings:
     """Hashed attention with queries that are their own keys.
 
+        >>> LSHSettings(num_hashes=4, chunk_len=64).factors(max_len=4096)  # buckets of about a chunk
+        (64,)
+
     Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2. Differs: `visible`.
     Args:
         num_hashes: rounds of hashing, n_rounds; 0 hashes nothing and attends exactly: "full attention" of the paper's

@@ -10,16 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.errors import ShapeError
+from manyheads.nn.attention.state import register_state
 
-__all__ = ["Both", "Causal", "Dense", "KeyPadding", "Lengths", "Mask", "Window", "dense_mask"]
+__all__ = ["Bias", "Both", "Causal", "Dense", "KeyPadding", "Lengths", "Mask", "Window", "dense_bias", "dense_mask"]
 
 
 class Mask:
-    """Base of all descriptions."""
+    """Base of all descriptions.
+
+    >>> mask = Causal() & Lengths(torch.tensor([3, 2]))
+    >>> dense_mask(mask, q_len=3, k_len=3, device=torch.device("cpu")).shape
+    torch.Size([2, 1, 3, 3])
+    """
 
     def __and__(self, other: Mask | None) -> Mask:
         return self if other is None else Both(first=self, second=other)
@@ -32,10 +38,18 @@ class Mask:
         """
         raise TypeError(f"{type(self).__name__} does not say what it allows")
 
+    def bias(self, queries: Int[Tensor, " q_len"], keys: Int[Tensor, " k_len"]) -> Float[Tensor, ...] | None:
+        """What is added to the scaled scores, in the shape of `allowed`; None is nothing."""
+        return None
+
 
 @dataclass(frozen=True)
 class Causal(Mask):
-    """No query sees a later key (Vaswani et al. 2017, sec. 3.2.3)."""
+    """No query sees a later key (Vaswani et al. 2017, sec. 3.2.3).
+
+    >>> Causal().allowed(torch.arange(2), torch.arange(2)).tolist()
+    [[[[True, False], [True, True]]]]
+    """
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (keys[None, :] <= queries[:, None])[None, None]
@@ -43,7 +57,11 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """A query sees `left` keys before it, itself, and `right` keys after it; None is no limit on that side."""
+    """A query sees `left` keys before it, itself, and `right` keys after it; None is no limit on that side.
+
+    >>> Window(left=1, right=0).allowed(torch.tensor([2]), torch.arange(4)).tolist()
+    [[[[False, True, True, False]]]]
+    """
 
     left: int | None
     right: int | None
@@ -60,17 +78,35 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Lengths(Mask):
-    """Keys before each row's length are real, those after it padding. lengths: (batch,)"""
+    """Keys before each row's length are real, those after it padding.
+
+        >>> keys = torch.arange(3)
+        >>> Lengths(torch.tensor([2])).allowed(keys, keys).tolist()
+        [[[[True, True, False]]]]
+
+    lengths: (batch,), or (batch, q_len) where each query has its own.
+    """
 
     lengths: Tensor
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return (keys[None, :] < self.lengths[:, None])[:, None, None, :]
+        if self.lengths.dim() == 1:
+            return (keys[None, :] < self.lengths[:, None])[:, None, None, :]
+        if self.lengths.dim() != 2 or self.lengths.shape[1] != queries.shape[0]:
+            raise ShapeError(
+                f"lengths of shape {tuple(self.lengths.shape)} do not fit {queries.shape[0]} queries; give (batch,), or"
+                " (batch, q_len) for a length a query."
+            )
+        return (keys < self.lengths[:, :, None])[:, None]
 
 
 @dataclass(frozen=True)
 class KeyPadding(Mask):
-    """Keys where `keep` (batch, k_len) is True are real; padding may stand anywhere."""
+    """Keys where `keep` (batch, k_len) is True are real; padding may stand anywhere.
+
+    >>> KeyPadding(torch.tensor([[False, True]])).allowed(torch.arange(2), torch.arange(2)).shape
+    torch.Size([1, 1, 1, 2])
+    """
 
     keep: Tensor
 
@@ -85,23 +121,38 @@ class KeyPadding(Mask):
 
 @dataclass(frozen=True)
 class Dense(Mask):
-    """Any pattern, written out: (q_len, k_len), (batch, q_len, k_len) or (batch, heads, q_len, k_len)."""
+    """Any pattern, written out: (q_len, k_len), (batch, q_len, k_len) or (batch, heads, q_len, k_len).
+
+    >>> Dense(torch.eye(3)).allowed(torch.arange(3), torch.arange(3)).shape
+    torch.Size([1, 1, 3, 3])
+    """
 
     pattern: Tensor
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        pattern = self.pattern.bool()
-        if pattern.dim() == 2:
-            pattern = pattern[None, None]
-        elif pattern.dim() == 3:
-            pattern = pattern[:, None]
-        for axis, wanted in ((-2, queries.shape[0]), (-1, keys.shape[0])):
-            if pattern.shape[axis] not in (1, wanted):
-                raise ShapeError(
-                    f"a dense mask of shape {tuple(self.pattern.shape)} does not fit {queries.shape[0]} queries and"
-                    f" {keys.shape[0]} keys; its last two axes must be (q_len, k_len), or 1 to be broadcast."
-                )
-        return pattern
+        return _four_axes(self.pattern.bool(), queries, keys)
+
+
+@dataclass(frozen=True)
+class Bias(Mask):
+    """Numbers added to the scaled scores, such as ALiBi's; -inf forbids. Relative and LSH attention take none.
+
+        >>> from manyheads.nn import MultiHeadAttention
+        >>> distance = torch.arange(5) - torch.arange(5)[:, None]
+        >>> mask = Causal() & Bias(distance[None, None] * torch.tensor([0.5, 0.25]).view(1, 2, 1, 1))
+        >>> MultiHeadAttention(8, num_heads=2)(torch.randn(3, 5, 8), mask=mask)[0].shape
+        torch.Size([3, 5, 8])
+
+    values: (q_len, k_len), (batch, q_len, k_len) or (batch, heads, q_len, k_len), of a floating type.
+    """
+
+    values: Tensor
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return ~torch.isneginf(_four_axes(self.values, queries, keys))
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return _four_axes(self.values, queries, keys)
 
 
 @dataclass(frozen=True)
@@ -114,6 +165,26 @@ class Both(Mask):
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         return self.first.allowed(queries, keys) & self.second.allowed(queries, keys)
 
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        first, second = self.first.bias(queries, keys), self.second.bias(queries, keys)
+        return second if first is None else first if second is None else first + second
+
+
+def _four_axes(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """(q_len, k_len), with a batch in front, and heads after it -> (batch or 1, heads or 1, q_len or 1, k_len or 1)"""
+    given = tuple(pattern.shape)
+    if pattern.dim() == 2:
+        pattern = pattern[None, None]
+    elif pattern.dim() == 3:
+        pattern = pattern[:, None]
+    for axis, wanted in ((-2, queries.shape[0]), (-1, keys.shape[0])):
+        if pattern.dim() != 4 or pattern.shape[axis] not in (1, wanted):
+            raise ShapeError(
+                f"a dense mask of shape {given} does not fit {queries.shape[0]} queries and {keys.shape[0]} keys; its"
+                " last two axes must be (q_len, k_len), or 1 to be broadcast, after none, (batch), or (batch, heads)."
+            )
+    return pattern
+
 
 def dense_mask(
     mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0
@@ -121,8 +192,34 @@ def dense_mask(
     """The pattern written out, or None if everything may be attended.
 
     Args: first_query: position of the first query among the keys; with a cache, the number of cached keys.
+    Raises: ShapeError: the mask also adds to the scores, which who asks here cannot do; see `dense_bias`.
     """
+    allowed, bias = dense_bias(mask, q_len, k_len, device, first_query)
+    if bias is not None:
+        raise ShapeError(
+            "this kind of attention adds nothing to its scores, but the mask holds a Bias; give it a mask of True and"
+            " False (Dense), or use MultiHeadAttention."
+        )
+    return allowed
+
+
+def dense_bias(
+    mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0
+) -> tuple[Bool[Tensor, "#batch #heads #q_len #k_len"] | None, Float[Tensor, "#batch #heads #q_len #k_len"] | None]:
+    """The pattern as `dense_mask` has it, and what is added to the scores; where it forbids, it adds nothing."""
     if mask is None:
-        return None
+        return None, None
     queries = torch.arange(first_query, first_query + q_len, device=device)
-    return mask.allowed(queries, torch.arange(k_len, device=device))
+    keys = torch.arange(k_len, device=device)
+    allowed, bias = mask.allowed(queries, keys), mask.bias(queries, keys)
+    return allowed, None if bias is None else bias.masked_fill(~allowed, 0.0)
+
+
+# So that torch.export takes masks as inputs.
+register_state(Causal)
+register_state(Window, "left", "right")
+register_state(Lengths, "lengths")
+register_state(KeyPadding, "keep")
+register_state(Dense, "pattern")
+register_state(Bias, "values")
+register_state(Both, "first", "second")

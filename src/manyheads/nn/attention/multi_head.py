@@ -5,7 +5,9 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,18 +16,26 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
-from manyheads.nn.attention.masks import Mask, dense_mask
+from manyheads.nn.attention.masks import Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import dropout
 
-__all__ = ["MultiHeadAttention", "merge_heads", "split_heads"]
+__all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads"]
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
 
-def split_heads(x: Float[Tensor, "batch length width"], num_heads: int) -> Float[Tensor, "batch heads length head_dim"]:
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+def split_heads(
+    x: Float[Tensor, "*batch length width"], num_heads: int
+) -> Float[Tensor, "*batch heads length head_dim"]:
     """(batch, length, heads x head_dim) -> (batch, heads, length, head_dim), without a copy.
+
+        >>> split_heads(torch.zeros(2, 10, 512), num_heads=8).shape
+        torch.Size([2, 8, 10, 64])
 
     Raises: ShapeError: the width is not divisible by num_heads.
     """
@@ -33,21 +43,51 @@ def split_heads(x: Float[Tensor, "batch length width"], num_heads: int) -> Float
         raise ShapeError(
             f"a width of {x.shape[-1]} cannot be split into {num_heads} heads; it must be divisible by them."
         )
-    return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(1, 2)
+    return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(-3, -2)
 
 
-def merge_heads(x: Float[Tensor, "batch heads length head_dim"]) -> Float[Tensor, "batch length width"]:
-    """(batch, heads, length, head_dim) -> (batch, length, heads x head_dim): the inverse of `split_heads`."""
-    return x.transpose(1, 2).flatten(2)
+def merge_heads(x: Float[Tensor, "*batch heads length head_dim"]) -> Float[Tensor, "*batch length width"]:
+    """(batch, heads, length, head_dim) -> (batch, length, heads x head_dim): the inverse of `split_heads`.
+
+    >>> merge_heads(torch.zeros(2, 8, 10, 64)).shape
+    torch.Size([2, 10, 512])
+    """
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def biased_projections(bias: bool | Collection[str]) -> frozenset[str]:
+    """The names of the projections that have a bias: all, none, or those given.
+
+    Raises: ConfigError: a name that is not a projection's.
+    """
+    names = frozenset(PROJECTIONS if bias is True else () if bias is False else bias)
+    if not names <= set(PROJECTIONS):
+        raise ConfigError(f"bias is {bias!r}; it must be True, False, or some of {list(PROJECTIONS)}.")
+    return names
 
 
 class MultiHeadAttention(nn.Module):
     """Attention of queries to keys and values in several heads at once.
 
-        attention = MultiHeadAttention(d_model=512, num_heads=8)
-        hidden = torch.randn(2, 10, 512)
-        out, _ = attention(hidden)                                  # self-attention: (2, 10, 512)
-        out, _ = attention(hidden, key=memory, mask=Lengths(n))     # to another sequence
+        >>> attention = MultiHeadAttention(d_model=512, num_heads=8)
+        >>> hidden, memory = torch.randn(2, 10, 512), torch.randn(2, 7, 512)
+        >>> out, _ = attention(hidden)  # self-attention
+        >>> out.shape
+        torch.Size([2, 10, 512])
+        >>> from manyheads.nn import Causal, KeyValueState, Lengths
+        >>> out, _, weights = attention(hidden, memory, mask=Lengths(torch.tensor([7, 3])), need_weights=True)
+        >>> out.shape, weights.shape, weights[1, 0, 0, 3:].tolist()
+        (torch.Size([2, 10, 512]), torch.Size([2, 8, 10, 7]), [0.0, 0.0, 0.0, 0.0])
+
+    Token by token, keys and values of earlier ones are kept in a state:
+
+        >>> state = KeyValueState.empty(rows=2, num_heads=8, head_dim=64, like=hidden)
+        >>> for token in hidden.split(1, dim=1):
+        ...     step, state = attention(token, mask=Causal(), state=state)
+        >>> torch.allclose(step, attention(hidden, mask=Causal())[0][:, -1:], atol=1e-5)
+        True
+
+    Another score than the scaled dot product is an argument, or a subclass's `get_scores`.
 
     Paper: Vaswani et al. 2017, sec. 3.2.2. Symbols: h = num_heads, d_k = d_v = head_dim. Differs: biases by option.
     Args:
@@ -58,12 +98,18 @@ class MultiHeadAttention(nn.Module):
         key_dim: width of the keys given; None is d_model.
         value_dim: width of the values given; None is key_dim.
         dropout: rate on the attention weights, in training.
-        bias: biases in all four projections.
+        bias: biases in all four projections, in none, or in those named, such as ("v_proj", "out_proj").
         score: module or function (query, key) -> scores (batch, heads, q_len, k_len) in place of the scaled dot
             product.
 
-    Raises: ConfigError: d_model is not divisible by num_heads and no head_dim is given.
+    Raises: ConfigError: d_model is not divisible by num_heads and no head_dim is given, or bias is no such thing.
     """
+
+    _own_scores: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._own_scores = cls.get_scores is not MultiHeadAttention.get_scores
 
     def __init__(
         self,
@@ -75,7 +121,7 @@ class MultiHeadAttention(nn.Module):
         key_dim: int | None = None,
         value_dim: int | None = None,
         dropout: float = 0.0,
-        bias: bool = True,
+        bias: bool | Collection[str] = True,
         score: nn.Module | ScoreFunction | None = None,
     ) -> None:
         super().__init__()
@@ -88,10 +134,11 @@ class MultiHeadAttention(nn.Module):
         self.dropout_rate = dropout
         inner = self.num_heads * self.head_dim
         key_dim = key_dim or d_model
-        self.q_proj = nn.Linear(query_dim or d_model, inner, bias=bias)
-        self.k_proj = nn.Linear(key_dim, inner, bias=bias)
-        self.v_proj = nn.Linear(value_dim or key_dim, inner, bias=bias)
-        self.out_proj = nn.Linear(inner, d_model, bias=bias)
+        biased = biased_projections(bias)
+        self.q_proj = nn.Linear(query_dim or d_model, inner, bias="q_proj" in biased)
+        self.k_proj = nn.Linear(key_dim, inner, bias="k_proj" in biased)
+        self.v_proj = nn.Linear(value_dim or key_dim, inner, bias="v_proj" in biased)
+        self.out_proj = nn.Linear(inner, d_model, bias="out_proj" in biased)
         self.score = score
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
@@ -105,24 +152,37 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "batch q_len query_dim"],
-        key: Float[Tensor, "batch k_len key_dim"] | None = None,
-        value: Float[Tensor, "batch k_len value_dim"] | None = None,
+        query: Float[Tensor, "*batch q_len query_dim"],
+        key: Float[Tensor, "*batch k_len key_dim"] | None = None,
+        value: Float[Tensor, "*batch k_len value_dim"] | None = None,
         *,
         mask: Mask | None = None,
         state: KeyValueState | None = None,
-    ) -> tuple[Float[Tensor, "batch q_len d_model"], KeyValueState | None]:
+        need_weights: bool = False,
+    ) -> tuple[Tensor, KeyValueState | None] | tuple[Tensor, KeyValueState | None, Tensor]:
         """Attend.
 
         Args:
-            query: what asks.
+            query: what asks: (batch, q_len, query_dim), or one sequence without a batch, (q_len, query_dim).
             key: what is asked; None is the query itself (self-attention).
             value: what is given back; None is the key.
             mask: which keys may be attended to, cached ones included.
             state: keys and values of earlier positions; the new ones are appended and the queries stand behind them.
+            need_weights: hand out the attention weights as well, those before dropout.
 
-        Returns: the output, and the state with the new positions (None if none was given).
+        Returns: the output (batch, q_len, d_model), the state with the new positions (None if none was given), and if
+            asked for the weights (batch, heads, q_len, k_len); all without batch if the query has none, but the state.
+        Raises: ShapeError: the query has neither two nor three axes.
         """
+        if query.dim() == 2:
+            key, value = (None if x is None else x[None] for x in (key, value))
+            answer = self.forward(query[None], key, value, mask=mask, state=state, need_weights=need_weights)
+            return answer[0][0], answer[1], *(weights[0] for weights in answer[2:])  # type: ignore[return-value]
+        if query.dim() != 3:
+            raise ShapeError(
+                f"a query of shape {tuple(query.shape)} has {query.dim()} axes; give (batch, q_len, query_dim), or"
+                " (q_len, query_dim)."
+            )
         first_query = 0
         if key is None and value is None:
             q, k, v = self._project_together(query)
@@ -134,6 +194,9 @@ class MultiHeadAttention(nn.Module):
             first_query = int(state.length)
             state = state.append(k, v)
             k, v = state.filled()
+        if need_weights:
+            out, weights = self._attend_openly(q, k, v, mask, first_query)
+            return out, state, weights
         return self.attend(q, k, v, mask, first_query), state
 
     def project_query(self, query: Tensor) -> Tensor:
@@ -153,23 +216,40 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
         """Attention over projected heads, merged and projected out: (batch, q_len, d_model)."""
+        if self.score is not None or self._own_scores or self.weights_hook is not None:
+            return self._attend_openly(q, k, v, mask, first_query)[0]
         rate = self.dropout_rate if self.training else 0.0
-        if self.score is None and self.weights_hook is None:
-            attended = dot_product_attention(q, k, v, mask, rate, first_query=first_query)
-        else:
-            weights = self.attention_weights(q, k, mask, first_query)
-            if self.weights_hook is not None:
-                self.weights_hook(weights)
-            attended = torch.matmul(dropout(weights, rate), v)
-        out: Tensor = self.out_proj(merge_heads(attended))
+        out: Tensor = self.out_proj(merge_heads(dot_product_attention(q, k, v, mask, rate, first_query=first_query)))
         return out
+
+    def get_scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """How much each query is for each key, before mask and softmax; a subclass may have its own.
+
+        Shape: (batch, heads, q_len, head_dim), (batch, heads, k_len, head_dim) -> (batch, heads, q_len, k_len)
+        """
+        if self.score is not None:
+            scores: Tensor = self.score(q, k)
+            return scores
+        return torch.matmul(q / math.sqrt(self.head_dim), k.transpose(-1, -2))
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
         """Weights of projected queries on projected keys, before dropout: (batch, heads, q_len, k_len)."""
-        if self.score is None:
+        if self.score is None and not self._own_scores:
             return dot_product_weights(q, k, mask, first_query=first_query)
-        allowed = dense_mask(mask, q.shape[2], k.shape[2], q.device, first_query)
-        return masked_softmax(self.score(q, k), allowed)
+        allowed, bias = dense_bias(mask, q.shape[2], k.shape[2], q.device, first_query)
+        scores = self.get_scores(q, k)
+        return masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+
+    def _attend_openly(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, first_query: int
+    ) -> tuple[Tensor, Tensor]:
+        """`attend`, and the weights, which somebody wants to see."""
+        weights = self.attention_weights(q, k, mask, first_query)
+        if self.weights_hook is not None:
+            self.weights_hook(weights)
+        rate = self.dropout_rate if self.training else 0.0
+        out: Tensor = self.out_proj(merge_heads(torch.matmul(dropout(weights, rate), v)))
+        return out, weights
 
     def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self._linear(x, self.q_proj, self.k_proj, self.v_proj)
@@ -177,9 +257,11 @@ class MultiHeadAttention(nn.Module):
 
     def _linear(self, x: Tensor, *projections: nn.Linear) -> tuple[Tensor, ...]:
         """Several projections of one input as one matrix product; the weights stay apart in memory and in files."""
-        if x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
+        biases: list[Tensor] = [projection.bias for projection in projections]
+        mixed = any(bias is None for bias in biases) and not all(bias is None for bias in biases)
+        if mixed or x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
             # Joining the weights would cost more than the product saves: a decoding step.
             return tuple(projection(x) for projection in projections)
         weight = torch.cat([projection.weight for projection in projections])
-        bias = None if projections[0].bias is None else torch.cat([projection.bias for projection in projections])
+        bias = None if biases[0] is None else torch.cat(biases)
         return F.linear(x, weight, bias).chunk(len(projections), dim=-1)

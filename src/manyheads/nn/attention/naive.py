@@ -72,7 +72,7 @@ def naive_relative_attention(
         of_distance: distance -> r, (heads, head_dim).
         content_bias, position_bias: u and v, (heads, head_dim).
         distance_bias: distance -> a score a head, (heads,).
-        allowed: as above, and causal by the caller's doing: a distance below 0 is never asked for.
+        allowed: as above; a distance below 0 is asked for where it lets a query see a later key.
     """
     query, key, value = query.double(), key.double(), value.double()
     before = key.shape[2] - query.shape[2]

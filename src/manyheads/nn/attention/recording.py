@@ -16,11 +16,14 @@ __all__ = ["record_attention"]
 
 @contextmanager
 def record_attention(module: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
-    """Collect the weights of every attention layer below `module`, one entry a call.
+    """Collect the weights of every attention layer below `module`, one entry a call, before dropout.
 
-        with record_attention(model) as weights:
-            model(batch)
-        weights["body.decoder.layers.0.cross_attn"][0]  # (batch, heads, q_len, k_len), before dropout
+        >>> import torch
+        >>> model = nn.ModuleDict({"self_attn": MultiHeadAttention(16, 4)})
+        >>> with record_attention(model) as weights:
+        ...     out, _ = model["self_attn"](torch.randn(2, 5, 16))
+        >>> weights["self_attn"][0].shape  # (batch, heads, q_len, k_len)
+        torch.Size([2, 4, 5, 5])
 
     Leaves the module as it was, also after an error.
     """

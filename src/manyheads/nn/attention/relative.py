@@ -11,7 +11,7 @@ with q, k projections of hidden states, r a projection of the encoding of a dist
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
-from manyheads.nn.attention.multi_head import merge_heads, split_heads
+from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads
 from manyheads.nn.attention.softmax import masked_softmax, some_row_is_empty
 from manyheads.nn.dropout import dropout, scaled_mask
 from manyheads.nn.positions import sinusoidal_table
@@ -33,6 +33,7 @@ __all__ = [
     "RelativeAttention",
     "relative_attention",
     "relative_shift",
+    "relative_shift_both_ways",
     "relative_weights",
 ]
 
@@ -44,6 +45,9 @@ _TILE_NUMBERS = 1 << 18
 def relative_shift(x: Float[Tensor, "*batch q_len k_len"]) -> Float[Tensor, "*batch q_len k_len"]:
     """Row i moved left by q_len - 1 - i places, by pad and view alone.
 
+        >>> relative_shift(torch.tensor([[2.0, 1, 0], [2, 1, 0]])).tolist()  # distances of the last two of three places
+        [[1.0, 0.0, 0.0], [2.0, 1.0, 0.0]]
+
     Paper: Dai et al. 2019, appendix B. In: column t belongs to distance k_len - 1 - t. Out: column j belongs to key j,
     where the queries are the last q_len of the k_len positions. What comes in from the next row belongs to keys after
     the query, which no causal mask allows.
@@ -53,28 +57,41 @@ def relative_shift(x: Float[Tensor, "*batch q_len k_len"]) -> Float[Tensor, "*ba
     return padded[..., 1:, :].reshape(*batch, q_len, k_len)
 
 
+def relative_shift_both_ways(x: Float[Tensor, "*batch q_len num_distances"]) -> Float[Tensor, "*batch q_len k_len"]:
+    """`relative_shift` where keys after the query count too.
+
+    In: column t belongs to distance k_len - 1 - t, which falls to -(q_len - 1): there are k_len + q_len - 1 of them.
+    """
+    *batch, q_len, num_distances = x.shape
+    # In memory, row i + 1 begins num_distances numbers after row i and is to move one place less.
+    moved = x.reshape(*batch, q_len * num_distances)[..., q_len - 1 : q_len * num_distances - 1]
+    return moved.view(*batch, q_len, num_distances - 1)[..., : num_distances - q_len + 1] if q_len > 1 else x
+
+
 def relative_weights(
     query: Float[Tensor, "batch heads q_len head_dim"],
     key: Float[Tensor, "batch heads k_len head_dim"],
-    positions: Float[Tensor, "heads k_len head_dim"],
+    positions: Float[Tensor, "heads num_distances head_dim"],
     content_bias: Float[Tensor, "heads head_dim"],
     position_bias: Float[Tensor, "heads head_dim"] | None,
-    distance_bias: Float[Tensor, "heads k_len"] | None = None,
+    distance_bias: Float[Tensor, "heads num_distances"] | None = None,
     mask: Mask | None = None,
+    causal: bool = True,
 ) -> Float[Tensor, "batch heads q_len k_len"]:
     """The attention weights themselves, before dropout; see `relative_attention`.
 
     By plain autograd, which makes the (batch, heads, q_len, k_len) numbers several times over: the fast path's oracle.
     """
-    _check(query, key, positions)
+    _check(query, key, positions, causal)
     q_len, k_len = query.shape[2], key.shape[2]
     content = torch.matmul(query + content_bias[:, None].to(query.dtype), key.transpose(-1, -2))
     asking = query if position_bias is None else query + position_bias[:, None].to(query.dtype)
     by_distance = torch.matmul(asking, positions.transpose(-1, -2))
     if distance_bias is not None:
         by_distance = by_distance + distance_bias[:, None].to(by_distance.dtype)
-    scores = (content + relative_shift(by_distance)) / math.sqrt(query.shape[-1])
-    allowed = dense_mask(Causal() & mask, q_len, k_len, query.device, k_len - q_len)
+    by_position = relative_shift(by_distance) if causal else relative_shift_both_ways(by_distance)
+    scores = (content + by_position) / math.sqrt(query.shape[-1])
+    allowed = dense_mask(Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len)
     return masked_softmax(scores, allowed)
 
 
@@ -85,30 +102,34 @@ def relative_attention(
     positions: Float[Tensor, "heads num_distances head_dim"],
     content_bias: Float[Tensor, "heads head_dim"],
     position_bias: Float[Tensor, "heads head_dim"] | None,
-    distance_bias: Float[Tensor, "heads k_len"] | None = None,
+    distance_bias: Float[Tensor, "heads num_distances"] | None = None,
     mask: Mask | None = None,
     dropout_rate: float = 0.0,
+    causal: bool = True,
 ) -> Float[Tensor, "batch heads q_len value_dim"]:
-    """Weighted sum of the values, weights by content and distance; causal whatever the mask.
+    """Weighted sum of the values, weights by content and distance; causal whatever the mask, or both ways.
 
     Paper: Dai et al. 2019, sec. 3.3. Symbols: u = content_bias, v = position_bias.
     Args:
         query: of the last q_len of the k_len positions.
-        positions: row t is r of distance k_len - 1 - t: in the keys' order, as the last query sees them.
+        positions: row t is r of distance k_len - 1 - t: in the keys' order, as the last query sees them. k_len rows;
+            both ways k_len + q_len - 1, whose last belong to keys after the query.
         position_bias: None for the learned kind, whose r stand for themselves.
         distance_bias: a trained score of every distance, in the order of `positions`.
         mask: what else is hidden: a window, padding.
         dropout_rate: on the weights; 0 outside training.
+        causal: no query sees a later key; False lets it, if the mask does.
 
     Returns: zeros for a query that may attend to nothing.
-    Raises: ShapeError: more queries than keys, or not one row of `positions` a key.
+    Raises: ShapeError: more queries than keys and causal, or not as many rows of `positions` as there are distances.
     Cost: O(q_len x k_len) numbers a head and lane are kept for the backward pass once, none without gradients; never
-        (q_len, k_len, head_dim).
+        (q_len, k_len, head_dim). Both ways, they are kept several times.
     """
-    _check(query, key, positions)
+    _check(query, key, positions, causal)
     q_len, k_len = query.shape[2], key.shape[2]
-    if torch.compiler.is_compiling():  # compilers fuse theirs, and do not see through ours
-        weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask)
+    # Compilers fuse theirs, and do not see through ours; both ways there is no path of our own.
+    if torch.compiler.is_compiling() or not causal:
+        weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask, causal)
         return torch.matmul(dropout(weights, dropout_rate), value)
     allowed = dense_mask(Causal() & mask, q_len, k_len, query.device, k_len - q_len)
     given = [query, key, value, positions, content_bias, position_bias, distance_bias]
@@ -119,11 +140,17 @@ def relative_attention(
     return out
 
 
-def _check(query: Tensor, key: Tensor, positions: Tensor) -> None:
-    if query.shape[2] > key.shape[2]:
-        raise ShapeError(f"{query.shape[2]} queries cannot be the last of {key.shape[2]} positions.")
-    if positions.shape[1] != key.shape[2]:
-        raise ShapeError(f"{positions.shape[1]} encoded distances do not fit {key.shape[2]} keys; give one a key.")
+def _check(query: Tensor, key: Tensor, positions: Tensor, causal: bool) -> None:
+    q_len, k_len = query.shape[2], key.shape[2]
+    if causal and q_len > k_len:
+        raise ShapeError(f"{q_len} queries cannot be the last of {k_len} positions.")
+    if causal and positions.shape[1] != k_len:
+        raise ShapeError(f"{positions.shape[1]} encoded distances do not fit {k_len} keys; give one a key.")
+    if not causal and positions.shape[1] != k_len + q_len - 1:
+        raise ShapeError(
+            f"{positions.shape[1]} encoded distances do not fit {q_len} queries and {k_len} keys; both ways there are"
+            f" {k_len + q_len - 1} distances."
+        )
 
 
 def _tiles(batch: int, numbers_each: int, device: torch.device) -> Iterator[slice]:
@@ -308,27 +335,55 @@ class DistanceEncoding(nn.Module):
 class RelativeAttention(nn.Module):
     """Self-attention in several heads, by content and distance, over a memory and what follows it.
 
+        >>> attention = RelativeAttention(d_model=16, num_heads=4)
+        >>> hidden, memory = torch.randn(2, 5, 16), torch.randn(2, 3, 16)
+        >>> out, weights = attention(hidden, memory, need_weights=True)
+        >>> out.shape, weights.shape
+        (torch.Size([2, 5, 16]), torch.Size([2, 4, 5, 8]))
+        >>> whole = attention(torch.cat([memory, hidden], dim=1))  # distances are all it knows of places
+        >>> torch.allclose(whole[:, 3:], out, atol=1e-5)
+        True
+
     Paper: Dai et al. 2019, sec. 3.3. Symbols: W_q, W_k,E, W_v = q_proj, k_proj, v_proj; W_k,R = position_proj; u, v =
         content_bias, position_bias.
     Args:
         d_model: width of input and output.
-        num_heads, head_dim: heads and their width; their product need not be d_model.
+        num_heads, head_dim: heads and their width; their product need not be d_model. None is d_model / num_heads.
         dropout: rate on the attention weights, in training.
+        bias: biases of the projections: of none, as in the paper, of all four, or of those named.
 
     To share u and v among layers, assign the parameters.
+    Raises: ConfigError: a size below 1, d_model that is not divisible by num_heads where no head_dim is given, or bias
+        is no such thing.
     """
 
-    def __init__(self, d_model: int, num_heads: int, head_dim: int, *, dropout: float = 0.0) -> None:
+    causal = True
+    """No query sees a later key, whatever the mask."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        *,
+        dropout: float = 0.0,
+        bias: bool | Collection[str] = False,
+    ) -> None:
         super().__init__()
+        if head_dim is None and num_heads > 0 and d_model % num_heads:
+            raise ConfigError(
+                f"d_model {d_model} is not divisible by num_heads {num_heads}; change one of them, or give head_dim."
+            )
+        head_dim = d_model // max(1, num_heads) if head_dim is None else head_dim
         if min(d_model, num_heads, head_dim) < 1:
             raise ConfigError(f"d_model {d_model}, num_heads {num_heads} and head_dim {head_dim} must be at least 1.")
         self.num_heads, self.head_dim = num_heads, head_dim
         self.dropout_rate = dropout
-        inner = num_heads * head_dim
-        self.q_proj = nn.Linear(d_model, inner, bias=False)
-        self.k_proj = nn.Linear(d_model, inner, bias=False)
-        self.v_proj = nn.Linear(d_model, inner, bias=False)
-        self.out_proj = nn.Linear(inner, d_model, bias=False)
+        inner, biased = num_heads * head_dim, biased_projections(bias)
+        self.q_proj = nn.Linear(d_model, inner, bias="q_proj" in biased)
+        self.k_proj = nn.Linear(d_model, inner, bias="k_proj" in biased)
+        self.v_proj = nn.Linear(d_model, inner, bias="v_proj" in biased)
+        self.out_proj = nn.Linear(inner, d_model, bias="out_proj" in biased)
         self.content_bias = nn.Parameter(torch.empty(num_heads, head_dim))
         self._make_position_parameters(d_model)
         self.weights_hook: Callable[[Tensor], None] | None = None
@@ -339,9 +394,17 @@ class RelativeAttention(nn.Module):
         self.position_bias: nn.Parameter | None = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02): the official code."""
+        """N(0, 0.02): the official code; it has no biases, which begin at zero."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.02)
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def places(self, q_len: int, k_len: int, like: Tensor) -> Tensor:
+        """What `project_positions` is given for queries that are the last of the keys. like: its device and type."""
+        distances = _distances(q_len, k_len, self.causal, like.device)
+        return sinusoidal_table(distances.float(), self.q_proj.in_features, "halves").to(like.dtype)
 
     def project_positions(self, places: Float[Tensor, "k_len d_model"]) -> tuple[Tensor, Tensor | None]:
         """r of every distance, once for all lanes. places: encodings, farthest first.
@@ -358,7 +421,8 @@ class RelativeAttention(nn.Module):
         """Keys and values of memory and segment in one product: (batch, k_len, d_model) -> two of (batch, heads, k_len,
         head_dim).
         """
-        if x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
+        biased = any(projection.bias is not None for projection in (self.k_proj, self.v_proj))
+        if biased or x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
             # Joining the weights would cost more than the product saves: a step of generation.
             k, v = self.k_proj(x), self.v_proj(x)
         else:
@@ -369,58 +433,114 @@ class RelativeAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, distance_bias: Tensor | None, mask: Mask | None
     ) -> Float[Tensor, "batch q_len d_model"]:
         """Attention over projected heads, merged and projected out; see `relative_attention`."""
+        if self.weights_hook is not None:
+            return self.attend_openly(q, k, v, positions, distance_bias, mask)[0]
         rate = self.dropout_rate if self.training else 0.0
         parts = (positions, self.content_bias, self.position_bias, distance_bias)
-        if self.weights_hook is None:
-            attended = relative_attention(q, k, v, *parts, mask, rate)
-        else:
-            weights = relative_weights(q, k, *parts, mask)
-            self.weights_hook(weights)
-            attended = torch.matmul(dropout(weights, rate), v)
-        out: Tensor = self.out_proj(merge_heads(attended))
+        out: Tensor = self.out_proj(merge_heads(relative_attention(q, k, v, *parts, mask, rate, self.causal)))
         return out
+
+    def attend_openly(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, distance_bias: Tensor | None, mask: Mask | None
+    ) -> tuple[Float[Tensor, "batch q_len d_model"], Float[Tensor, "batch heads q_len k_len"]]:
+        """`attend`, and the weights before dropout."""
+        weights = relative_weights(
+            q, k, positions, self.content_bias, self.position_bias, distance_bias, mask, self.causal
+        )
+        if self.weights_hook is not None:
+            self.weights_hook(weights)
+        rate = self.dropout_rate if self.training else 0.0
+        out: Tensor = self.out_proj(merge_heads(torch.matmul(dropout(weights, rate), v)))
+        return out, weights
 
     def forward(
         self,
-        x: Float[Tensor, "batch q_len d_model"],
-        memory: Float[Tensor, "batch memory_len d_model"] | None,
-        places: Tensor,
+        x: Float[Tensor, "*batch q_len d_model"],
+        memory: Float[Tensor, "*batch memory_len d_model"] | None = None,
+        places: Tensor | None = None,
         mask: Mask | None = None,
-    ) -> Float[Tensor, "batch q_len d_model"]:
-        """Attend from every position of x to the memory and to x up to itself.
+        *,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attend from every position of x to the memory and to x.
 
         Args:
+            x: (batch, q_len, d_model), or (q_len, d_model).
             memory: what stands before x, already normalised where x is.
-            places: see `project_positions`; one row a position of memory and x together.
+            places: see `project_positions`; one row a distance. None: see `places`.
             mask: what else is hidden, over memory and x.
+            need_weights: hand out the attention weights as well, those before dropout.
+
+        Returns: (batch, q_len, d_model); if asked for, weights (batch, heads, q_len, k_len) as well. Without batch if x
+            has none.
+        Raises: ShapeError: x has neither two nor three axes.
         """
+        if x.dim() == 2:
+            answer = self.forward(x[None], None if memory is None else memory[None], places, mask, need_weights=True)
+            return (answer[0][0], answer[1][0]) if need_weights else answer[0][0]
+        if x.dim() != 3:
+            raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, q_len, d_model), or (q_len, d_model).")
         k, v = self.project_memory(x if memory is None else torch.cat([memory, x], dim=1))
-        return self.attend(self.project_query(x), k, v, *self.project_positions(places), mask)
+        if places is None:
+            places = self.places(x.shape[1], k.shape[2], x)
+        given = (self.project_query(x), k, v, *self.project_positions(places), mask)
+        return self.attend_openly(*given) if need_weights else self.attend(*given)
+
+
+def _distances(q_len: int, k_len: int, causal: bool, device: torch.device) -> Int[Tensor, " num_distances"]:
+    """From the last query to the first key, down to 0; or down to that from the first query to the last key."""
+    return torch.arange(k_len - 1, -1 if causal else -q_len, -1, device=device)
 
 
 class LearnedRelativeAttention(RelativeAttention):
     """Relative attention with a trained key and a trained score for every distance and head.
 
-    Shaw et al. 2018, arXiv:1803.02155, in the form of the official Transformer-XL's attention type 1.
-    Args: max_len: distances that are told apart; from max_len - 1 on all are one.
+        >>> attention = LearnedRelativeAttention(16, 4, max_len=64, num_future=63)
+        >>> attention(torch.randn(2, 5, 16)).shape  # every position sees every other
+        torch.Size([2, 5, 16])
 
-    Shape: distance_embedding (max_len, heads, head_dim), distance_bias (max_len, heads), by rising distance.
+    Paper: Shaw et al. 2018, arXiv:1803.02155, in the form of the official Transformer-XL's attention type 1.
+    Args:
+        max_len: distances from 0 up that are told apart; from max_len - 1 on all are one.
+        num_future: distances below 0 that are told apart, of keys after the query; below -num_future all are one. 0:
+            no query sees a later key.
+        others: see `RelativeAttention`.
+
+    Shape: distance_embedding (num_future + max_len, heads, head_dim), distance_bias (num_future + max_len, heads), by
+        rising distance from -num_future.
+    Raises: ConfigError: see `RelativeAttention`; max_len is below 1, or num_future below 0.
     """
 
-    def __init__(self, d_model: int, num_heads: int, head_dim: int, *, max_len: int, dropout: float = 0.0) -> None:
-        self.max_len = max_len
-        super().__init__(d_model, num_heads, head_dim, dropout=dropout)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        *,
+        max_len: int,
+        num_future: int = 0,
+        dropout: float = 0.0,
+        bias: bool | Collection[str] = False,
+    ) -> None:
+        if max_len < 1 or num_future < 0:
+            raise ConfigError(f"max_len is {max_len} and num_future {num_future}; they must be at least 1 and 0.")
+        self.max_len, self.num_future, self.causal = max_len, num_future, num_future == 0
+        super().__init__(d_model, num_heads, head_dim, dropout=dropout, bias=bias)
 
     def _make_position_parameters(self, d_model: int) -> None:
         self.position_bias = None
-        self.distance_embedding = nn.Parameter(torch.empty(self.max_len, self.num_heads, self.head_dim))
-        self.distance_bias = nn.Parameter(torch.empty(self.max_len, self.num_heads))
+        distances = self.num_future + self.max_len
+        self.distance_embedding = nn.Parameter(torch.empty(distances, self.num_heads, self.head_dim))
+        self.distance_bias = nn.Parameter(torch.empty(distances, self.num_heads))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         nn.init.zeros_(self.distance_bias)
 
-    def project_positions(self, places: Int[Tensor, " k_len"]) -> tuple[Tensor, Tensor | None]:
+    def places(self, q_len: int, k_len: int, like: Tensor) -> Tensor:
+        return _distances(q_len, k_len, self.causal, like.device)
+
+    def project_positions(self, places: Int[Tensor, " num_distances"]) -> tuple[Tensor, Tensor | None]:
         """Rows of the tables. places: distances, farthest first."""
-        rows = places.clamp(max=self.max_len - 1)
+        rows = places.clamp(-self.num_future, self.max_len - 1) + self.num_future
         return self.distance_embedding[rows].transpose(0, 1), self.distance_bias[rows].t()

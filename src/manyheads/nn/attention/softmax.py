@@ -20,6 +20,9 @@ def masked_softmax(
 ) -> Float[Tensor, "*rows k_len"]:
     """Softmax over the last axis among the keys that may be attended; summed in float32 at least.
 
+        >>> masked_softmax(torch.zeros(2, 4), torch.tensor([[True, True, False, False], [False] * 4])).tolist()
+        [[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+
     Args:
         scores: any leading axes.
         allowed: broadcastable to scores, True = may attend; None allows all.

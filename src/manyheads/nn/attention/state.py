@@ -18,15 +18,29 @@ def register_state(cls: type, *fields: str) -> None:
     def flatten(state: Any) -> tuple[list[Any], None]:
         return [getattr(state, name) for name in fields], None
 
+    def flatten_with_keys(state: Any) -> tuple[list[Any], None]:
+        return [(pytree.GetAttrKey(name), getattr(state, name)) for name in fields], None
+
     def unflatten(values: Any, _: Any) -> Any:
         return cls(**dict(zip(fields, values, strict=True)))
 
-    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        flatten_with_keys_fn=flatten_with_keys,
+    )
 
 
 @dataclass(frozen=True)
 class KeyValueState:
     """Projected keys and values of the positions seen so far.
+
+        >>> state = KeyValueState.empty(rows=2, num_heads=4, head_dim=8, like=torch.zeros(1))
+        >>> state = state.append(torch.randn(2, 4, 3, 8), torch.randn(2, 4, 3, 8))
+        >>> state.filled()[0].shape, state.reorder(torch.tensor([1, 1, 0])).key.shape[0]
+        (torch.Size([2, 4, 3, 8]), 3)
 
     Shape: key, value (rows, heads, capacity, head_dim), of which the first `length` positions are filled; length ()
         int64 on the CPU.

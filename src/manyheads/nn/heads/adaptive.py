@@ -53,6 +53,10 @@ def _projections(d_model: int, widths: Sequence[int], always: bool) -> nn.Parame
 class AdaptiveEmbedding(nn.Module):
     """Vectors of a width that falls with frequency, brought to d_model and scaled by its root.
 
+        >>> embedding = AdaptiveEmbedding(1000, 16, cutoffs=(100, 400), d_embed=16, div_value=2)
+        >>> embedding(torch.tensor([[3, 250, 999]])).shape, [tuple(table.shape) for table in embedding.tables]
+        (torch.Size([1, 3, 16]), [(100, 16), (300, 8), (600, 4)])
+
     Paper: Baevski and Auli 2019, arXiv:1809.10853, sec. 3; Dai et al. 2019, sec. 4.
     Args:
         vocab_size, cutoffs, d_embed, div_value: see `Clusters`.
@@ -102,6 +106,14 @@ class AdaptiveEmbedding(nn.Module):
 
 class AdaptiveHead(nn.Module):
     """Softmax over a shortlist and the names of clusters, and a second one within a cluster.
+
+        >>> head = AdaptiveHead(1000, 16, cutoffs=(100, 400), d_embed=16, div_value=2)
+        >>> hidden, targets = torch.randn(5, 16), torch.tensor([3, 250, 999, 0, 1])
+        >>> head.log_probs(hidden).shape, head.token_losses(hidden, targets).shape
+        (torch.Size([5, 1000]), torch.Size([5]))
+        >>> loss_sum, nll_sum = head.loss(hidden, targets, torch.ones(5, dtype=torch.bool))
+        >>> loss_sum.shape
+        torch.Size([])
 
     Paper: Grave et al. 2017, arXiv:1609.04309, sec. 4. P(token in cluster i) = P(cluster i) P(token | cluster i).
     Args:
@@ -153,14 +165,21 @@ class AdaptiveHead(nn.Module):
         *,
         label_smoothing: float = 0.0,
         chunk_tokens: int = 2048,
+        num_sampled: int = 0,
     ) -> HeadLoss:
         """Summed loss over the positions to keep; see `LinearHead.loss`.
 
-        Raises: ConfigError: label_smoothing is not 0: a share for every token has no place in two softmaxes.
+        Raises: ConfigError: label_smoothing is not 0: a share for every token has no place in two softmaxes; or
+            num_sampled is not: clusters and candidates are two ways to the same end.
         Cost: a token of the shortlist never meets a tail; memory chunk_tokens x the largest cluster.
         """
         if label_smoothing:
             raise ConfigError(f"label_smoothing is {label_smoothing}; an adaptive softmax has none. Set it to 0.")
+        if num_sampled:
+            raise ConfigError(
+                f"num_sampled is {num_sampled}, and this softmax is adaptive; take one of the two: set num_sampled to"
+                " 0, or leave cutoffs empty."
+            )
         kept = hidden[keep]
         wanted = targets[keep]
         cluster = torch.bucketize(

@@ -10,8 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
+from manyheads.errors import ConfigError
 from manyheads.nn.heads.chunks import pad_rows, rows_at_once, rows_in_a_tile
 from manyheads.nn.heads.consistency import consistent_loss
+from manyheads.nn.heads.sampled import LogUniformCandidates, sampled_loss
 
 __all__ = ["HeadLoss", "LinearHead", "smoothed_loss"]
 
@@ -20,6 +22,14 @@ HeadLoss = tuple[Tensor, Tensor]
 
 class LinearHead(nn.Module):
     """One row of weights a token: logits = W h + b.
+
+        >>> head = LinearHead(d_model=16, vocab_size=100)
+        >>> hidden, targets = torch.randn(2, 5, 16), torch.randint(100, (2, 5))
+        >>> head.log_probs(hidden).shape
+        torch.Size([2, 5, 100])
+        >>> loss_sum, nll_sum = head.loss(hidden, targets, keep=targets != 0, label_smoothing=0.1)
+        >>> loss_sum.shape
+        torch.Size([])
 
     Paper: Vaswani et al. 2017, sec. 3.4 (tied weights: Press and Wolf 2017) and 5.4 (label smoothing).
     Args:
@@ -34,6 +44,7 @@ class LinearHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
+        self._candidates: LogUniformCandidates | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -60,6 +71,7 @@ class LinearHead(nn.Module):
         chunk_tokens: int = 2048,
         again: Float[Tensor, "*rows d_model"] | None = None,
         r_drop: float = 0.0,
+        num_sampled: int = 0,
     ) -> HeadLoss:
         """Summed loss over the positions to keep.
 
@@ -69,9 +81,12 @@ class LinearHead(nn.Module):
             chunk_tokens: rows of logits that exist at once.
             again: the same positions' hidden states from a second pass under other dropout.
             r_drop: with `again`, the weight on the two passes' disagreement (see `heads.consistency`).
+            num_sampled: draws of candidates that stand for the whole vocabulary, from torch's global generator (see
+                `heads.sampled`); both sums are then estimates. 0 takes all of it.
 
         Returns: (loss_sum, nll_sum), float32 scalars; the gradient flows through the first alone.
-        Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size.
+        Raises: ConfigError: num_sampled along with label_smoothing or r_drop, which need every token's probability.
+        Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size; tokens x num_sampled with candidates.
         """
         rows = keep.flatten().nonzero().squeeze(1)
         if again is None and _nothing_to_drop(rows, keep):
@@ -80,10 +95,24 @@ class LinearHead(nn.Module):
             )
         kept = hidden.flatten(0, -2).index_select(0, rows)
         wanted = targets.flatten().index_select(0, rows)
+        if num_sampled:
+            if label_smoothing or again is not None:
+                raise ConfigError(
+                    f"num_sampled is {num_sampled}: candidates know nothing of label smoothing ({label_smoothing}) or"
+                    f" R-Drop ({r_drop}); set these to 0, or num_sampled."
+                )
+            loss = self._against_candidates(kept, wanted, num_sampled)
+            return loss, loss.detach()
         if again is not None:
             other = again.flatten(0, -2).index_select(0, rows)
             return consistent_loss(kept, other, wanted, self.weight, self.bias, r_drop, label_smoothing, chunk_tokens)
         return smoothed_loss(kept, wanted, self.weight, self.bias, label_smoothing, chunk_tokens)
+
+    def _against_candidates(self, hidden: Tensor, targets: Tensor, num_sampled: int) -> Tensor:
+        if self._candidates is None or self._candidates.num_draws != num_sampled:
+            self._candidates = LogUniformCandidates(self.weight.shape[0], num_sampled)
+        drawn, log_inclusion = self._candidates.draw(), self._candidates.log_inclusion
+        return sampled_loss(hidden, targets, self.weight, self.bias, drawn, log_inclusion).sum()
 
     def token_losses(
         self, hidden: Float[Tensor, "tokens d_model"], targets: Int[Tensor, " tokens"]

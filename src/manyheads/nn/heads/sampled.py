@@ -59,10 +59,11 @@ def sampled_loss(
     Shape: log_inclusion[k] = log of the chance that k is among the candidates.
     Cost: memory tokens x candidates.
     """
+    candidates, log_inclusion = candidates.to(hidden.device), log_inclusion.to(hidden.device)
     rows = torch.cat([targets, candidates])
     own, others = torch.split(F.embedding(rows, weight), [len(targets), len(candidates)])
     true = (hidden * own).sum(-1, dtype=torch.float32)
-    sampled = (hidden @ others.t()).float() - log_inclusion.to(hidden.device)[candidates]
+    sampled = (hidden @ others.t()).float() - log_inclusion[candidates]
     if bias is not None:
         true, sampled = true + bias[targets], sampled + bias[candidates]
     sampled = sampled.masked_fill(targets[:, None] == candidates[None, :], -torch.inf)

@@ -1,0 +1,214 @@
+"""A drop-in for `torch.nn.MultiheadAttention`, without its faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
+from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Mask
+from manyheads.nn.attention.multi_head import merge_heads, split_heads
+from manyheads.nn.dropout import dropout as drop
+
+__all__ = ["TorchMultiheadAttention", "mask_of_torch"]
+
+
+class TorchMultiheadAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention`: the same constructor, call, results and state dict, and none of these faults.
+
+    - A query that may attend to nothing gives NaN there with weights and zeros without. Here: zeros before the output
+      map, and weights of zero.
+    - There, `is_causal` without weights puts a causal mask in the place of whatever `attn_mask` was given, and counts
+      the keys of `add_bias_kv` and `add_zero_attn` among those that come too late. Here `attn_mask` is obeyed, and
+      outputs are the same whether weights are asked for or not (in training, dropout draws other numbers).
+    - `is_causal` without an `attn_mask` is refused there. Here it is a causal mask.
+    - Masks of unlike types, one of bool and one of numbers, go together without a warning.
+
+    Nested tensors are refused: give `key_padding_mask`.
+
+        >>> attention = TorchMultiheadAttention(embed_dim=16, num_heads=4, batch_first=True)
+        >>> x = torch.randn(2, 5, 16)
+        >>> padding = torch.tensor([[False] * 5, [True] * 5])  # the second row is nothing but padding
+        >>> out, weights = attention(x, x, x, key_padding_mask=padding)
+        >>> out.shape, weights.shape, weights[1].sum().item()
+        (torch.Size([2, 5, 16]), torch.Size([2, 5, 5]), 0.0)
+        >>> theirs = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+        >>> attention.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> torch.allclose(attention(x, x, x)[0], theirs(x, x, x)[0], atol=1e-5)
+        True
+
+    Args: those of `torch.nn.MultiheadAttention`.
+    Raises: ConfigError: embed_dim is not divisible by num_heads, or one of them is below 1.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, *args: Any, **kwargs: Any) -> None:
+        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+            raise ConfigError(
+                f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}, or one of them is below 1; change"
+                " one of them."
+            )
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend.
+
+        Args:
+            query, key, value: (length, batch, width), with `batch_first` (batch, length, width), or (length, width).
+            key_padding_mask: (batch, k_len), or (k_len,) without a batch; True = padding, or numbers that are added to
+                the scores.
+            need_weights: hand out the weights, after dropout, as torch does.
+            attn_mask: (q_len, k_len) or (batch x heads, q_len, k_len); True = blocked, or numbers.
+            average_attn_weights: weights averaged over heads, (batch, q_len, k_len); if not, (batch, heads, q_len,
+                k_len). k_len counts the keys that `add_bias_kv` and `add_zero_attn` append.
+            is_causal: no query sees a later key; heeded where no attn_mask is given.
+
+        Raises: ShapeError: query, key, value and masks do not fit each other.
+        """
+        self._check(query, key, value)
+        batched = query.dim() == 3
+        same = query is key and key is value
+        if not batched:
+            query, key, value = query[None], key[None], value[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        batch, q_len, k_len = query.shape[0], query.shape[1], key.shape[1]
+        q, k, v = self._project(query, key, value, same)
+        k, v = self._with_extra_keys(k, v)
+        mask = mask_of_torch(
+            attn_mask, key_padding_mask, batch, self.num_heads, q_len, k_len, more_keys=k.shape[2] - k_len
+        )
+        if is_causal and attn_mask is None:
+            mask = _Causal(k_len) & mask if k.shape[2] > k_len else Causal() & mask
+        rate = self.dropout if self.training else 0.0
+        weights: Tensor | None = None
+        if need_weights:
+            weights = drop(dot_product_weights(q, k, mask), rate)
+            attended = torch.matmul(weights, v)
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+        else:
+            attended = dot_product_attention(q, k, v, mask, rate)
+        out: Tensor = self.out_proj(merge_heads(attended))
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise ShapeError("nested tensors are not taken; pad them and give key_padding_mask.")
+        if not query.dim() == key.dim() == value.dim() or query.dim() not in (2, 3):
+            raise ShapeError(
+                f"query, key and value of shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)} must"
+                " all have three axes, or all have two."
+            )
+        widths = (query.shape[-1], key.shape[-1], value.shape[-1])
+        if widths != (self.embed_dim, self.kdim, self.vdim):
+            raise ShapeError(
+                f"query, key and value are {widths} wide; embed_dim, kdim and vdim are"
+                f" {(self.embed_dim, self.kdim, self.vdim)}."
+            )
+        axis = 0 if self.batch_first else 1
+        if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[axis] != key.shape[axis]):
+            layout = "(batch, length, width)" if self.batch_first else "(length, batch, width)"
+            raise ShapeError(
+                f"query, key and value of shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)},"
+                f" read as {layout}, must have one batch size, and as many keys as values; batch_first is"
+                f" {self.batch_first}."
+            )
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor, same: bool) -> tuple[Tensor, ...]:
+        """Three of (batch, heads, length, head_dim)."""
+        # in_proj_weight is absent where widths differ; torch's annotation does not say so.
+        if self._qkv_same_embed_dim:
+            if same:
+                joined = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+                return tuple(split_heads(x, self.num_heads) for x in joined)
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        given = zip((query, key, value), weights, biases, strict=True)
+        return tuple(split_heads(F.linear(x, weight, bias), self.num_heads) for x, weight, bias in given)
+
+    def _with_extra_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Behind the keys and values: a trained pair, and one of zeros, as the options say."""
+        if self.bias_k is not None and self.bias_v is not None:
+            rows = (x.expand(k.shape[0], 1, -1).to(k.dtype) for x in (self.bias_k, self.bias_v))
+            more_k, more_v = (split_heads(x, self.num_heads) for x in rows)
+            k, v = torch.cat([k, more_k], dim=2), torch.cat([v, more_v], dim=2)
+        if self.add_zero_attn:
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        return k, v
+
+
+class _Causal(Mask):
+    """Causal among the first `keys`; what is behind them is for all."""
+
+    def __init__(self, keys: int) -> None:
+        self.keys = keys
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return ((keys[None] <= queries[:, None]) | (keys[None] >= self.keys))[None, None]
+
+
+def mask_of_torch(
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    batch: int,
+    num_heads: int,
+    q_len: int,
+    k_len: int,
+    more_keys: int = 0,
+) -> Mask | None:
+    """torch's two masks as one of ours.
+
+    Args:
+        attn_mask: (q_len, k_len) or (batch x heads, q_len, k_len); True = blocked, or numbers that are added.
+        key_padding_mask: (batch, k_len), likewise.
+        more_keys: keys behind these that all may attend to.
+
+    Raises: ShapeError: a mask has another shape, or holds integers.
+    """
+    mask: Mask | None = None
+    if attn_mask is not None:
+        if attn_mask.shape not in ((q_len, k_len), (batch * num_heads, q_len, k_len)):
+            raise ShapeError(
+                f"attn_mask has shape {tuple(attn_mask.shape)}; it must be (q_len, k_len), here {(q_len, k_len)}, or"
+                f" (batch x heads, q_len, k_len), here {(batch * num_heads, q_len, k_len)}."
+            )
+        pattern = attn_mask if attn_mask.dim() == 2 else attn_mask.view(batch, num_heads, q_len, k_len)
+        mask = _blocked_or_added(F.pad(pattern, (0, more_keys)), "attn_mask")
+    if key_padding_mask is not None:
+        if key_padding_mask.shape != (batch, k_len):
+            raise ShapeError(
+                f"key_padding_mask has shape {tuple(key_padding_mask.shape)}; it must be (batch, k_len), here"
+                f" {(batch, k_len)}, or (k_len,) for inputs without a batch."
+            )
+        padding = F.pad(key_padding_mask, (0, more_keys))
+        if padding.dtype == torch.bool:
+            return KeyPadding(~padding) & mask
+        return _blocked_or_added(padding[:, None, None], "key_padding_mask") & mask
+    return mask
+
+
+def _blocked_or_added(pattern: Tensor, name: str) -> Mask:
+    if pattern.dtype == torch.bool:
+        return Dense(~pattern)
+    if pattern.is_floating_point():
+        return Bias(pattern)
+    raise ShapeError(f"{name} is of type {pattern.dtype}; it must be bool (True = blocked), or numbers that are added.")

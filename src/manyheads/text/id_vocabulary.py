@@ -1,0 +1,142 @@
+"""Numbers as they stand in binary files, as a vocabulary: pictures, sound, events. They stand for no text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.errors import DataError
+from manyheads.text.settings import ITEM_BYTES
+from manyheads.text.vocabulary import Documents, Vocabulary
+
+__all__ = ["CHANNELS", "IdVocabulary"]
+
+CHANNELS = 3
+
+
+class IdVocabulary(Vocabulary):
+    """Ids 0 to num_ids - 1 as they are; one more begins a document, where there are documents.
+
+    Args:
+        num_ids: ids in the files are below it.
+        form: how the files hold an id: `bytes` (uint8), or `u16` (uint16, little-endian).
+        documents: `none`, `files`, or `fixed`: all of one length, so that no token need say where one ends.
+        document_len: that length, in ids.
+        image_size: the ids are square pictures of so many pixels a side, in raster order, three bytes a pixel; 0: not.
+
+    Raises: DataError: the numbers contradict one another.
+    """
+
+    kind = "ids"
+    unk_id = None
+
+    def __init__(
+        self,
+        num_ids: int,
+        form: Literal["bytes", "u16"] = "bytes",
+        documents: Documents = "none",
+        *,
+        document_len: int = 0,
+        image_size: int = 0,
+    ) -> None:
+        most = 256 ** ITEM_BYTES[form]
+        if not 1 <= num_ids <= most:
+            raise DataError(f"a vocabulary of {num_ids} ids cannot be; in the form {form!r} there are 1 to {most:,}.")
+        if documents == "lines" or (documents == "fixed") != (document_len > 0) or document_len < 0:
+            raise DataError(f"documents {documents!r} of length {document_len} cannot be; ids have no lines.")
+        if image_size and (document_len != CHANNELS * image_size**2 or (num_ids, form) != (256, "bytes")):
+            raise DataError(
+                f"pictures of {image_size} pixels a side are documents of {CHANNELS * image_size**2} bytes."
+            )
+        self.num_ids = num_ids
+        self.form: Literal["bytes", "u16"] = form
+        self.documents = documents
+        self.document_len = document_len
+        self.image_size = image_size
+        self.end_id = num_ids if documents == "files" else None
+        self.line_id = 0 if documents == "none" else num_ids
+
+    @property
+    def is_text(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def vocab_size(self) -> int:
+        """num_ids, and one more with documents."""
+        return self.num_ids + (self.begin_id is not None)
+
+    @property
+    def begin_id(self) -> int | None:
+        """Read before a document; it also ends one, unless all are of one length."""
+        return None if self.documents == "none" else self.num_ids
+
+    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
+        """Nothing for nothing. Raises: DataError: a line holds text."""
+        if any(lines):
+            raise DataError(
+                "This model knows numbers and no text; give it ids from a file: manyheads generate MODEL --input FILE."
+            )
+        return [[] for _ in lines]
+
+    def read_ids(self, content: bytes, name: str = "The content") -> list[int]:
+        """The ids of a file's content.
+
+        Args: name: what messages call it.
+
+        Raises: DataError: half an id at the end, or one outside the vocabulary.
+        """
+        size = ITEM_BYTES[self.form]
+        if len(content) % size:
+            raise DataError(
+                f"{name} has {len(content):,} bytes, no whole number of ids of {size} bytes; is it cut off?"
+            )
+        ids = np.frombuffer(content, self.dtype)
+        above = np.flatnonzero(ids >= self.num_ids)
+        if len(above):
+            raise DataError(
+                f"{name} holds {ids[above[0]]} as its id {above[0]:,}; ids of this vocabulary are 0 to"
+                f" {self.num_ids - 1:,}."
+            )
+        return [int(index) for index in ids]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """How files hold an id."""
+        return np.dtype("u1" if self.form == "bytes" else "<u2")
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        """The bytes of a file that holds the ids; the beginning and end of a document give nothing."""
+        known = np.array([index for index in self._checked(ids) if index < self.num_ids], self.dtype)
+        return known.tobytes()
+
+    def picture(self, ids: Sequence[int]) -> NDArray[np.uint8]:
+        """The pixels of a picture, (image_size, image_size, 3); what is missing at the end stays black.
+
+        Raises: DataError: the ids are no pictures, or too many for one.
+        """
+        content = self.decode_bytes(ids)
+        if not self.image_size or len(content) > self.document_len:
+            raise DataError(
+                f"{len(content):,} bytes are no picture of this vocabulary, whose pictures have {self.document_len:,}."
+            )
+        pixels = np.frombuffer(content.ljust(self.document_len, b"\0"), np.uint8)
+        return pixels.reshape(self.image_size, self.image_size, CHANNELS)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The numbers, and `<eod>` for what begins and ends documents."""
+        return [str(index) if index < self.num_ids else "<eod>" for index in self._checked(ids)]
+
+    def to_json(self) -> str:
+        """The content of tokenizer.json."""
+        return self._render(
+            num_ids=self.num_ids, form=self.form, document_len=self.document_len, image_size=self.image_size
+        )
+
+    def describe(self) -> dict[str, object]:
+        """What people may want to know."""
+        sizes = {"document_len": self.document_len, "image_size": self.image_size}
+        return {**super().describe(), "form": self.form, **{name: size for name, size in sizes.items() if size}}

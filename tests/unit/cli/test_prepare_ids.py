@@ -1,0 +1,58 @@
+"""`manyheads prepare --task lm` of what is no text: ids in binary files, and pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+Cli = Callable[..., int]
+Image = pytest.importorskip("PIL.Image")
+
+
+def test_the_command_prepares_ids_and_pictures(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "events.bin")
+    common = ["prepare", "--task", "lm", "--valid-bytes", "200"]
+    given = ["--format", "u16", "--corpus", tmp_path / "events.bin", "-o", tmp_path / "events"]
+    assert manyheads(*common, *given, "--vocab-size", "1024") == 0
+    captured = capsys.readouterr()
+    assert "train: 900 tokens from ids 0 to 900" in captured.out
+    assert "vocabulary  ids, 1,024 ids" in captured.out
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        pixels = np.full((8, 8, 3), number * 50, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "in" / f"{number}.png")
+    assert manyheads(*common, "--layout", "images", "--image-size", "8", "--corpus", tmp_path / "in", "-o",
+                     tmp_path / "pictures") == 0  # fmt: skip
+    capsys.readouterr()
+    assert manyheads("info", tmp_path / "pictures", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["counts"]["train"]["documents"], record["counts"]["valid"]["documents"]) == (2, 1)
+    assert record["tokenizer"]["image_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layout", "images"], "needs --image-size"),
+        (["--layout", "images", "--image-size", "8", "--format", "bytes"], "--format is decided by --layout images"),
+        (["--format", "bytes", "--level", "bytes"], "--level is of a text"),
+        (["--format", "bytes", "--resize"], "are of pictures"),
+        (["--format", "u16", "--layout", "enwik8"], "a text; give one of them"),
+        (["--image-size", "8"], "--image-size has no meaning with a text"),
+        (["--format", "bytes", "--documents", "lines"], "--documents lines is of a text"),
+        (["--format", "bytes", "--lowercase"], "are of a text"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    given = ["--corpus", tmp_path / "a", "--valid-bytes", "0", "-o", tmp_path / "data"]
+    assert manyheads("prepare", "--task", "lm", *given, *arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
