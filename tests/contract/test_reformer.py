@@ -478,4 +478,4 @@ def test_presets_can_be_built(preset: str) -> None:
     config = replace(ARCHITECTURES["reformer"].presets[preset](), vocab_size=256)
     with torch.device("meta"):
         model = build_model(config)
-    assert preset in ("debug", "small") or sum(p.numel() for p in model.parameters()) > 1e7
+    assert preset in ("debug", "small", "million") or sum(p.numel() for p in model.parameters()) > 1e7

@@ -80,6 +80,22 @@ def imagenet64() -> ReformerConfig:
     )
 
 
+def million() -> ReformerConfig:
+    """1,048,576 bytes at once, on two cores within 20 GiB of memory (`benchmarks/reformer_length.py`)."""
+    return ReformerConfig(
+        d_model=256,
+        num_heads=4,
+        d_ff=1024,
+        num_layers=4,
+        axial_shape=(1024, 1024),
+        axial_dims=(128, 128),
+        max_len=1 << 20,
+        num_hashes=2,
+        dropout=0.0,
+        ff_chunk_len=16_384,
+    )
+
+
 def seq2seq_debug() -> ReformerSeq2SeqConfig:
     """Small enough for a test, with hashing in it."""
     return ReformerSeq2SeqConfig(
@@ -110,6 +126,7 @@ PRESETS: dict[str, Callable[[], ReformerConfig]] = {
     "small": small,
     "enwik8": enwik8,
     "imagenet64": imagenet64,
+    "million": million,
 }
 SEQ2SEQ_PRESETS: dict[str, Callable[[], ReformerSeq2SeqConfig]] = {
     "debug": seq2seq_debug,

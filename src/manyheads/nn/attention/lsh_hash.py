@@ -9,8 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.errors import ShapeError
+from manyheads.nn.chunking import chunk_slices
 
 __all__ = ["SortedPositions", "hash_vectors", "mark_padding", "rotations", "sort_positions"]
+
+# Rotated vectors' numbers that exist at once.
+_ROTATED_NUMBERS = 1 << 22
 
 
 def rotations(
@@ -53,17 +57,21 @@ def hash_vectors(
             f" shape {tuple(vectors.shape)} (batch, heads, length, head_dim) into {factors} buckets."
         )
     precise = torch.promote_types(vectors.dtype, torch.float32)
+    batch, _, length, _ = vectors.shape
+    buckets = torch.zeros(batch, heads, rounds, length, dtype=torch.int64, device=vectors.device)
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
         across = rotations.to(precise).permute(0, 2, 3, 1).reshape(heads, rounds * directions, head_dim)
-        rotated = torch.matmul(across, vectors.detach().to(precise).transpose(-1, -2))
-        # (batch, heads, rounds, directions, length)
-        rotated = rotated.view(*vectors.shape[:2], rounds, directions, vectors.shape[2])
-        buckets = torch.zeros_like(rotated[:, :, :, 0], dtype=torch.int32)
-        first, below = 0, 1
-        for factor in factors:
-            buckets.add_(_farthest(rotated[:, :, :, first : first + factor // 2]), alpha=below)
-            first, below = first + factor // 2, below * factor
-    return buckets.long()
+        step = max(1, _ROTATED_NUMBERS // max(1, batch * heads * rounds * directions))
+        for some in chunk_slices(length, step):
+            rotated = torch.matmul(across, vectors[:, :, some].detach().to(precise).transpose(-1, -2))
+            # (batch, heads, rounds, directions, some)
+            rotated = rotated.view(batch, heads, rounds, directions, -1)
+            first, below = 0, 1
+            for factor in factors:
+                found = _farthest(rotated[:, :, :, first : first + factor // 2])
+                buckets[..., some].add_(found, alpha=below)
+                first, below = first + factor // 2, below * factor
+    return buckets
 
 
 def _farthest(rotated: Tensor) -> Tensor:
