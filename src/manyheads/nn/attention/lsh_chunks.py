@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.dropout import scaled_mask
 
 __all__ = ["chunked_attention", "ranks_of", "sorting_order"]
@@ -29,6 +30,8 @@ _TILE_NUMBERS = 1 << 19
 _TILE_NUMBERS_ELSEWHERE = 1 << 26
 # Places (rows x rounds x length) whose results exist, sorted, at once; a row's at least.
 _GROUP_PLACES = 1 << 16
+# Positions of a row that are worked on at once in float32, where that is done to all of them.
+_PIECE_LEN = 1 << 13
 # Up to this bound on all scores they need no shift before exp: e^60 and e^-60, and sums of thousands of them, are well
 # within the range of float32 and of bfloat16.
 _SAFE_SCORE = 60.0
@@ -177,12 +180,29 @@ class _Inputs:
         known = (torch.bfloat16, torch.float32, torch.float64)
         compute = qk.dtype if qk.dtype in known else torch.float32
         q = qk.to(compute).flatten(0, 1)
-        wide = q.to(torch.promote_types(compute, torch.float32))
-        squares = wide.square().sum(dim=-1, keepdim=True)
-        factors = settings.scale * torch.rsqrt(squares + settings.key_eps * q.shape[-1])
+        k = torch.empty_like(q)
+        factors = q.new_empty(*q.shape[:2], 1, dtype=torch.promote_types(compute, torch.float32))
+        # In pieces, since in a wider type they take as much again and more.
+        for piece, key, factor in _pieces(q, k, factors):
+            wide = piece.to(factor.dtype)
+            torch.sum(wide.square(), dim=-1, keepdim=True, out=factor)
+            factor.add_(settings.key_eps * q.shape[-1]).rsqrt_().mul_(settings.scale)
+            torch.mul(wide, factor, out=key)
         if safe is None:
-            safe = q.numel() == 0 or bool(squares.amax() * settings.scale**2 <= _SAFE_SCORE**2)
-        return cls(q, (wide * factors).to(compute), v.to(compute).flatten(0, 1), factors, safe)
+            longest = factors.amin().reciprocal() * settings.scale if q.numel() else factors.new_zeros(())
+            safe = bool(longest * settings.scale <= _SAFE_SCORE)
+        return cls(q, k, v.to(compute).flatten(0, 1), factors, safe)
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of the same parts, (1, some, width), of tensors of (rows, length, width); all at once on a device."""
+    rows, length = tensors[0].shape[:2]
+    if tensors[0].device.type != "cpu":
+        yield tensors
+        return
+    for row in range(rows):
+        for some in chunk_slices(length, _PIECE_LEN):
+            yield tuple(one[row : row + 1, some] for one in tensors)
 
 
 @dataclass
