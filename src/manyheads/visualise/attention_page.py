@@ -51,9 +51,9 @@ def attention_page(views: Sequence[AttentionView], *, title: str, note: str = ""
         f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:;"
         " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    # Each once, and the data last: nothing that it holds is looked at again.
+    # The title and the data last: nothing that they hold is looked at again.
     before, after = _file("page.html").split("{{data}}")
-    for name, value in (("policy", policy), ("title", html.escape(title)), ("style", style)):
+    for name, value in (("policy", policy), ("style", style), ("title", html.escape(title))):
         before = before.replace(f"{{{{{name}}}}}", value)
     return before + data + after.replace("{{script}}", script)
 

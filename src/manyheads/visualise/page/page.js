@@ -238,9 +238,9 @@
     const flat = widest(names.k, size) + 6 <= cell;
     const slant = flat ? 0 : 55, long = widest(names.k, size);
     const top = 22 + (flat ? size + 6 : long * Math.sin((slant * Math.PI) / 180) + size);
-    const w = cell * columns, h = cell * rows, bar = left + w + 22;
+    const w = cell * columns, h = cell * rows, bar = left + w + 22, tall = Math.min(150, Math.max(60, h));
     return {
-      width: Math.max(bar + 70, left + w + (flat ? 0 : long * 0.6) + 20), height: top + h + 8,
+      width: Math.max(bar + 70, left + w + (flat ? 0 : long * 0.6) + 20), height: top + Math.max(h, tall) + 8,
       paint(painter) {
         const ink = colours();
         painter.text("query ↓   key →", 4, 10, { size: 11, fill: ink.muted });
@@ -258,10 +258,10 @@
         painter.frame(left, top, w, h, ink.line);
         if (v.memory) {
           painter.line(left + v.memory * cell, top - 4, left + v.memory * cell, top + h, ink.accent, 1.5);
-          painter.text("memory", left + 2, 10, { size: 11, fill: ink.accent });
+          painter.text("memory", Math.max(left + 2, 96), 10, { size: 11, fill: ink.accent });
         }
         if (state.cursor) painter.frame(left + state.cursor.column * cell, top + state.cursor.row * cell, cell, cell, ink.accent, 2.5);
-        const tall = Math.min(150, Math.max(60, h)), slices = 40;
+        const slices = 40;
         for (let i = 0; i < slices; i++) {
           const share = 1 - (i + 0.5) / slices;
           painter.rect(bar, top + (i * tall) / slices, 11, tall / slices + 0.5, `rgb(${ramp[shade(share, 1)].join(" ")})`);
@@ -323,7 +323,7 @@
             const weight = cells.at[i * columns + j];
             const mine = pick && (pick.side === "q" ? pick.index === i : pick.index === j);
             if (weight < (mine ? 0.002 : 0.02) || (pick && !mine)) continue;
-            const strength = state.faint ? Math.sqrt(weight) : weight;
+            const strength = state.faint ? Math.sqrt(weight) : weight ** 0.8;
             painter.line(x1, y1(i), x2, y2(j), mine ? ink.accent : link, 0.6 + 2.2 * strength, Math.min(1, 0.06 + 0.94 * strength));
           }
         }

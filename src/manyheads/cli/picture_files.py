@@ -1,0 +1,21 @@
+"""Which pictures to write is said by the ends of their files' names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from manyheads.errors import ConfigError
+
+__all__ = ["PICTURES", "check_kinds"]
+
+PICTURES = ("png", "svg", "pdf")
+
+
+def check_kinds(names: Sequence[str], kinds: Sequence[str] = PICTURES) -> None:
+    """Raises: ConfigError: there is no file, or one whose kind is none of these."""
+    if not names:
+        raise ConfigError(f"--output names no file; give one that ends in .{', .'.join(kinds)}.")
+    for name in names:
+        if Path(name).suffix[1:].lower() not in kinds:
+            raise ConfigError(f"--output {name}: it must end in .{', .'.join(kinds)}.")
