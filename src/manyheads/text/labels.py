@@ -14,13 +14,15 @@ _DIGITS = "₀₁₂₃₄₅₆₇₈₉"
 def legible(tokens: Sequence[str]) -> list[str]:
     """Byte tokens that spell a character as that character and their number in it: `<0xE4> <0xBD> <0xA0>` as `你₁ 你₂ 你₃`.
 
-    Bytes that spell no character, and ASCII ones, which vocabularies show themselves where they can be seen, stay.
+    A visible ASCII sign stands for its byte; bytes that spell nothing that can be seen stay as they are.
     """
     labels = list(tokens)
     values = [int(found[1], 16) if (found := _BYTE.fullmatch(token)) else None for token in tokens]
     place = 0
     while place < len(labels):
         first = values[place]
+        if first is not None and 0x20 < first < 0x7F:
+            labels[place] = chr(first)
         length = 0 if first is None else 2 if 0xC2 <= first < 0xE0 else 3 if first < 0xF0 else 4 if first < 0xF5 else 0
         run = values[place : place + length]
         if first is None or first < 0xC2 or None in run:

@@ -24,7 +24,8 @@ _PREFERRED = (
     "Segoe UI Emoji",
     "Symbola",
 )
-_COLOURED = ("Noto Color Emoji", "Apple Color Emoji")  # pictures in place of outlines, which cannot be drawn
+_UNFIT = ("Noto Color Emoji", "Apple Color Emoji", "Last Resort", "LastResort")
+"""Fonts of pictures in place of outlines, which cannot be drawn, and of boxes for whatever there is."""
 _MOST_OPENED = 400
 
 
@@ -54,7 +55,7 @@ def _families(chars: frozenset[str]) -> tuple[list[str], frozenset[str]]:
         return preferred, 0 if plain else 1, entry.name, entry.fname
 
     for entry in sorted(fontManager.ttflist, key=rank)[:_MOST_OPENED] if missing else []:
-        if entry.name in (_FIRST, *_COLOURED, *families):
+        if entry.name.startswith(_UNFIT) or entry.name in (_FIRST, *families):
             continue
         found = missing & _signs(entry.fname)
         if found:
