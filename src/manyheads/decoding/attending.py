@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from manyheads.architectures.attentions import attentions_of
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
+from manyheads.architectures.tracing import TracedTensor, trace
 from manyheads.decoding.device import Precision, inference
 from manyheads.decoding.generator import READ_AT_ONCE, Generator
 from manyheads.decoding.translator import Translator
@@ -18,7 +20,7 @@ from manyheads.errors import ModelFileError, RequestError
 from manyheads.text.labels import legible
 from manyheads.visualise.attention_views import AttentionView, attention_view
 
-__all__ = ["open_model", "text_views", "translation_views"]
+__all__ = ["open_model", "shapes_of", "text_views", "translation_views"]
 
 
 def open_model(path: str | Path, device: str = "auto", precision: Precision = "fp32") -> Translator | Generator:
@@ -43,22 +45,12 @@ def translation_views(translator: Translator, source: str, target: str | None = 
     Raises: RequestError: the source is empty. ModelFileError: the model has no such attention.
     """
     reader, writer = translator.tokenizer.source, translator.tokenizer.target
-    source_ids = reader.encode(source)
-    if not source_ids:
-        raise RequestError("there is no text to look at; give at least one word.")
-    source_ids.append(reader.eos_id)
-    target_ids = writer.encode(translator.translate(source) if target is None else target)
-    if not isinstance(translator.model, Seq2Seq):
-        raise ModelFileError(f"a {type(translator.model).__name__} shows no attention.")
-    read, written = legible(reader.tokens(source_ids)), legible(writer.tokens([*target_ids, writer.eos_id]))
+    inputs = _translation_inputs(translator, source, target)
+    source_ids, seen_ids = inputs["source"][0].tolist(), inputs["target"][0].tolist()
+    read, written = legible(reader.tokens(source_ids)), legible(writer.tokens([*seen_ids[1:], writer.eos_id]))
     with inference(translator.device, translator.precision):
-        found = attentions_of(
-            translator.model,
-            torch.tensor([source_ids], device=translator.device),
-            torch.tensor([len(source_ids)], device=translator.device),
-            torch.tensor([[writer.bos_id, *target_ids]], device=translator.device),
-        )
-    seen = legible(writer.tokens([writer.bos_id, *target_ids]))
+        found = attentions_of(_module(translator), *inputs.values())
+    seen = legible(writer.tokens(seen_ids))
     return [
         attention_view("encoder", found.encoder, query_tokens=read),
         attention_view("decoder", found.decoder, query_tokens=written, key_tokens=seen, is_self=True),
@@ -75,12 +67,8 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
 
     Raises: RequestError: the text is empty, or all of it would be memory; memory for a model without.
     """
-    vocabulary, model = generator.vocabulary, generator.model
-    ids = [vocabulary.start_id, *vocabulary.encode(text)]
-    if len(ids) == 1:
-        raise RequestError("there is no text to look at; give at least one word.")
-    if vocabulary.end_id is None:
-        ids = ids[1:]  # nothing begins a text where there are no documents
+    model = generator.model
+    ids = _text_ids(generator, text)
     most = getattr(model.config, "memory_len", 0)
     if memory_len is None:
         memory_len = min(len(ids) // 2, most)
@@ -88,13 +76,9 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
         raise RequestError(f"memory of {memory_len} tokens was asked for, but this model has none; leave it out.")
     if not 0 <= memory_len < len(ids):
         raise RequestError(f"memory of {memory_len} of {len(ids)} tokens; it must be at least 0, and leave one to read.")
-    labels = legible(vocabulary.tokens(ids))
-    tokens = torch.tensor([ids], device=generator.device)
+    labels = legible(generator.vocabulary.tokens(ids))
     with inference(generator.device, generator.precision):
-        state = model.start(1, projected=False)
-        for begin in range(0, memory_len, READ_AT_ONCE):
-            state = model.read(tokens[:, begin : min(begin + READ_AT_ONCE, memory_len)], None, state)[1]
-        found = attentions_of(model, tokens[:, memory_len:], None, state)
+        found = attentions_of(model, *_text_inputs(generator, ids, memory_len).values())
     if not found.decoder:
         raise ModelFileError(f"a {model.config.architecture} shows no attention.")
     columns = found.decoder[0].shape[-1]
@@ -109,3 +93,62 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
             is_self=True,
         )
     ]
+
+
+def shapes_of(reader: Translator | Generator, text: str, target: str | None = None) -> list[TracedTensor]:
+    """Every tensor of one reading; see `architectures.tracing`.
+
+    Args:
+        reader: a translator, or a language model.
+        text: what is read, from nothing before it.
+        target: with a translator, what is written; None: the model's own translation.
+
+    Raises: RequestError: the text is empty; a target for a language model.
+    """
+    if isinstance(reader, Generator):
+        if target is not None:
+            raise RequestError("a language model reads one text; leave the target out.")
+        inputs = _text_inputs(reader, _text_ids(reader, text), 0)
+    else:
+        inputs = _translation_inputs(reader, text, target)
+    with inference(reader.device, reader.precision):
+        return trace(_module(reader), inputs)
+
+
+def _module(reader: Translator | Generator) -> nn.Module:
+    if not isinstance(reader.model, nn.Module):
+        raise ModelFileError(f"a {type(reader.model).__name__} cannot be looked into; it is no torch module.")
+    return reader.model
+
+
+def _translation_inputs(translator: Translator, source: str, target: str | None) -> dict[str, Any]:
+    """What `log_probs` takes: a batch of one pair."""
+    reader, writer = translator.tokenizer.source, translator.tokenizer.target
+    source_ids = reader.encode(source)
+    if not source_ids:
+        raise RequestError("there is no text to look at; give at least one word.")
+    source_ids.append(reader.eos_id)
+    target_ids = writer.encode(translator.translate(source) if target is None else target)
+    return {
+        "source": torch.tensor([source_ids], device=translator.device),
+        "source_lengths": torch.tensor([len(source_ids)], device=translator.device),
+        "target": torch.tensor([[writer.bos_id, *target_ids]], device=translator.device),
+    }
+
+
+def _text_ids(generator: Generator, text: str) -> list[int]:
+    vocabulary = generator.vocabulary
+    ids = vocabulary.encode(text)
+    if not ids:
+        raise RequestError("there is no text to look at; give at least one word.")
+    # Nothing begins a text where there are no documents.
+    return ids if vocabulary.end_id is None else [vocabulary.start_id, *ids]
+
+
+def _text_inputs(generator: Generator, ids: list[int], memory_len: int) -> dict[str, Any]:
+    """What `log_probs` takes, after the first tokens were read as memory."""
+    tokens = torch.tensor([ids], device=generator.device)
+    state = generator.model.start(1, projected=False)
+    for begin in range(0, memory_len, READ_AT_ONCE):
+        state = generator.model.read(tokens[:, begin : min(begin + READ_AT_ONCE, memory_len)], None, state)[1]
+    return {"tokens": tokens[:, memory_len:], "lengths": None, "state": state}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -54,6 +55,8 @@ def _families(chars: frozenset[str]) -> tuple[list[str], frozenset[str]]:
         plain = entry.style == "normal" and str(entry.weight) in ("400", "normal", "regular")
         return preferred, 0 if plain else 1, entry.name, entry.fname
 
+    if missing:
+        _look_again()
     for entry in sorted(fontManager.ttflist, key=rank)[:_MOST_OPENED] if missing else []:
         if entry.name.startswith(_UNFIT) or entry.name in (_FIRST, *families):
             continue
@@ -64,6 +67,17 @@ def _families(chars: frozenset[str]) -> tuple[list[str], frozenset[str]]:
         if not missing:
             break
     return families, frozenset(map(chr, missing))
+
+
+@lru_cache(maxsize=1)
+def _look_again() -> None:
+    """Add fonts that were installed since matplotlib made its list, which it keeps in a file for good."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    known = {entry.fname for entry in fontManager.ttflist}
+    for path in sorted(set(findSystemFonts()) - known):
+        with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError):  # a damaged font, or of another kind
+            fontManager.addfont(path)
 
 
 @lru_cache(maxsize=512)
