@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -83,7 +83,9 @@ def trace(model: nn.Module, inputs: dict[str, Any], **options: Any) -> list[Trac
     Returns: in the order in which they were made; inputs first, log-probabilities last. The model is left as it was.
     """
     lines = [
-        TracedTensor("", name, tuple(value.shape), "input") for name, value in inputs.items() if isinstance(value, Tensor)
+        TracedTensor("", name, tuple(value.shape), "input")
+        for name, value in inputs.items()
+        if isinstance(value, Tensor)
     ]
     with torch.no_grad(), _watching(model, lines):
         log_probs = model.log_probs(*inputs.values(), **options)  # type: ignore[operator]
@@ -94,7 +96,7 @@ def trace(model: nn.Module, inputs: dict[str, Any], **options: Any) -> list[Trac
 def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
     """The same without layers that repeat the first of their stack, told in one line each time."""
     kept: list[TracedTensor] = []
-    layers: dict[tuple[str, str], list[tuple[str, str, tuple[int, ...], str]]] = {}
+    layers: dict[tuple[str, str], list[tuple[str, TracedTensor]]] = {}
     order: list[tuple[str, str] | TracedTensor] = []
     for line in lines:
         found = _LAYER.match(line.module)
@@ -105,7 +107,7 @@ def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
         if key not in layers:
             layers[key] = []
             order.append(key)
-        layers[key].append((found[3], line.name, line.shape, line.equation))
+        layers[key].append((found[3], replace(line, module="")))
     alike: dict[str, list[int]] = {}
     for place, entry in enumerate(order):
         if isinstance(entry, TracedTensor):
@@ -116,7 +118,7 @@ def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
         if entry != first and layers[entry] == layers[first]:
             alike.setdefault(stack, []).append(int(index))
         else:
-            kept += [TracedTensor(f"{stack}.{index}{rest}", *others) for rest, *others in layers[entry]]
+            kept += [replace(line, module=f"{stack}.{index}{rest}") for rest, line in layers[entry]]
         after = order[place + 1] if place + 1 < len(order) else None
         if stack in alike and (isinstance(after, TracedTensor | None) or after[0] != stack):
             indices = alike.pop(stack)

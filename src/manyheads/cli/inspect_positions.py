@@ -95,5 +95,3 @@ def _of_model(path: str, length: int) -> tuple[torch.Tensor, str]:
             if isinstance(module, DistanceEncoding):
                 return module(torch.arange(length), length), f"Encodings of distances: {shown}"
     raise RequestError(f"{path} has no table of positions to draw: it learns a vector a distance in every layer.")
-
-

@@ -56,8 +56,13 @@ def run(arguments: Sequence[str]) -> int:
     curves = _of_presets(options) if options.presets else _of_paper(options)
     from manyheads.visualise.schedules import schedule_figure
 
-    write_figure(schedule_figure({name: rates for name, (_, rates) in curves.items()},
-                                 steps={name: steps for name, (steps, _) in curves.items()}), options.output)
+    write_figure(
+        schedule_figure(
+            {name: rates for name, (_, rates) in curves.items()},
+            steps={name: steps for name, (steps, _) in curves.items()},
+        ),
+        options.output,
+    )
     return 0
 
 
@@ -94,7 +99,7 @@ def _of_presets(options: ScheduleOptions) -> dict[str, tuple[list[int], list[flo
                 learning_rate(
                     config.schedule,
                     peak=config.optimiser.learning_rate,
-                    d_model=config.model.d_model,
+                    d_model=config.model.d_model,  # type: ignore[attr-defined]  # of every kind of run
                     step=step,
                     progress=step / last,
                 )

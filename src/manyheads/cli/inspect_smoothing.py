@@ -49,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--smoothing {options.smoothing}: give shares from 0 to below 1.")
     if options.vocab_size < 2 or not options.targets or not all(0 <= t < options.vocab_size for t in options.targets):
         raise ConfigError(
-            f"--targets {options.targets}: give ids from 0 to below --vocab-size {options.vocab_size}, which is 2 or more."
+            f"--targets {options.targets}: give ids from 0 to below --vocab-size {options.vocab_size}, which must be at"
+            " least 2."
         )
     import torch
 

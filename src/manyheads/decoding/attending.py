@@ -75,7 +75,9 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
     if memory_len and not most:
         raise RequestError(f"memory of {memory_len} tokens was asked for, but this model has none; leave it out.")
     if not 0 <= memory_len < len(ids):
-        raise RequestError(f"memory of {memory_len} of {len(ids)} tokens; it must be at least 0, and leave one to read.")
+        raise RequestError(
+            f"memory of {memory_len} of {len(ids)} tokens; it must be at least 0, and leave one to read."
+        )
     labels = legible(generator.vocabulary.tokens(ids))
     with inference(generator.device, generator.precision):
         found = attentions_of(model, *_text_inputs(generator, ids, memory_len).values())

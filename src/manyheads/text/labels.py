@@ -12,7 +12,7 @@ _DIGITS = "₀₁₂₃₄₅₆₇₈₉"
 
 
 def legible(tokens: Sequence[str]) -> list[str]:
-    """Byte tokens that spell a character as that character and their number in it: `<0xE4> <0xBD> <0xA0>` as `你₁ 你₂ 你₃`.
+    """Bytes that spell a character as that character and their number in it: `<0xE4> <0xBD> <0xA0>` as `你₁ 你₂ 你₃`.
 
     A visible ASCII sign stands for its byte; bytes that spell nothing that can be seen stay as they are.
     """

@@ -60,7 +60,7 @@ def attention_view(
         num_memory: columns of memory in front.
         is_self: whether distances mean something; None: they do unless there are other keys.
 
-    Raises: ShapeError: no layer, another rank, more than one sequence, lengths that differ, or tokens of another number.
+    Raises: ShapeError: no layer, another rank, more than one sequence, or not one token a row and column.
     """
     own = key_tokens is None
     keys = tuple(query_tokens if key_tokens is None else key_tokens)
