@@ -23,9 +23,9 @@ def legible(tokens: Sequence[str]) -> list[str]:
         first = values[place]
         if first is not None and 0x20 < first < 0x7F:
             labels[place] = chr(first)
-        length = 0 if first is None else 2 if 0xC2 <= first < 0xE0 else 3 if first < 0xF0 else 4 if first < 0xF5 else 0
+        length = 0 if first is None else _length(first)
         run = values[place : place + length]
-        if first is None or first < 0xC2 or None in run:
+        if not length or None in run:
             place += 1
             continue
         try:
@@ -36,3 +36,8 @@ def legible(tokens: Sequence[str]) -> list[str]:
         labels[place : place + length] = [char + _DIGITS[number] for number in range(1, length + 1)]
         place += length
     return labels
+
+
+def _length(first: int) -> int:
+    """Bytes of a character that begins with this one, in UTF-8; 0 if none of several bytes does."""
+    return 2 if 0xC2 <= first < 0xE0 else 3 if 0xE0 <= first < 0xF0 else 4 if 0xF0 <= first < 0xF5 else 0

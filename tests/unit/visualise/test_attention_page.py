@@ -96,7 +96,9 @@ def test_entropy_and_distance_by_hand() -> None:
     assert head_figures(half, 0) == (pytest.approx(1.0), pytest.approx(0.5))
 
 
-@pytest.mark.parametrize(("q_len", "k_len", "memory", "most"), [(10, 10, 0, 4), (7, 19, 12, 5), (3, 3, 0, 8), (5, 9, 4, 1)])
+@pytest.mark.parametrize(
+    ("q_len", "k_len", "memory", "most"), [(10, 10, 0, 4), (7, 19, 12, 5), (3, 3, 0, 8), (5, 9, 4, 1)]
+)
 def test_thinning_against_a_slow_sum(q_len: int, k_len: int, memory: int, most: int) -> None:
     layer = weights(2, q_len, k_len)
     names = [str(place) for place in range(k_len)]
