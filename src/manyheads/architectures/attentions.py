@@ -12,7 +12,7 @@ from manyheads.nn.attention.recording import record_attention
 
 __all__ = ["Attentions", "attentions_of"]
 
-_LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?layers\.(\d+)\.(\w+)$")
+_LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?layers\.(\d+)\.([\w.]+)$")
 
 
 class Attentions(NamedTuple):
@@ -50,6 +50,6 @@ def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:
         found = _LAYER.search(name)
         if found is None:
             continue
-        stack = "cross" if found[3].startswith("cross") else found[1] or "decoder"
+        stack = "cross" if "cross" in found[3] else found[1] or "decoder"
         stacks[stack][int(found[2])] = calls[-1]
     return Attentions(**{name: tuple(layers[index] for index in sorted(layers)) for name, layers in stacks.items()})

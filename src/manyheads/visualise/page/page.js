@@ -419,6 +419,7 @@
       $("status").textContent = scene.cell(state.cursor.row, state.cursor.column).says().replaceAll("\n", " · ");
     }
     document.body.dataset.drawn = String(drawing);
+    document.body.dataset.opened ??= String(Math.round(performance.now())); // milliseconds until there was a picture
   }
 
   function change(values) {
