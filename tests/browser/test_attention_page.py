@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,21 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def settled(page: Any, act: Callable[[], Any] | None = None) -> None:
-    """Wait until the picture that was asked for last is there."""
-    before = page.evaluate("document.body.dataset.drawn || '0'")
+    """Wait until the picture that was asked for last is there.
+
+    Asked again and again from here: Playwright's own waiting evaluates text within the page, which its policy forbids.
+    """
+
+    def drawn() -> int:
+        return int(page.evaluate("document.body.dataset.drawn || 0"))
+
+    before = drawn() if act is not None else 0
     if act is not None:
         act()
-    else:
-        before = "0"
-    page.wait_for_function(f"Number(document.body.dataset.drawn || 0) > {before}")
+    limit = time.monotonic() + 60
+    while drawn() <= before:
+        assert time.monotonic() < limit, "no picture came"
+        time.sleep(0.01)
 
 
 def status(page: Any) -> str:
