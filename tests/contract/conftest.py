@@ -1,8 +1,9 @@
 """What every architecture of the table must hold, on its debug preset and on variants with its other parts.
 
-A newcomer is tested as soon as it stands in the table: translators as `subject`, language models as `language_model`,
-both as `any_subject`. One that cannot hold a contract says so in exemptions.json: {"architecture/test_name": "reason"},
-or of one variant alone {"architecture/variant/test_name": "reason"}; the test is then skipped under that reason.
+A newcomer is tested as soon as it stands in the table: translators as `subject`, language models with a memory of
+segments as `language_model`, those that read a sequence at once as `reformer`, all of them as `any_subject`. One that
+cannot hold a contract says so in exemptions.json: {"architecture/test_name": "reason"}, or of one variant alone
+{"architecture/variant/test_name": "reason"}; the test is then skipped under that reason.
 """
 
 from __future__ import annotations
@@ -51,6 +52,24 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "activation": "gelu_tanh",
         },
     },
+    "reformer": {
+        "debug": {},
+        "four rounds, sinusoids": {
+            "layers": ("lsh",),
+            "num_hashes": 4,
+            "positions": "sinusoidal",
+            "correct_duplicates": True,
+            "num_buckets": (4, 2),
+            "head_dim": 0,
+        },
+        "exact, learned, plain": {"layers": ("full",), "positions": "learned", "reversible": False, "ff_chunk_len": 0},
+        "first positions exact": {"layers": ("lsh", "full"), "exact_len": 6, "activation": "gelu", "num_buckets": (4,)},
+    },
+    "reformer-seq2seq": {
+        "debug": {},
+        "exact": {"attention": "full", "tie_embeddings": "decoder", "ff_chunk_len": 3},
+        "plain, learned": {"reversible": False, "positions": "learned", "tie_embeddings": "none", "num_hashes": 1},
+    },
     "transformer-xl": {
         "debug": {},
         "pre-norm, each layer its biases": {"norm_position": "pre", "share_biases": False, "tie_embeddings": False},
@@ -80,6 +99,11 @@ class Subject:
     def task(self) -> str:
         return ARCHITECTURES[self.architecture].task
 
+    @property
+    def hashes(self) -> bool:
+        """Whether a translator attends by hashing."""
+        return getattr(self.config, "attention", None) == "lsh"
+
     def say(self, model: Any) -> Tensor:
         """Log-probabilities of something fixed, whatever the task."""
         ids = torch.arange(20).view(2, 10) % VOCAB
@@ -98,12 +122,15 @@ class Subject:
         return model
 
 
-def subjects(task: str | None = None) -> list[Subject]:
+def subjects(task: str | None = None, memory: bool | None = None) -> list[Subject]:
+    """Args: memory: whether a model remembers segments; None: either."""
     found = []
     for name, entry in ARCHITECTURES.items():
         if task not in (None, entry.task):
             continue
         config = entry.presets["debug"]()
+        if memory not in (None, hasattr(config, "memory_len")):
+            continue
         sizes = {f.name: VOCAB for f in fields(config) if f.name.endswith("vocab_size")}
         for variant, changes in VARIANTS.get(name, {"debug": {}}).items():
             found.append(Subject(f"{name}/{variant}", replace(config, **sizes, **changes)))
@@ -140,7 +167,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     exempt = exemptions()
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
-        subject = next((given[name] for name in ("subject", "language_model", "any_subject") if name in given), None)
+        subject = next(
+            (given[name] for name in ("subject", "language_model", "reformer", "any_subject") if name in given), None
+        )
         if subject is None:
             continue
         names = (f"{subject.architecture}/{item.originalname}", f"{subject.name}/{item.originalname}")  # type: ignore[attr-defined]
@@ -149,8 +178,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"exempt: {reason}"))
 
 
-@pytest.fixture(params=subjects("language-modelling"), ids=lambda subject: subject.name)
+@pytest.fixture(params=subjects("language-modelling", memory=True), ids=lambda subject: subject.name)
 def language_model(request: pytest.FixtureRequest) -> Subject:
+    torch.manual_seed(0)
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=subjects("language-modelling", memory=False), ids=lambda subject: subject.name)
+def reformer(request: pytest.FixtureRequest) -> Subject:
     torch.manual_seed(0)
     return request.param  # type: ignore[no-any-return]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import typing
 from dataclasses import replace
 from pathlib import Path
@@ -33,16 +34,24 @@ def test_shapes(subject: Any, precision: Any, make_batch: Any) -> None:
 
 
 def test_no_leak_from_the_future(subject: Any, precision: Any, make_batch: Any) -> None:
-    """Whatever follows position t, what is said up to t stays as it is, to the bit."""
+    """Whatever follows position t, what is said up to t stays as it is, to the bit. Where tokens are sorted by their
+    hashes, later ones move earlier ones from one product to another, which may round otherwise: there, in float64 for
+    fp32, and within what bf16 itself loses."""
     model, batch = subject.build(), make_batch([5, 3], [9, 9])
-    target = batch.target_input
+    target, allowed = batch.target_input, 0.0
+    if subject.hashes:
+        allowed = 1e-12
+        if precision.name == "fp32":
+            model = model.double()
+        else:
+            allowed = precision.tolerance(model, lambda m: m.log_probs(batch.source, batch.source_lengths, target))
     with torch.no_grad(), precision.on():
         before = model.log_probs(batch.source, batch.source_lengths, target)
         for t in range(target.shape[1] - 1):
             changed = target.clone()
             changed[:, t + 1 :] = (changed[:, t + 1 :] + 5) % VOCAB
             after = model.log_probs(batch.source, batch.source_lengths, changed)
-            assert torch.equal(after[:, : t + 1], before[:, : t + 1])
+            assert (after - before)[:, : t + 1].abs().max() <= allowed
             assert not torch.allclose(after[:, t + 1 :], before[:, t + 1 :], atol=1e-3)
 
 
@@ -61,7 +70,8 @@ def test_padding_changes_nothing(subject: Any, precision: Any, make_batch: Any) 
 
 
 def test_the_source_is_read(subject: Any, make_batch: Any) -> None:
-    """Every source token and its place reach the target; so does every earlier target token."""
+    """Every source token and its place reach the target; so does every earlier target token, but where what is seen of
+    the target is up to its hashes: there, as long as it is attended to exactly."""
     model, batch = subject.build(), make_batch([6], [6])
     with torch.no_grad():
         before = model.log_probs(batch.source, batch.source_lengths, batch.target_input)
@@ -72,6 +82,9 @@ def test_the_source_is_read(subject: Any, make_batch: Any) -> None:
             assert ((after - before).abs().amax(-1) > 1e-6).all()
         swapped = batch.source[:, [1, 0, 2, 3, 4, 5]]
         assert not torch.allclose(model.log_probs(swapped, batch.source_lengths, batch.target_input), before, atol=1e-4)
+        if subject.hashes:
+            model = subject.build(exact_len=batch.target_input.shape[1])
+            before = model.log_probs(batch.source, batch.source_lengths, batch.target_input)
         for t in range(4):
             changed = batch.target_input.clone()
             changed[0, t] = (changed[0, t] + 3) % VOCAB
@@ -181,23 +194,32 @@ def test_validation_leaves_no_gradient(subject: Any, make_batch: Any) -> None:
 
 def test_rates_of_dropout_reach_every_part(subject: Any) -> None:
     """Attention dropout too, which the printed model leaves at its default whatever is asked for."""
+    from manyheads.nn.attention.lsh import LSHSelfAttention
     from manyheads.nn.attention.multi_head import MultiHeadAttention
     from manyheads.nn.dropout import Dropout
 
-    model = subject.build(dropout=0.25, attention_dropout=0.5, feed_forward_dropout=0.125)
-    attention = [m.dropout_rate for m in model.modules() if isinstance(m, MultiHeadAttention)]
+    rates = {"dropout": 0.25, "attention_dropout": 0.5, "feed_forward_dropout": 0.125}
+    rates = {name: rate for name, rate in rates.items() if hasattr(subject.config, name)}
+    model = subject.build(**rates)
+    attention = [m.dropout_rate for m in model.modules() if isinstance(m, MultiHeadAttention | LSHSelfAttention)]
     assert attention
-    assert set(attention) == {0.5}
-    assert {m.rate for m in model.modules() if isinstance(m, Dropout)} == {0.25, 0.125}
+    assert set(attention) == {rates.pop("attention_dropout")}
+    assert {m.rate for m in model.modules() if isinstance(m, Dropout)} == set(rates.values())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_attention_kind_is_under_contract(architecture: str) -> None:
-    """A new kind in a config's union, or among its names, must appear among the variants."""
+    """A new kind in a config's union, or among its names, or those of its layers, must appear among the variants."""
     from dataclasses import fields
 
     here = Path(__file__).with_name("conftest.py").read_text("utf-8")
     hints = typing.get_type_hints(ARCHITECTURES[architecture].config)
+    if "layers" in hints:  # each has a kind of its own
+        kinds = typing.get_args(typing.get_args(hints["layers"])[0])
+        assert kinds
+        named = [kind for kind in kinds if re.search(rf'"layers": \([^)]*"{kind}"', here)]
+        assert {*named, *ARCHITECTURES[architecture].presets["debug"]().kinds} == {*kinds}
+        return
     kinds = typing.get_args(hints["attention"])
     assert kinds
     if all(isinstance(kind, str) for kind in kinds):

@@ -9,9 +9,10 @@ import torch
 
 def test_one_batch_is_learned_by_heart(subject: Any, precision: Any, make_batch: Any) -> None:
     """And said again token by token from the cache: what was learned is what is decoded."""
-    model, batch = subject.build().train(), make_batch([5, 3], [6, 8])
+    # With dropout the end would be luck: a Reformer ends at 0.09 to 0.11 nats a token, by the seed; at 0.005 without.
+    model, batch = subject.build(dropout=0.0).train(), make_batch([5, 3], [6, 8])
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(150):  # 90 fall short with one seed in three, by dropout's luck
+    for _ in range(150):
         optimiser.zero_grad()
         with precision.on():
             output = model(batch)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyheads.architectures.protocols import Output
-from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
-from manyheads.architectures.transformer_xl.model import TransformerXL
+from manyheads.architectures.protocols import LanguageBody, Output
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ShapeError
 from manyheads.nn.heads.adaptive import AdaptiveHead
@@ -28,12 +26,12 @@ class LanguageModel(nn.Module):
         log_probs, state = model.step(chosen, state)     # at a cost that does not grow with what was read
 
     Args:
-        body: `forward(tokens, lengths, state) -> hidden, state` and `start(lanes, ...)`; it holds the embedding.
+        body: a module that is a `protocols.LanguageBody`; it holds the embedding.
         head: has `log_probs(hidden)`, `loss(hidden, targets, keep)` and `token_losses(hidden, targets)`.
-        config: kept for files; says what the head shares with the embedding.
+        config: the architecture's, kept for files.
     """
 
-    def __init__(self, body: TransformerXL, head: LinearHead | AdaptiveHead, config: TransformerXLConfig) -> None:
+    def __init__(self, body: LanguageBody, head: LinearHead | AdaptiveHead, config: Any) -> None:
         super().__init__()
         self.body = body
         self.head = head
@@ -43,19 +41,7 @@ class LanguageModel(nn.Module):
     def tie_weights(self) -> None:
         """Make what the config shares one parameter (again: moving a model off the meta device takes ties apart)."""
         self.body.tie_weights()
-        embedding = self.body.embedding
-        if self.config.tie_embeddings:
-            if isinstance(self.head, LinearHead):
-                self.head.weight = cast(nn.Parameter, embedding.tables[0])
-            else:
-                for index, table in enumerate(embedding.tables):
-                    self.head.tables[index] = table
-        for index, tied in enumerate(self.config.tie_projections):
-            if tied and isinstance(self.head, AdaptiveHead):
-                mine, theirs = self.head.projections, embedding.projections
-                assert mine is not None  # the config has seen to it
-                assert theirs is not None
-                mine[index] = theirs[min(index, len(theirs) - 1)]
+        self.body.tie_head(self.head)
 
     def forward(
         self,
@@ -136,11 +122,11 @@ class LanguageModel(nn.Module):
     @property
     def max_len(self) -> int | None:
         """Longest sequence; None: there is no limit."""
-        return None
+        return self.body.max_len
 
-    def start(self, lanes: int, attending: Attending | None = None, *, projected: bool = True) -> Any:
-        """An empty state for `lanes` sequences; see the body's `start`."""
-        return self.body.start(lanes, attending, projected=projected)
+    def start(self, lanes: int, attending: Any = None, *, projected: bool = True, **options: Any) -> Any:
+        """An empty state for `lanes` sequences; see the body's `start`, which may have further options."""
+        return self.body.start(lanes, attending, projected=projected, **options)
 
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: Any, lengths: Int[Tensor, " rows"] | None = None

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["Output", "Scorable", "SearchState", "Searchable"]
+__all__ = ["LanguageBody", "Output", "Scorable", "SearchState", "Searchable"]
 
 
 class Output(NamedTuple):
@@ -75,4 +75,37 @@ class Scorable(Protocol):
 
         Shape: target (batch, target_len) begins with BOS; the result is (batch, target_len, vocab_size).
         """
+        ...
+
+
+class LanguageBody(Protocol):
+    """A language model without its head: what `LanguageModel` needs of an architecture. A module."""
+
+    @property
+    def max_len(self) -> int | None:
+        """Longest sequence; None: there is no limit."""
+        ...
+
+    def __call__(self, tokens: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]:
+        """Hidden states from which the head predicts the token after each, and the state for what comes next.
+
+        Args: tokens: (lanes, len) ids; lengths: (lanes,) real ones, padding on the right, None: all; state: of `start`,
+            which is used up, None: of a beginning.
+        """
+        ...
+
+    def start(self, lanes: int, attending: Any = None, *, projected: bool = True) -> Any:
+        """The state before anything was read, with `reset`, `reorder` and `clone`.
+
+        Args: attending: how to look back, None: as in training; projected: whatever makes generation cheap, for
+            evaluation alone; False: what training takes.
+        """
+        ...
+
+    def tie_weights(self) -> None:
+        """Make one parameter of what the body shares within itself."""
+        ...
+
+    def tie_head(self, head: nn.Module) -> None:
+        """Make one parameter of what the config lets body and head share."""
         ...

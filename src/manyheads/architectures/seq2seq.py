@@ -9,6 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import Output
+from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
+from manyheads.architectures.reformer.translator import ReformerTranslator
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.model import Transformer
 from manyheads.data.batch import PairBatch
@@ -26,11 +28,16 @@ class Seq2Seq(nn.Module):
         config: kept for files; the head shares the target table if `config.tie_embeddings` is `all` or `decoder`.
     """
 
-    def __init__(self, body: Transformer, head: LinearHead, config: TransformerConfig) -> None:
+    def __init__(
+        self,
+        body: Transformer | ReformerTranslator,
+        head: LinearHead,
+        config: TransformerConfig | ReformerSeq2SeqConfig,
+    ) -> None:
         super().__init__()
-        self.body = body
+        self.body: Any = body
         self.head = head
-        self.config = config
+        self.config: Any = config
         self.tie_weights()
 
     def tie_weights(self) -> None:

@@ -9,6 +9,11 @@ from typing import Any, Literal, overload
 from torch import nn
 
 from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
+from manyheads.architectures.reformer.model import Reformer
+from manyheads.architectures.reformer.presets import PRESETS as REFORMER_PRESETS
+from manyheads.architectures.reformer.presets import SEQ2SEQ_PRESETS
+from manyheads.architectures.reformer.translator import ReformerTranslator
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.model import Transformer
@@ -59,17 +64,31 @@ def _build_transformer_xl(config: TransformerXLConfig) -> LanguageModel:
     return LanguageModel(body, head, config)
 
 
+def _build_reformer(config: ReformerConfig) -> LanguageModel:
+    head = LinearHead(2 * config.d_model, config.vocab_size, bias=True)
+    return LanguageModel(Reformer(config), head, config)
+
+
+def _build_reformer_seq2seq(config: ReformerSeq2SeqConfig) -> Seq2Seq:
+    head = LinearHead(config.d_model, config.target_vocab_size)
+    return Seq2Seq(ReformerTranslator(config), head, config)
+
+
 ARCHITECTURES: dict[str, Architecture] = {
+    "reformer": Architecture("language-modelling", ReformerConfig, _build_reformer, REFORMER_PRESETS),
+    "reformer-seq2seq": Architecture("translation", ReformerSeq2SeqConfig, _build_reformer_seq2seq, SEQ2SEQ_PRESETS),
     "transformer": Architecture("translation", TransformerConfig, _build_transformer, TRANSFORMER_PRESETS),
     "transformer-xl": Architecture("language-modelling", TransformerXLConfig, _build_transformer_xl, XL_PRESETS),
 }
 
 
 @overload
-def build_model(config: TransformerConfig) -> Seq2Seq: ...
+def build_model(config: TransformerConfig | ReformerSeq2SeqConfig) -> Seq2Seq: ...
 @overload
-def build_model(config: TransformerXLConfig) -> LanguageModel: ...
-def build_model(config: TransformerConfig | TransformerXLConfig) -> Seq2Seq | LanguageModel:
+def build_model(config: TransformerXLConfig | ReformerConfig) -> LanguageModel: ...
+def build_model(
+    config: TransformerConfig | TransformerXLConfig | ReformerConfig | ReformerSeq2SeqConfig,
+) -> Seq2Seq | LanguageModel:
     """A fresh composite with random weights (from torch's global generator).
 
     Raises: ConfigError: the architecture is unknown, or the config cannot be built.

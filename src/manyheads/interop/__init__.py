@@ -43,8 +43,11 @@ PEERS: Mapping[str, Loader] = _Peers(
         "annotated-transformer": "manyheads.interop.annotated_transformer",
         "kimiyoung/TransformerXL": "manyheads.interop.kimiyoung_transformer_xl",
         "kimiyoung/sample_logits": "manyheads.interop.kimiyoung_sample_logits",
+        "reformer-pytorch/LSHAttention": "manyheads.interop.reformer_pytorch",
+        "reformer-pytorch/LSHSelfAttention": "manyheads.interop.reformer_pytorch_self",
         "torch/Transformer": "manyheads.interop.torch_transformer",
         "transformers/Marian": "manyheads.interop.marian",
+        "transformers/Reformer": "manyheads.interop.reformer",
         "transformers/TransfoXL": "manyheads.interop.transfo_xl",
     }
 )

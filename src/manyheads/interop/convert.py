@@ -39,10 +39,13 @@ __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder"]
 
 MARIAN, TORCH = "transformers/Marian", "torch/Transformer"
 TRANSFO_XL, OFFICIAL_XL = "transformers/TransfoXL", "kimiyoung/TransformerXL"
+REFORMER = "transformers/Reformer"
 SAMPLE_LOGITS = "kimiyoung/sample_logits"
 PEER_FILE = "peer.json"
 _OFFICIAL_PICKLE = "model.pt"
-_BY_TYPE = {"marian": MARIAN, "transfo-xl": TRANSFO_XL}
+_BY_TYPE = {"marian": MARIAN, "transfo-xl": TRANSFO_XL, "reformer": REFORMER}
+_HOLDS = {TRANSFO_XL: "transformer-xl", OFFICIAL_XL: "transformer-xl", REFORMER: "reformer"}
+"""Which architecture a peer can hold; others hold the Transformer."""
 _MOST_JSON_BYTES = 4 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -104,9 +107,9 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
         files = marian_folder.read(source, config, model.config)
         tokenizer, settings, notes = files.tokenizer, files.settings, files.notes
         kept = {"peer": peer, "config": config, "generation": files.generation}
-    elif peer in (TRANSFO_XL, OFFICIAL_XL):
+    elif peer in _HOLDS:
         loader = PEERS[peer]
-        found = loader.from_peer({"model": config} if peer == TRANSFO_XL else config, weights)
+        found = loader.from_peer(config if peer == OFFICIAL_XL else {"model": config}, weights)
         model = cast(LanguageModel, found.module)
         kept = {"peer": peer, "config": config}
     else:
@@ -146,11 +149,14 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
         config, files, notes = exported.config, exported.files, exported.notes
     else:
         _check_task(model, peer)
-        module: nn.Module = model.body if peer == TORCH else model
+        module = cast(nn.Module, model.body if peer == TORCH else model)
         config, weights = exporter.to_peer(module)
         if peer == TRANSFO_XL:
             known = {"model_type": "transfo-xl", "architectures": ["TransfoXLLMHeadModel"]}
             config = {**known, **kept.get("config", {}), **config["model"]}
+        if peer == REFORMER:
+            head = "ReformerModelWithLMHead" if config["model"]["is_decoder"] else "ReformerForMaskedLM"
+            config = {"model_type": "reformer", "architectures": [head], **kept.get("config", {}), **config["model"]}
         if peer == TORCH:
             notes.append("Embeddings and output have no place in torch.nn.Transformer and were left out.")
         if tokenizer is not None and isinstance(model, Seq2Seq):
@@ -171,7 +177,7 @@ def _check_task(model: Seq2Seq | LanguageModel, peer: str) -> None:
     """Raises: ConfigError: the peer is for another task."""
     if peer == SAMPLE_LOGITS:
         raise ConfigError(f"{SAMPLE_LOGITS} is a training loss, not a model: there is nothing to write.")
-    if isinstance(model, LanguageModel) != (peer in (TRANSFO_XL, OFFICIAL_XL)):
+    if model.config.architecture != _HOLDS.get(peer, "transformer"):
         raise ConfigError(f"{peer} cannot hold a {model.config.architecture}.")
 
 

@@ -21,7 +21,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import AttentionKind, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer
-from manyheads.architectures.transformer_xl.model import distances_back
+from manyheads.architectures.transformer_xl.model import TransformerXL, distances_back
 from manyheads.architectures.transformer_xl.state import XLMemory
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.names import Pair, pick
@@ -98,7 +98,7 @@ class OfficialTransformerXL:
     ) -> list[Tensor]:
         """One call of the peer. memories: its `mems`, time-first, as it returned them. Returns: its next ones."""
         data, target = inputs[f"in.data.{index}"], inputs[f"in.target.{index}"]
-        body, config = self.module.body, self.module.config
+        body, config = cast(TransformerXL, self.module.body), self.module.config
         if memories is None:
             like = next(body.parameters())
             memories = [like.new_zeros(0, data.shape[1], config.d_model)] * (config.num_layers + 1)
@@ -140,7 +140,7 @@ class OfficialTransformerXL:
 
     def _positions(self, k_len: int, like: Tensor) -> list[Tensor | None]:
         """What the peer adds in place to memory and input of each layer, (k_len, d_model), and to the last output."""
-        body, config = self.module.body, self.module.config
+        body, config = cast(TransformerXL, self.module.body), self.module.config
         distances = distances_back(k_len, config.clamp_len, like.device)
         nothing: list[Tensor | None] = [None] * (config.num_layers + 1)
         if config.attention == "absolute":
@@ -159,7 +159,7 @@ class OfficialTransformerXL:
             yield
             return
         with ExitStack() as stack:
-            for layer in self.module.body.layers:
+            for layer in cast(TransformerXL, self.module.body).layers:
                 raw: list[Tensor] = []
 
                 def note(_: nn.Module, arguments: Any, raw: list[Tensor] = raw) -> None:

@@ -25,12 +25,13 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     return x * scaled_mask(x, rate)
 
 
-def scaled_mask(x: Tensor, rate: float) -> Tensor:
-    """Zeros, and 1 / (1 - rate) where x is kept; in the shape and type of x."""
-    if x.device.type != "cpu":
+def scaled_mask(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
+    """Zeros, and 1 / (1 - rate) where x is kept; in the shape and type of x. generator: None is the device's own."""
+    if x.device.type != "cpu" and generator is None:
         return F.dropout(torch.ones_like(x), rate, training=True)
     dropped = min(round(rate * _LEVELS), _LEVELS - 1)
-    draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(-(1 << 63), None)
+    draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
+    draws.random_(-(1 << 63), None, generator=generator)
     levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
     mask = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     torch.ge(levels, dropped - _LEVELS // 2, out=mask)

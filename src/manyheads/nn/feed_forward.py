@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
+from manyheads.nn.chunking import in_chunks
 from manyheads.nn.dropout import Dropout
 
 __all__ = ["ACTIVATIONS", "FeedForward"]
@@ -43,6 +44,7 @@ class FeedForward(nn.Module):
         activation: relu (the paper's), or another of `ACTIVATIONS`.
         dropout: rate between the two maps.
         bias: b_1 and b_2.
+        chunk_len: positions worked on at once (see `nn.chunking`); 0 is all.
 
     Raises: ConfigError: the activation is unknown.
     """
@@ -55,6 +57,7 @@ class FeedForward(nn.Module):
         activation: str = "relu",
         dropout: float = 0.0,
         bias: bool = True,
+        chunk_len: int = 0,
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
@@ -62,6 +65,7 @@ class FeedForward(nn.Module):
         self.in_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.out_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = activation
+        self.chunk_len = chunk_len
         self.dropout = Dropout(dropout)
         self.reset_parameters()
 
@@ -73,5 +77,8 @@ class FeedForward(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
+        return in_chunks(self._alike, x, self.chunk_len)
+
+    def _alike(self, x: Tensor) -> Tensor:
         out: Tensor = self.out_proj(self.dropout(ACTIVATIONS[self.activation](self.in_proj(x))))
         return out

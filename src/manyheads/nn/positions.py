@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
 
-__all__ = ["LearnedPositions", "SinusoidalPositions", "sinusoidal_table"]
+__all__ = ["AxialPositions", "LearnedPositions", "SinusoidalPositions", "sinusoidal_table"]
 
 
 def sinusoidal_table(
@@ -45,6 +46,20 @@ def sinusoidal_table(
     return table.to(torch.float32)
 
 
+def _last(first_position: int | Tensor) -> int:
+    """Where the row that begins last begins."""
+    if isinstance(first_position, int):
+        return first_position
+    return int(first_position.max()) if len(first_position) else 0
+
+
+def _rows(table: Tensor, first_position: int | Tensor, length: int) -> Tensor:
+    """The table's rows for a sequence that begins there: (length, d_model), or (batch, length, d_model)."""
+    if isinstance(first_position, int):
+        return table[first_position : first_position + length]
+    return table[first_position[:, None] + torch.arange(length, device=table.device)]
+
+
 class SinusoidalPositions(nn.Module):
     """Adds `sinusoidal_table` to its input, for sequences of any length.
 
@@ -63,15 +78,15 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", sinusoidal_table(torch.arange(float(rows)), d_model, layout), persistent=False)
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"], first_position: int = 0
+        self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
         """x plus the encodings of first_position, first_position + 1, ..., summed in float32, in the type of x."""
-        end = first_position + x.shape[1]
+        end = _last(first_position) + x.shape[1]
         # `module.bfloat16()` would have rounded the table along with the weights, until positions coincide.
         if end > self.table.shape[0] or self.table.dtype != torch.float32:
             positions = torch.arange(max(512.0, 2.0 ** math.ceil(math.log2(max(1, end)))), device=self.table.device)
             self.table = sinusoidal_table(positions, self.d_model, self.layout)
-        return (x + self.table[first_position:end]).to(x.dtype)
+        return (x + _rows(self.table, first_position, x.shape[1])).to(x.dtype)
 
 
 class LearnedPositions(nn.Module):
@@ -90,12 +105,68 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"], first_position: int = 0
+        self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
-        end = first_position + x.shape[1]
+        end = _last(first_position) + x.shape[1]
         if end > self.max_len:
             raise ShapeError(
                 f"a sequence of {end} tokens is longer than the {self.max_len} learned positions of this model;"
                 " shorten the input, or train with sinusoidal positions, which have no limit."
             )
-        return x + self.weight[first_position:end]
+        return x + _rows(self.weight, first_position, x.shape[1])
+
+
+class AxialPositions(nn.Module):
+    """Adds trained vectors of a position's coordinates, side by side: a grid's rows and columns in place of its points.
+
+    Paper: Kitaev et al. 2020, arXiv:2001.04451, appendix of the code (trax); Ho et al. 2019, arXiv:1912.12180.
+    Position p of a grid (a, b) lies in row p // b and column p % b; with more axes the last runs fastest.
+    Args:
+        shape: the grid's sizes, of any number of axes; their product is the longest sequence.
+        dims: width of each axis's vectors; they sum to the model's.
+
+    State dict: `weights.i` of shape (1, ..., shape[i], ..., 1, dims[i]), which spans the grid by broadcasting.
+    Raises: ConfigError: not one width an axis, or something below 1. ShapeError: a sequence reaches beyond the grid.
+    """
+
+    def __init__(self, shape: Sequence[int], dims: Sequence[int]) -> None:
+        super().__init__()
+        if not shape or len(shape) != len(dims) or min(*shape, *dims) < 1:
+            raise ConfigError(
+                f"axial shape {list(shape)} and dims {list(dims)} do not fit; give one width for each axis, all at"
+                " least 1."
+            )
+        self.shape, self.dims = tuple(shape), tuple(dims)
+        self.max_len = math.prod(self.shape)
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(*(size if i == axis else 1 for i in range(len(shape))), dims[axis]))
+            for axis, size in enumerate(shape)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Each axis as N(0, 0.02): no axis is louder than another."""
+        for weight in self.weights:
+            nn.init.normal_(weight, std=0.02)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
+    ) -> Float[Tensor, "batch length d_model"]:
+        """x plus the vectors of first_position, first_position + 1, ...; rows may each begin elsewhere.
+
+        Only positions that occur are looked up: a short sequence costs and trains what it needs of each axis.
+        """
+        steps = torch.arange(x.shape[1], device=x.device)
+        places = first_position[:, None] + steps if isinstance(first_position, Tensor) else first_position + steps
+        end = _last(first_position) + x.shape[1]
+        if end > self.max_len:
+            raise ShapeError(
+                f"a sequence of {end:,} tokens is longer than the {self.max_len:,} axial positions of this model"
+                f" ({' x '.join(map(str, self.shape))}); shorten the input, or train with a larger axial_shape, or with"
+                " sinusoidal positions, which have no limit."
+            )
+        parts, stride = [], self.max_len
+        for weight, size in zip(self.weights, self.shape, strict=True):
+            stride //= size
+            parts.append(weight.view(size, -1)[torch.div(places, stride, rounding_mode="floor") % size])
+        return x + torch.cat(parts, dim=-1)

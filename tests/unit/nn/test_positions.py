@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.positions import LearnedPositions, SinusoidalPositions, sinusoidal_table
+from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
 
 
 def spelled_out(position: float, d_model: int, layout: str) -> list[float]:
@@ -87,3 +88,54 @@ def test_mistakes_are_named() -> None:
         sinusoidal_table(torch.arange(3.0), 0)
     with pytest.raises(ConfigError, match="'spiral'"):
         inspect.unwrap(sinusoidal_table)(torch.arange(3.0), 4, "spiral")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((4, 8), (2, 4)), ((8, 4), (3, 3)), ((5,), (6,)), ((2, 3, 4), (1, 2, 3)), ((1, 7), (5, 1))]
+)
+def test_axial_positions(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    """Position by position: the coordinates of a grid whose last axis runs fastest; for any length that fits."""
+    positions, most = AxialPositions(shape, dims), math.prod(shape)
+    assert [name for name, _ in positions.named_parameters()] == [f"weights.{i}" for i in range(len(shape))]
+    tables = [weight.detach().reshape(size, -1) for weight, size in zip(positions.weights, shape, strict=True)]
+    wanted = []
+    for point in itertools.product(*(range(size) for size in shape)):
+        wanted.append(torch.cat([table[i] for table, i in zip(tables, point, strict=True)]))
+    for length in {1, 2, most - 1, most}:
+        assert torch.equal(positions(torch.zeros(2, length, 6))[1], torch.stack(wanted[:length]))
+    assert torch.equal(positions(torch.zeros(1, 2, 6), most - 2)[0], torch.stack(wanted[-2:]))
+    with pytest.raises(ShapeError, match=f"a sequence of {most + 1} tokens is longer than the {most} axial"):
+        positions(torch.zeros(1, 2, 6), most - 1)
+
+
+def test_axial_positions_that_do_not_occur_have_no_gradient() -> None:
+    """In training any length up to the product is as good as another."""
+    positions = AxialPositions((4, 8), (2, 4))
+    positions(torch.zeros(1, 11, 6)).sum().backward()
+    rows, columns = positions.weights
+    assert rows.grad is not None
+    assert columns.grad is not None
+    assert rows.grad.view(4, 2)[:, 0].tolist() == [8, 3, 0, 0]
+    assert columns.grad.view(8, 4)[:, 0].tolist() == [2, 2, 2, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((), ()), ((4,), (2, 4)), ((4, 0), (2, 4)), ((4, 8), (6, 0))], ids=str)
+def test_axes_that_do_not_fit(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="give one width for each axis"):
+        AxialPositions(shape, dims)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [SinusoidalPositions(6), LearnedPositions(6, max_len=40), AxialPositions((5, 8), (2, 4))],
+    ids=lambda one: type(one).__name__,
+)
+def test_rows_may_begin_at_places_of_their_own(positions: Any) -> None:
+    x = torch.randn(3, 4, 6)
+    firsts = [0, 7, 36]
+    found = positions(x, torch.tensor(firsts))
+    for row, first in enumerate(firsts):
+        torch.testing.assert_close(found[row : row + 1], positions(x[row : row + 1], first))
+    if not isinstance(positions, SinusoidalPositions):
+        with pytest.raises(ShapeError, match="of 41 tokens"):
+            positions(x, torch.tensor([0, 37, 1]))

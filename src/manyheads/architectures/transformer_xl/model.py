@@ -20,7 +20,8 @@ from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
 from manyheads.nn.dropout import Dropout
-from manyheads.nn.heads.adaptive import AdaptiveEmbedding
+from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
+from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.precision import low_precision
 
 __all__ = ["TransformerXL", "distances_back"]
@@ -72,6 +73,27 @@ class TransformerXL(nn.Module):
         first, *others = (cast(RelativeAttention, layer.attention) for layer in self.layers)
         for other in others:
             other.content_bias, other.position_bias = first.content_bias, first.position_bias
+
+    def tie_head(self, head: nn.Module) -> None:
+        """Make what the config shares between embedding and head one parameter (again)."""
+        assert isinstance(head, LinearHead | AdaptiveHead)
+        if self.config.tie_embeddings:
+            if isinstance(head, LinearHead):
+                head.weight = cast(nn.Parameter, self.embedding.tables[0])
+            else:
+                for index, table in enumerate(self.embedding.tables):
+                    head.tables[index] = table
+        for index, tied in enumerate(self.config.tie_projections):
+            if tied and isinstance(head, AdaptiveHead):
+                mine, theirs = head.projections, self.embedding.projections
+                assert mine is not None  # the config has seen to it
+                assert theirs is not None
+                mine[index] = theirs[min(index, len(theirs) - 1)]
+
+    @property
+    def max_len(self) -> int | None:
+        """Longest sequence; None: there is no limit."""
+        return None
 
     def start(
         self, lanes: int, attending: Attending | None = None, *, projected: bool = True

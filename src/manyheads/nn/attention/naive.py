@@ -8,7 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["naive_additive_attention", "naive_dot_product_attention", "naive_relative_attention"]
+__all__ = [
+    "naive_additive_attention",
+    "naive_dot_product_attention",
+    "naive_lsh_attention",
+    "naive_relative_attention",
+]
 
 
 def _attend(scores: list[Tensor], values: list[Tensor], width: int) -> Tensor:
@@ -94,4 +99,30 @@ def _each_query(score, query: Tensor, key: Tensor, value: Tensor, allowed: Tenso
             for i in range(q_len):
                 seen = [j for j in range(k_len) if allowed[b, h, i, j]]
                 out[b, h, i] = _attend([score(b, h, i, j) for j in seen], [value[b, h, j] for j in seen], width)
+    return out
+
+
+def naive_lsh_attention(
+    qk: Tensor, value: Tensor, buckets: Tensor, chunk_len: int, lengths: list[int] | None = None, scale: float = 1.0
+) -> Tensor:
+    """Kitaev et al. 2020, sec. 2, one query and one round at a time: it sees the last `chunk_len` positions before it
+    that fell into its bucket; the rounds are combined by their normalisers (eq. 6); itself only if nothing was seen.
+
+    Shape: qk (batch, heads, length, head_dim), value (batch, heads, length, value_dim), buckets (batch, heads, rounds,
+        length).
+    """
+    qk, value = qk.double(), value.double()
+    batch, heads, length, _ = qk.shape
+    out = torch.zeros_like(value)
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(length if lengths is None else lengths[b]):
+                outputs, normalisers = [], []
+                for caught in buckets[b, h]:
+                    seen = [j for j in range(i) if caught[j] == caught[i]][-chunk_len:]
+                    if seen:
+                        scores = [qk[b, h, i].dot(qk[b, h, j]) / qk[b, h, j].norm() * scale for j in seen]
+                        outputs.append(_attend(scores, [value[b, h, j] for j in seen], value.shape[-1]))
+                        normalisers.append(torch.logsumexp(torch.stack(scores), dim=0))
+                out[b, h, i] = _attend(normalisers, outputs, value.shape[-1]) if outputs else value[b, h, i]
     return out

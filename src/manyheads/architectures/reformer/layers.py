@@ -1,0 +1,166 @@
+"""The two sublayers of a Reformer's layer: F, attention of one kind or another, and G, feed-forward.
+
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 9: y1 = x1 + F(x2), y2 = x2 + G(y1), with norm and dropout
+inside F and G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.architectures.reformer.config import LayerKind, ReformerConfig
+from manyheads.nn.attention.local import LocalCache, LocalSelfAttention
+from manyheads.nn.attention.lsh import LSHSelfAttention
+from manyheads.nn.attention.lsh_cache import LSHCache
+from manyheads.nn.dropout import Dropout
+from manyheads.nn.feed_forward import FeedForward
+from manyheads.seeding import derive_seed
+
+__all__ = ["AttentionSublayer", "Call", "FeedForwardSublayer", "ReformerLayer"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all layers of one call are told.
+
+    Args:
+        lengths: real tokens of each row, padding on the right; None: all.
+        hash_seed: of all rotations of this call.
+        num_hashes: rounds, where they are to be others than the config's; 0 attends exactly.
+        rotations: of a layer's index: rotations to use in place of drawn ones.
+    """
+
+    lengths: Tensor | None
+    hash_seed: int
+    num_hashes: int | None = None
+    rotations: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def seed_of(self, layer: int) -> int:
+        """Every layer hashes otherwise."""
+        return derive_seed(self.hash_seed, "rotations", layer)
+
+
+class AttentionSublayer(nn.Module):
+    """F: dropout(attention(LN(x))); see `nn.reversible.Sublayer`.
+
+    Args: config: of the model; index: of the layer.
+    """
+
+    chunk_len = 0
+
+    def __init__(self, config: ReformerConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.kind: LayerKind = config.kinds[index]
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.self_attn = _attention(config, self.kind)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        call: Call,
+        shared: tuple[Tensor, ...] = (),
+        kept: tuple[Tensor, ...] | None = None,
+    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
+        """What to add to the other stream; and the buckets, if there are any, for the recomputation."""
+        h = self.norm(x)
+        if isinstance(self.self_attn, LocalSelfAttention):
+            return self.dropout(self.self_attn(h, lengths=call.lengths)), ()
+        num_hashes = 0 if self.kind == "full" else call.num_hashes
+        if kept is None:
+            buckets = self.self_attn.buckets_of(
+                h,
+                lengths=call.lengths,
+                rotations=call.rotations.get(self.index),
+                seed=call.seed_of(self.index),
+                num_hashes=num_hashes,
+            )
+        else:
+            buckets = kept[0] if kept else None
+        out = self.self_attn(h, lengths=call.lengths, buckets=buckets, num_hashes=num_hashes)
+        return self.dropout(out), () if buckets is None else (_small(buckets, self.self_attn.num_buckets),)
+
+    def start(self, rows: int, call: Call) -> LSHCache | LocalCache:
+        """A cache of nothing; see the kinds' `start`."""
+        if isinstance(self.self_attn, LocalSelfAttention):
+            return self.self_attn.start(rows)
+        return self.self_attn.start(
+            rows,
+            rotations=call.rotations.get(self.index),
+            seed=call.seed_of(self.index),
+            num_hashes=0 if self.kind == "full" else call.num_hashes,
+        )
+
+    def step(
+        self,
+        x: Float[Tensor, "rows new_len d_model"],
+        cache: LSHCache | LocalCache,
+        lengths: Tensor | None,
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], LSHCache | LocalCache]:
+        """`forward` for the next positions of every row, with a cache of those before."""
+        out, cache = self.self_attn.step(self.norm(x), cache, lengths)  # type: ignore[arg-type]
+        return self.dropout(out), cache
+
+
+class FeedForwardSublayer(nn.Module):
+    """G: dropout(feed-forward(LN(x))), `ff_chunk_len` positions at a time; see `nn.reversible.Sublayer`."""
+
+    def __init__(self, config: ReformerConfig) -> None:
+        super().__init__()
+        self.chunk_len = config.ff_chunk_len
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.net = FeedForward(config.d_model, config.d_ff, activation=config.activation, dropout=config.dropout)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        call: Call | None = None,
+        shared: tuple[Tensor, ...] = (),
+        kept: tuple[Tensor, ...] | None = None,
+    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
+        """What to add to the other stream; nothing need be kept."""
+        return self.dropout(self.net(self.norm(x))), ()
+
+
+class ReformerLayer(nn.Module):
+    """F and G of one reversible layer."""
+
+    def __init__(self, config: ReformerConfig, index: int) -> None:
+        super().__init__()
+        self.attention = AttentionSublayer(config, index)
+        self.feed_forward = FeedForwardSublayer(config)
+
+
+def _attention(config: ReformerConfig, kind: LayerKind) -> LSHSelfAttention | LocalSelfAttention:
+    if kind == "local":
+        return LocalSelfAttention(
+            config.d_model,
+            config.num_heads,
+            config.width_of_heads,
+            chunk_len=config.local_chunk_len,
+            chunks_before=config.local_chunks_before,
+            chunks_after=config.local_chunks_after,
+            causal=config.causal,
+            wrap=config.local_wrap,
+            dropout=config.attention_dropout,
+        )
+    return LSHSelfAttention(
+        config.d_model,
+        config.num_heads,
+        config.width_of_heads,
+        settings=replace(config.lsh, num_hashes=0) if kind == "full" else config.lsh,
+        max_len=config.max_len,
+        dropout=config.attention_dropout,
+    )
+
+
+def _small(buckets: Tensor, num_buckets: int) -> Tensor:
+    """In the smallest type that holds them: they are all that a layer keeps."""
+    return buckets.to(torch.int16 if num_buckets < 2**15 else torch.int32)

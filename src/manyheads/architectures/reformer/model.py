@@ -1,0 +1,161 @@
+"""The Reformer, top to bottom.
+
+Paper: Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.architectures.reformer.layers import AttentionSublayer, Call, FeedForwardSublayer, ReformerLayer
+from manyheads.architectures.reformer.state import ReformerState, seed_tensor
+from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.nn.dropout import Dropout
+from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
+from manyheads.nn.reversible import through_sublayers
+
+__all__ = ["Reformer"]
+
+
+class Reformer(nn.Module):
+    """Token ids to hidden states of width 2 d_model, both streams side by side.
+
+    The head that turns hidden states into words is not part of it (see `architectures.language_model`).
+
+    Args: config: sizes and choices; the vocabulary size must be set.
+    Raises: ConfigError: the vocabulary size is missing.
+    """
+
+    def __init__(self, config: ReformerConfig) -> None:
+        super().__init__()
+        if config.vocab_size < 1:
+            raise ConfigError("model.vocab_size is not set; give the number of ids of the vocabulary.")
+        self.config = config
+        self.embedding = TokenEmbedding(config.vocab_size, config.d_model, scale=False)
+        self.positions = _positions(config)
+        self.dropout = Dropout(config.dropout)
+        self.layers = nn.ModuleList(ReformerLayer(config, index) for index in range(config.num_layers))
+        self.norm = nn.LayerNorm(2 * config.d_model, eps=config.norm_eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Embeddings N(0, 0.02), as positions; the rest is its parts' affair."""
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def tie_weights(self) -> None:
+        """Nothing is shared within the body."""
+
+    def tie_head(self, head: nn.Module) -> None:
+        """Nothing is shared with the head, which reads twice the embedding's width."""
+
+    @property
+    def max_len(self) -> int | None:
+        """Longest sequence; None: there is no limit."""
+        return None if self.config.positions == "sinusoidal" else self.config.max_len
+
+    def start(
+        self, lanes: int, attending: Any = None, *, projected: bool = True, hash_seed: int | None = None
+    ) -> ReformerState:
+        """The state before anything was read.
+
+        Args:
+            lanes: sequences read side by side.
+            attending: must be None: how far a layer looks back is part of its config.
+            projected: keep what generation needs of the tokens read, in evaluation mode alone; False: every call
+                begins a sequence of its own, and hands on nothing but the hash seed.
+            hash_seed: of the first training call; None takes the config's, which is evaluation's always.
+
+        Raises: RequestError: something is asked of `attending`; or of what is kept, and a layer's outputs depend on
+            what comes later (visible 'chunk', or not causal).
+        """
+        if attending is not None:
+            raise RequestError("a Reformer's sight is part of its config; give no memory length.")
+        like = next(self.parameters())
+        state = ReformerState(
+            hash_seed=seed_tensor(self.config.hash_seed if hash_seed is None else hash_seed),
+            positions=torch.zeros(lanes, dtype=torch.int64, device=like.device),
+        )
+        if not projected:
+            return state
+        call = Call(None, self.config.hash_seed)
+        return state.after(0, None, tuple(attention.start(lanes, call) for attention, _ in self._pairs()))
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "lanes len"],
+        lengths: Int[Tensor, " lanes"] | None = None,
+        state: ReformerState | None = None,
+        *,
+        num_hashes: int | None = None,
+        rotations: Mapping[int, Tensor] | None = None,
+    ) -> tuple[Float[Tensor, "lanes len width"], ReformerState]:
+        """Read a sequence, or the next part of one where the state keeps what was read (sec. 3).
+
+        Args:
+            tokens: ids of every lane.
+            lengths: how many are real, padding on the right; None: all are. What comes out at padding is meaningless.
+            state: see `start`; it is used up.
+            num_hashes: rounds, where they are to be others than the config's; 0 attends exactly.
+            rotations: of a layer's index: what to hash by, in place of what the seed gives.
+
+        Returns: states from which a head predicts the token after each (of an encoder: the token itself), of width
+            2 d_model; and the state for the next call, in training with another hash seed.
+        Raises: ShapeError: the state has other lanes, or the sequence is longer than the positions.
+            RequestError: a state that keeps what was read, in training.
+        """
+        if state is None:
+            state = self.start(tokens.shape[0], projected=False)
+        if tokens.shape[0] != len(state.positions):
+            raise ShapeError(
+                f"{tokens.shape[0]} rows of tokens do not fit a state of {len(state.positions)} lanes; start a new one,"
+                " or reorder it."
+            )
+        if tokens.numel() == 0:
+            return next(self.parameters()).new_empty(*tokens.shape, 2 * self.config.d_model), state
+        if state.caches:
+            return self._extend(tokens, lengths, state)
+        # The streams stay in float32 under autocast: what is added must come off again without loss.
+        x = self.dropout(self.positions(self.embedding(tokens)))
+        seed = int(state.hash_seed) if self.training else self.config.hash_seed
+        call = Call(lengths, seed, num_hashes, rotations or {})
+        sublayers = [sublayer for pair in self._pairs() for sublayer in pair]
+        x1, x2 = through_sublayers(sublayers, x, x, call, reversible=self.config.reversible)
+        return self._joined(x1, x2), state.with_next_seed() if self.training else state
+
+    def _extend(self, tokens: Tensor, lengths: Tensor | None, state: ReformerState) -> tuple[Tensor, ReformerState]:
+        """`forward` on kept keys, values and buckets: only the new tokens' own are computed."""
+        if self.training or torch.is_grad_enabled():
+            raise RequestError(
+                "a state that keeps what was read has no gradient and serves evaluation; use model.eval() and"
+                " torch.no_grad(), or start(..., projected=False)."
+            )
+        x1 = x2 = self.positions(self.embedding(tokens), state.positions)
+        caches = []
+        for (attention, feed_forward), cache in zip(self._pairs(), state.caches, strict=True):
+            added, cache = attention.step(x2, cache, lengths)
+            x1 = x1 + added
+            x2 = x2 + feed_forward(x1)[0]
+            caches.append(cache)
+        return self._joined(x1, x2), state.after(tokens.shape[1], lengths, tuple(caches))
+
+    def _pairs(self) -> list[tuple[AttentionSublayer, FeedForwardSublayer]]:
+        return [(layer.attention, layer.feed_forward) for layer in cast(list[ReformerLayer], list(self.layers))]
+
+    def _joined(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Both streams as the head reads them."""
+        return self.dropout(self.norm(torch.cat([x1, x2], dim=-1)))  # type: ignore[no-any-return]
+
+
+def _positions(config: ReformerConfig) -> nn.Module:
+    if config.positions == "axial":
+        return AxialPositions(*config.axes)
+    if config.positions == "learned":
+        return LearnedPositions(config.d_model, max_len=config.max_len)
+    return SinusoidalPositions(config.d_model)

@@ -1,0 +1,118 @@
+"""Named sizes of the Reformer.
+
+Those of the paper are Kitaev et al. 2020, sec. 5, with what it leaves out from the configs of its code (trax, `configs/
+reformer_*.gin`); what a query sees is our `visible: bucket`, not the originals' chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
+
+__all__ = ["PRESETS", "SEQ2SEQ_PRESETS"]
+
+
+def debug() -> ReformerConfig:
+    """Small enough to learn one batch in a second or two, with every part in it."""
+    return ReformerConfig(
+        d_model=32,
+        num_heads=2,
+        head_dim=12,
+        d_ff=64,
+        num_layers=2,
+        layers=("local", "lsh"),
+        max_len=64,
+        chunk_len=4,
+        local_chunk_len=4,
+        num_hashes=2,
+        ff_chunk_len=8,
+    )
+
+
+def small() -> ReformerConfig:
+    """16,384 bytes of context on a CPU; the size at which speed is compared."""
+    return ReformerConfig(d_model=256, num_heads=4, d_ff=1024, num_layers=4, max_len=16_384, dropout=0.0)
+
+
+def enwik8() -> ReformerConfig:
+    """enwik8 at 65,536 bytes: 12 layers, 1.19 bits a byte after 20K steps, 1.05 tuned (sec. 5.3); trax's kinds of
+    layers, chunks, hashes and axes, with the widths that it names for more memory.
+    """
+    return ReformerConfig(
+        d_model=1024,
+        num_heads=8,
+        head_dim=128,
+        d_ff=4096,
+        num_layers=12,
+        layers=("local", "local", "lsh", "local"),
+        axial_shape=(128, 512),
+        axial_dims=(256, 768),
+        max_len=65_536,
+        num_hashes=2,
+        num_buckets=(16, 32),
+        chunk_len=256,
+        local_chunk_len=128,
+        dropout=0.2,
+        attention_dropout=0.2,
+        ff_chunk_len=8192,
+    )
+
+
+def imagenet64() -> ReformerConfig:
+    """64 x 64 RGB images as 12,288 bytes in raster order: rows, columns and colours are the three axes (trax)."""
+    return ReformerConfig(
+        d_model=1024,
+        num_heads=8,
+        head_dim=64,
+        d_ff=4096,
+        num_layers=6,
+        axial_shape=(64, 64, 3),
+        axial_dims=(384, 384, 256),
+        max_len=12_288,
+        num_hashes=2,
+        num_buckets=(12, 16),
+        chunk_len=128,
+        dropout=0.0,
+        attention_dropout=0.2,
+        activation="gelu_tanh",
+        ff_chunk_len=4096,
+    )
+
+
+def seq2seq_debug() -> ReformerSeq2SeqConfig:
+    """Small enough for a test, with hashing in it."""
+    return ReformerSeq2SeqConfig(
+        d_model=32,
+        num_heads=4,
+        d_ff=64,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        max_len=64,
+        attention="lsh",
+        chunk_len=4,
+        num_hashes=2,
+    )
+
+
+def wmt_base() -> ReformerSeq2SeqConfig:
+    """WMT14 English-German, 6 + 6 layers: 27.6 BLEU after 100K steps, 28.0 after 500K with nothing tied (table 4)."""
+    return ReformerSeq2SeqConfig()
+
+
+def wmt_big() -> ReformerSeq2SeqConfig:
+    """WMT14 English-German: 29.1 BLEU after 300K steps with nothing tied (table 4); dropout is the Transformer's."""
+    return ReformerSeq2SeqConfig(d_model=1024, num_heads=16, d_ff=4096, dropout=0.3, tie_embeddings="none")
+
+
+PRESETS: dict[str, Callable[[], ReformerConfig]] = {
+    "debug": debug,
+    "small": small,
+    "enwik8": enwik8,
+    "imagenet64": imagenet64,
+}
+SEQ2SEQ_PRESETS: dict[str, Callable[[], ReformerSeq2SeqConfig]] = {
+    "debug": seq2seq_debug,
+    "wmt-base": wmt_base,
+    "wmt-big": wmt_big,
+}

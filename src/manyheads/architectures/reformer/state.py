@@ -1,0 +1,81 @@
+"""What a Reformer hands from call to call: the seed of its hashes, and in generation what was read so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from manyheads.errors import ShapeError
+from manyheads.nn.attention.local import LocalCache
+from manyheads.nn.attention.lsh_cache import LSHCache
+from manyheads.nn.attention.state import register_state
+
+__all__ = ["ReformerState"]
+
+Cache = LSHCache | LocalCache
+
+
+@dataclass(frozen=True)
+class ReformerState:
+    """The state of a Reformer; see `Reformer.start`.
+
+    Shape: hash_seed () int64 on the CPU: of the next training call's rotations; positions (lanes,) int64: tokens read,
+        where there are caches; caches: one a layer, or none at all: then every call begins a sequence.
+    """
+
+    hash_seed: Tensor
+    positions: Tensor
+    caches: tuple[Cache, ...] = ()
+
+    def with_next_seed(self) -> ReformerState:
+        """For the next training call. The seeds of a run are consecutive; each is hashed before it is used."""
+        return replace(self, hash_seed=(self.hash_seed + 1) & (2**63 - 1))
+
+    def after(self, new_len: int, lengths: Tensor | None, caches: tuple[Cache, ...]) -> ReformerState:
+        """With so many more tokens read, of which `lengths` a lane are real."""
+        return replace(self, positions=self.positions + (new_len if lengths is None else lengths), caches=caches)
+
+    def reset(self, lanes: Bool[Tensor, " lanes"]) -> ReformerState:
+        """Forget what the lanes marked True have read. The hash seed goes on.
+
+        Raises: ShapeError: not one mark a lane.
+        """
+        if lanes.shape != self.positions.shape:
+            raise ShapeError(f"{tuple(lanes.shape)} marks do not fit {len(self.positions)} lanes; give one a lane.")
+        lanes = lanes.to(self.positions.device)
+        caches = tuple(_forgotten(cache, lanes) for cache in self.caches)
+        return replace(self, positions=self.positions.masked_fill(lanes, 0), caches=caches)
+
+    def reorder(self, rows: Int[Tensor, "*rows"]) -> ReformerState:
+        """The lanes with these ids, in this order; see `protocols.SearchState.reorder`."""
+        rows = rows.flatten()
+        caches = tuple(cache.reorder(rows) for cache in self.caches)
+        return replace(self, positions=self.positions.index_select(0, rows), caches=caches)
+
+    def clone(self) -> ReformerState:
+        """A copy that shares nothing, to branch."""
+        caches = tuple(cache.clone() for cache in self.caches)
+        return ReformerState(self.hash_seed.clone(), self.positions.clone(), caches)
+
+    def detach(self) -> ReformerState:
+        """Itself: nothing in it has a gradient."""
+        return self
+
+
+def _forgotten(cache: Cache, lanes: Tensor) -> Cache:
+    """A cache in which the marked lanes have read nothing."""
+    if isinstance(cache, LSHCache):
+        caught = cache.caught.masked_fill(lanes.view(-1, *[1] * (cache.caught.dim() - 1)), 0)
+        return replace(cache, lengths=cache.lengths.masked_fill(lanes, 0), caught=caught)
+    return replace(cache, lengths=cache.lengths.masked_fill(lanes, 0))
+
+
+register_state(ReformerState, "hash_seed", "positions", "caches")
+
+
+def seed_tensor(seed: int) -> Tensor:
+    """A hash seed as a state holds it."""
+    return torch.tensor(seed, dtype=torch.int64)

@@ -1,0 +1,329 @@
+"""The reversible encoder-decoder, top to bottom.
+
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 5 (machine translation); the order of the decoder's three sublayers on
+the two streams is trax's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
+from manyheads.errors import ConfigError
+from manyheads.nn.attention.lsh import LSHSelfAttention
+from manyheads.nn.attention.lsh_cache import LSHCache
+from manyheads.nn.attention.masks import Causal, Lengths
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.state import KeyValueState, register_state
+from manyheads.nn.dropout import Dropout
+from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+from manyheads.nn.reversible import through_sublayers
+from manyheads.seeding import derive_seed
+
+__all__ = ["ReformerTranslator", "TranslatorState"]
+
+Kept = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What the sublayers of one stack are told.
+
+    lengths: of this stack's own rows, or None; source_lengths: of the rows that are attended to across; hash_seed: of
+    this call's rotations.
+    """
+
+    lengths: Tensor | None
+    source_lengths: Tensor
+    hash_seed: int
+
+
+class SelfSublayer(nn.Module):
+    """dropout(self-attention(LN(x))), exact or hashed; see `nn.reversible.Sublayer`."""
+
+    chunk_len = 0
+
+    def __init__(self, config: ReformerSeq2SeqConfig, name: str, index: int, *, causal: bool) -> None:
+        super().__init__()
+        self.name, self.index, self.causal = name, index, causal
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        heads, width, rate = config.num_heads, config.width_of_heads, config.attention_dropout
+        self.self_attn: MultiHeadAttention | LSHSelfAttention
+        if config.attention == "full":
+            self.self_attn = MultiHeadAttention(config.d_model, heads, head_dim=width, dropout=rate, bias=False)
+        else:
+            settings = config.lsh if causal else replace(config.lsh, causal=False, visible="chunk", chunks_after=1)
+            self.self_attn = LSHSelfAttention(
+                config.d_model, heads, width, settings=settings, max_len=config.max_len, dropout=rate
+            )
+        self.dropout = Dropout(config.dropout)
+
+    def seed(self, side: Side) -> int:
+        return derive_seed(side.hash_seed, self.name, self.index)
+
+    def forward(
+        self, x: Tensor, side: Side, shared: tuple[Tensor, ...] = (), kept: Kept | None = None
+    ) -> tuple[Tensor, Kept]:
+        """What to add to the other stream; and the buckets, if there are any."""
+        h = self.norm(x)
+        if isinstance(self.self_attn, MultiHeadAttention):
+            mask = Causal() if self.causal else Lengths(cast(Tensor, side.lengths))
+            return self.dropout(self.self_attn(h, mask=mask)[0]), ()
+        if kept is None:
+            buckets = self.self_attn.buckets_of(h, lengths=side.lengths, seed=self.seed(side))
+        else:
+            buckets = kept[0] if kept else None
+        out = self.self_attn(h, lengths=side.lengths, buckets=buckets)
+        return self.dropout(out), () if buckets is None else (buckets.to(torch.int32),)
+
+    def start(self, rows: int, side: Side, like: Tensor) -> KeyValueState | LSHCache:
+        """A cache of nothing."""
+        if isinstance(self.self_attn, LSHSelfAttention):
+            return self.self_attn.start(rows, seed=self.seed(side))
+        return KeyValueState.empty(rows, self.self_attn.num_heads, self.self_attn.head_dim, like=like)
+
+    def step(self, x: Tensor, past: KeyValueState | LSHCache) -> tuple[Tensor, KeyValueState | LSHCache]:
+        """`forward` for the next positions of every row."""
+        h = self.norm(x)
+        if isinstance(past, LSHCache):
+            return cast(LSHSelfAttention, self.self_attn).step(h, past)
+        out, after = self.self_attn(h, mask=Causal() if x.shape[1] > 1 else None, state=past)
+        return out, after
+
+
+class CrossSublayer(nn.Module):
+    """dropout(attention(LN(x), memory)), exact; see `nn.reversible.Sublayer`. The memory is `shared[0]`."""
+
+    chunk_len = 0
+
+    def __init__(self, config: ReformerSeq2SeqConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.cross_attn = MultiHeadAttention(
+            config.d_model,
+            config.num_heads,
+            head_dim=config.width_of_heads,
+            dropout=config.attention_dropout,
+            bias=False,
+        )
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, side: Side, shared: tuple[Tensor, ...], kept: Kept | None = None
+    ) -> tuple[Tensor, Kept]:
+        """What to add to the other stream."""
+        out, _ = self.cross_attn(self.norm(x), shared[0], mask=Lengths(side.source_lengths))
+        return self.dropout(out), ()
+
+    def step(self, x: Tensor, key: Tensor, value: Tensor, source_lengths: Tensor) -> Tensor:
+        """For the next positions of every row, on projected keys and values, one row a sentence."""
+        # The rows of one sentence share its source: they are asked as one longer query, so keys are never copied.
+        rows, new_len, d_model = x.shape
+        q = self.cross_attn.project_query(self.norm(x).reshape(key.shape[0], -1, d_model))
+        out = self.cross_attn.attend(q, key, value, Lengths(source_lengths))
+        return out.reshape(rows, new_len, d_model)
+
+
+class PointSublayer(nn.Module):
+    """dropout(feed-forward(LN(x))), `ff_chunk_len` positions at a time; see `nn.reversible.Sublayer`."""
+
+    def __init__(self, config: ReformerSeq2SeqConfig) -> None:
+        super().__init__()
+        self.chunk_len = config.ff_chunk_len
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.net = FeedForward(config.d_model, config.d_ff, activation=config.activation, dropout=config.dropout)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, side: Side | None = None, shared: tuple[Tensor, ...] = (), kept: Kept | None = None
+    ) -> tuple[Tensor, Kept]:
+        """What to add to the other stream."""
+        return self.dropout(self.net(self.norm(x))), ()
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, feed-forward."""
+
+    def __init__(self, config: ReformerSeq2SeqConfig, index: int) -> None:
+        super().__init__()
+        self.attention = SelfSublayer(config, "encoder", index, causal=False)
+        self.feed_forward = PointSublayer(config)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the source, feed-forward."""
+
+    def __init__(self, config: ReformerSeq2SeqConfig, index: int) -> None:
+        super().__init__()
+        self.attention = SelfSublayer(config, "decoder", index, causal=True)
+        self.source_attention = CrossSublayer(config)
+        self.feed_forward = PointSublayer(config)
+
+
+@dataclass(frozen=True)
+class TranslatorLayerState:
+    """One decoder layer's memory: of its own positions, a row a hypothesis; of the source, a row a sentence.
+
+    Shape: memory_key, memory_value (sentences, heads, source_len, head_dim).
+    """
+
+    past: KeyValueState | LSHCache
+    memory_key: Tensor
+    memory_value: Tensor
+
+
+@dataclass(frozen=True)
+class TranslatorState:
+    """All layers' memories; rows are sentences x beams, sentence by sentence.
+
+    Shape: source_lengths (sentences,); length () int64 on the CPU: target positions read so far; rows () int64 on the
+        CPU.
+    """
+
+    layers: tuple[TranslatorLayerState, ...]
+    source_lengths: Tensor
+    length: Tensor
+    rows: Tensor
+
+    def reorder(self, rows: Tensor) -> TranslatorState:
+        """See `protocols.SearchState.reorder`. rows: (sentences, beams) of old row ids."""
+        old_sentences = self.source_lengths.shape[0]
+        old_beams = max(1, int(self.rows) // max(1, old_sentences))
+        sentences = torch.div(rows[:, 0], old_beams, rounding_mode="floor")
+        same = rows.shape[0] == old_sentences  # lines keep their order, so as many as before are the same ones
+        layers = []
+        for layer in self.layers:
+            key, value = layer.memory_key, layer.memory_value
+            if not same:
+                key, value = key.index_select(0, sentences), value.index_select(0, sentences)
+            layers.append(TranslatorLayerState(layer.past.reorder(rows.flatten()), key, value))
+        lengths = self.source_lengths if same else self.source_lengths.index_select(0, sentences)
+        return TranslatorState(tuple(layers), lengths, self.length, torch.tensor(rows.numel()))
+
+    def clone(self) -> TranslatorState:
+        """A copy to branch from: the next step of either leaves the other alone."""
+        return replace(self, layers=tuple(replace(layer, past=layer.past.clone()) for layer in self.layers))
+
+
+register_state(TranslatorLayerState, "past", "memory_key", "memory_value")
+register_state(TranslatorState, "layers", "source_lengths", "length", "rows")
+
+
+class ReformerTranslator(nn.Module):
+    """Source ids to encoder states, target ids and encoder states to decoder states, through reversible layers.
+
+    Both stacks begin with the embedding in both streams, and end with the norm of the streams' mean. Where a seed of
+    hashes is needed, training draws it from torch's generator, as dropout does, and evaluation takes the config's. The
+    head that turns decoder states into words is not part of it (see `architectures.seq2seq`).
+
+    Args: config: sizes and choices; both vocabulary sizes must be set.
+    Raises: ConfigError: a vocabulary size is missing.
+    """
+
+    def __init__(self, config: ReformerSeq2SeqConfig) -> None:
+        super().__init__()
+        for side in ("source", "target"):
+            if getattr(config, f"{side}_vocab_size") < 1:
+                raise ConfigError(
+                    f"model.{side}_vocab_size is not set; give the number of ids of the {side} vocabulary."
+                )
+        self.config = config
+        self.source_embedding = TokenEmbedding(config.source_vocab_size, config.d_model)
+        self.target_embedding = TokenEmbedding(config.target_vocab_size, config.d_model)
+        self.source_positions, self.target_positions = _positions(config), _positions(config)
+        self.dropout = Dropout(config.dropout)
+        self.encoder_layers = nn.ModuleList(EncoderLayer(config, i) for i in range(config.num_encoder_layers))
+        self.encoder_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.decoder_layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_decoder_layers))
+        self.decoder_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Make what the config shares one parameter (again)."""
+        if self.config.tie_embeddings in ("all", "embeddings"):
+            self.target_embedding.weight = self.source_embedding.weight
+
+    def _seed(self) -> int:
+        """Of a call's hashes; 0 where nothing is hashed, which leaves the generator alone."""
+        if self.config.attention == "full":
+            return 0
+        return int(torch.randint(1 << 62, ())) if self.training else self.config.hash_seed
+
+    def encode(
+        self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch source_len d_model"]:
+        """Read the source. Rows are padded on the right; what stands at padding is meaningless."""
+        # The streams stay in float32 under autocast: what is added must come off again without loss.
+        x = self.dropout(self.source_positions(self.source_embedding(source)))
+        side = Side(source_lengths, source_lengths, self._seed())
+        layers = cast(list[EncoderLayer], list(self.encoder_layers))
+        sublayers = [one for layer in layers for one in (layer.attention, layer.feed_forward)]
+        x1, x2 = through_sublayers(sublayers, x, x, side, reversible=self.config.reversible)
+        return self.encoder_norm((x1 + x2) / 2)  # type: ignore[no-any-return]
+
+    def decode(
+        self,
+        target: Int[Tensor, "batch target_len"],
+        memory: Float[Tensor, "batch source_len d_model"],
+        source_lengths: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch target_len d_model"]:
+        """States from which the head predicts the token after each target position, seeing none after it."""
+        x = self.dropout(self.target_positions(self.target_embedding(target)))
+        side = Side(None, source_lengths, self._seed())
+        sublayers = [
+            one for layer in self._decoder() for one in (layer.attention, layer.source_attention, layer.feed_forward)
+        ]
+        x1, x2 = through_sublayers(sublayers, x, x, side, (memory,), reversible=self.config.reversible)
+        return self.decoder_norm((x1 + x2) / 2)  # type: ignore[no-any-return]
+
+    def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
+        """`encode`, then `decode`: (batch, target_len, d_model)."""
+        return self.decode(target, self.encode(source, source_lengths), source_lengths)
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> TranslatorState:
+        """The state before the first target token: one row a sentence."""
+        memory = self.encode(source, source_lengths)
+        side, rows = Side(None, source_lengths, self.config.hash_seed), source.shape[0]
+        layers = []
+        for layer in self._decoder():
+            key, value = layer.source_attention.cross_attn.project_memory(memory)
+            past = layer.attention.start(rows, side, key)
+            layers.append(TranslatorLayerState(past, key.contiguous(), value.contiguous()))
+        return TranslatorState(tuple(layers), source_lengths, torch.zeros((), dtype=torch.int64), torch.tensor(rows))
+
+    def step(
+        self, tokens: Int[Tensor, "rows new_len"], state: TranslatorState
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], TranslatorState]:
+        """`decode` for the next tokens of every row, in time that depends on what is new, not on what was."""
+        x = self.target_positions(self.target_embedding(tokens), int(state.length))
+        streams, turn, layers = [x, x], 0, []
+        for layer, old in zip(self._decoder(), state.layers, strict=True):
+            added, past = layer.attention.step(streams[1 - turn], old.past)
+            streams[turn] = streams[turn] + added
+            turn = 1 - turn
+            added = layer.source_attention.step(
+                streams[1 - turn], old.memory_key, old.memory_value, state.source_lengths
+            )
+            streams[turn] = streams[turn] + added
+            turn = 1 - turn
+            streams[turn] = streams[turn] + layer.feed_forward(streams[1 - turn])[0]
+            turn = 1 - turn
+            layers.append(replace(old, past=past))
+        hidden = self.decoder_norm((streams[0] + streams[1]) / 2)
+        return hidden, replace(state, layers=tuple(layers), length=state.length + tokens.shape[1])
+
+    def _decoder(self) -> list[DecoderLayer]:
+        return cast(list[DecoderLayer], list(self.decoder_layers))
+
+
+def _positions(config: ReformerSeq2SeqConfig) -> nn.Module:
+    if config.positions == "learned":
+        return LearnedPositions(config.d_model, max_len=config.max_len)
+    return SinusoidalPositions(config.d_model)

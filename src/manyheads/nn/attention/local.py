@@ -1,0 +1,285 @@
+"""Self-attention within chunks of the sequence and their neighbours.
+
+Paper: none of its own; the local layers of trax' and `transformers`' Reformer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError, RequestError
+from manyheads.nn.attention.multi_head import merge_heads, split_heads
+from manyheads.nn.attention.softmax import masked_softmax
+from manyheads.nn.attention.state import register_state
+from manyheads.nn.dropout import dropout
+
+__all__ = ["LocalCache", "LocalSelfAttention", "local_attention"]
+
+
+def local_attention(
+    query: Float[Tensor, "batch heads length head_dim"],
+    key: Float[Tensor, "batch heads length head_dim"],
+    value: Float[Tensor, "batch heads length value_dim"],
+    *,
+    chunk_len: int,
+    chunks_before: int = 1,
+    chunks_after: int = 0,
+    causal: bool = True,
+    wrap: bool = False,
+    lengths: Int[Tensor, " batch"] | None = None,
+    dropout_rate: float = 0.0,
+    weights_hook: Callable[[Tensor], None] | None = None,
+) -> Float[Tensor, "batch heads length value_dim"]:
+    """Each position attends to its chunk, itself included, and to the neighbouring chunks.
+
+    Args:
+        lengths: real positions of each row, padding on the right; None: all.
+        wrap: the first chunk has the last as neighbour, and the other way round.
+        weights_hook: gets the weights, (batch, heads, chunks, chunk_len, seen), seen being the neighbourhood's length.
+
+    Shape: any length; it is padded to whole chunks inside.
+    Returns: zeros where nothing is seen.
+    Cost: length x chunk_len x (chunks_before + 1 + chunks_after).
+    """
+    length = query.shape[2]
+    if length <= chunk_len:
+        chunk_len = max(1, length)  # all in one chunk, which is not its own neighbour
+        chunks_before = chunks_after = 0
+    padding = -length % chunk_len
+    query, key, value = (_chunks(x, padding, chunk_len) for x in (query, key, value))
+    offsets = range(-chunks_before, chunks_after + 1)
+    allowed = _visible(length, query.shape[2], chunk_len, offsets, causal, wrap, lengths, query.device)
+    scores = torch.matmul(query, _seen(key, offsets).transpose(-1, -2)) / math.sqrt(query.shape[-1])
+    weights = masked_softmax(scores, allowed)
+    if weights_hook is not None:
+        weights_hook(weights)
+    out = torch.matmul(dropout(weights, dropout_rate), _seen(value, offsets)).flatten(2, 3)[:, :, :length]
+    if lengths is None:
+        return out
+    real = torch.arange(length, device=out.device) < lengths[:, None]
+    return out * real[:, None, :, None].to(out.dtype)
+
+
+def _chunks(x: Tensor, padding: int, chunk_len: int) -> Tensor:
+    """(batch, heads, length, width) -> (batch, heads, chunks, chunk_len, width)"""
+    padded = F.pad(x, (0, 0, 0, padding))
+    return padded.reshape(*x.shape[:2], -1, chunk_len, x.shape[3])
+
+
+def _seen(chunks: Tensor, offsets: range) -> Tensor:
+    """Each chunk's neighbourhood: (batch, heads, chunks, offsets x chunk_len, width)"""
+    if len(offsets) == 1:
+        return chunks
+    return torch.cat([chunks.roll(-offset, dims=2) for offset in offsets], dim=3)
+
+
+def _visible(
+    length: int,
+    num_chunks: int,
+    chunk_len: int,
+    offsets: range,
+    causal: bool,
+    wrap: bool,
+    lengths: Tensor | None,
+    device: torch.device,
+) -> Bool[Tensor, "batch 1 chunks chunk_len seen"]:
+    query = torch.arange(num_chunks * chunk_len, device=device).view(num_chunks, chunk_len, 1)
+    numbers = torch.arange(num_chunks, device=device)[:, None] + torch.tensor(list(offsets), device=device)
+    within = ((numbers >= 0) & (numbers < num_chunks)) | wrap
+    key = (numbers % num_chunks)[..., None] * chunk_len + torch.arange(chunk_len, device=device)
+    allowed = within[..., None].expand_as(key).flatten(1)[:, None]
+    key = key.flatten(1)[:, None]  # (chunks, 1, seen)
+    allowed = allowed & (key < length)
+    if causal:
+        allowed = allowed & (key <= query)
+    allowed = allowed.expand(-1, chunk_len, -1)[None, None]
+    return allowed if lengths is None else allowed & (key < lengths[:, None, None, None, None])
+
+
+@dataclass(frozen=True)
+class LocalCache:
+    """Keys and values of the last chunks. A call consumes the cache it is given; `clone()` to branch.
+
+    Shape: keys, values (rows, heads, kept, head_dim): position p at p modulo kept, kept being all the positions that
+        one can see; lengths (rows,) int64: positions so far.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
+
+    def reorder(self, rows: Tensor) -> LocalCache:
+        """The rows with these ids, (new_rows,), in this order."""
+        return LocalCache(*(getattr(self, name).index_select(0, rows) for name in _FIELDS))
+
+    def clone(self) -> LocalCache:
+        """A copy that shares nothing, to branch a search."""
+        return LocalCache(*(getattr(self, name).clone() for name in _FIELDS))
+
+    def positions(self) -> Int[Tensor, "rows kept"]:
+        """The position that stands at each place; negative where there is none."""
+        kept = self.keys.shape[2]
+        last = self.lengths[:, None] - 1
+        found = last - (last - torch.arange(kept, device=last.device)) % kept
+        return torch.where(last >= 0, found, -1)
+
+
+_FIELDS = ("keys", "values", "lengths")
+register_state(LocalCache, *_FIELDS)
+
+
+class LocalSelfAttention(nn.Module):
+    """Self-attention in several heads within chunks and their neighbours.
+
+    Args:
+        d_model: width of input and output.
+        num_heads, head_dim: heads and their width; head_dim 0 is d_model / num_heads.
+        chunk_len: positions of a chunk.
+        chunks_before, chunks_after: neighbours that are seen.
+        causal: nobody sees later positions.
+        wrap: first and last chunk are neighbours, as in `transformers`.
+        bias: of the output projection alone.
+        dropout: rate on the attention weights, in training.
+
+    Raises: ConfigError: a size is out of range, or a causal layer is to look at later chunks.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int = 0,
+        *,
+        chunk_len: int,
+        chunks_before: int = 1,
+        chunks_after: int = 0,
+        causal: bool = True,
+        wrap: bool = False,
+        bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not head_dim and d_model % num_heads:
+            raise ConfigError(f"d_model {d_model} is not divisible by num_heads {num_heads}; give a head_dim.")
+        if chunk_len < 1 or chunks_before < 0 or chunks_after < 0:
+            raise ConfigError(
+                f"chunk_len {chunk_len} must be 1 or more, chunks_before {chunks_before} and chunks_after"
+                f" {chunks_after} 0 or more."
+            )
+        if causal and chunks_after:
+            raise ConfigError(f"chunks_after is {chunks_after}, which a causal layer cannot see; it must be 0.")
+        self.num_heads, self.head_dim = num_heads, head_dim or d_model // num_heads
+        self.chunk_len, self.chunks_before, self.chunks_after = chunk_len, chunks_before, chunks_after
+        self.causal, self.wrap, self.dropout_rate = causal, wrap, dropout
+        inner = self.num_heads * self.head_dim
+        self.q_proj = nn.Linear(d_model, inner, bias=False)
+        self.k_proj = nn.Linear(d_model, inner, bias=False)
+        self.v_proj = nn.Linear(d_model, inner, bias=False)
+        self.out_proj = nn.Linear(inner, d_model, bias=bias)
+        self.weights_hook: Callable[[Tensor], None] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform weights, zero biases."""
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (split_heads(proj(x), self.num_heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        return q, k, v
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"], *, lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Attend among the positions of x; see `local_attention`."""
+        return self._finish(self._attend(*self._project(x), lengths))
+
+    def _finish(self, attended: Tensor) -> Tensor:
+        out: Tensor = self.out_proj(merge_heads(attended))
+        return out
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        return local_attention(
+            q,
+            k,
+            v,
+            chunk_len=self.chunk_len,
+            chunks_before=self.chunks_before,
+            chunks_after=self.chunks_after,
+            causal=self.causal,
+            wrap=self.wrap,
+            lengths=lengths,
+            dropout_rate=self.dropout_rate if self.training else 0.0,
+            weights_hook=self.weights_hook,
+        )
+
+    def start(self, rows: int) -> LocalCache:
+        """A cache of nothing for `step`.
+
+        Raises: RequestError: the layer is not causal, so the past's outputs depend on the future.
+        """
+        if not self.causal:
+            raise RequestError("a bidirectional layer has nothing to cache; only causal ones have.")
+        weight = self.q_proj.weight
+        none = weight.new_zeros(rows, self.num_heads, (self.chunks_before + 1) * self.chunk_len, self.head_dim)
+        return LocalCache(none, none.clone(), torch.zeros(rows, dtype=torch.int64, device=weight.device))
+
+    def step(
+        self,
+        x: Float[Tensor, "rows new_len d_model"],
+        cache: LocalCache,
+        lengths: Int[Tensor, " rows"] | None = None,
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], LocalCache]:
+        """Attend from new positions to themselves and to those before; exactly what `forward` does to the whole.
+
+        Uses the cache up.
+        Args: lengths: real new positions of each row, padding on the right; None: all.
+        Cost: a token's is bounded by chunk_len x (chunks_before + 1).
+        """
+        q, k, v = self._project(x)
+        parts = []
+        for first in range(0, x.shape[1], self.chunk_len):
+            some = slice(first, first + self.chunk_len)
+            count = q[:, :, some].shape[2]
+            real = None if lengths is None else (lengths - first).clamp(0, count)
+            out, cache = self._extended(q[:, :, some], k[:, :, some], v[:, :, some], cache, real)
+            parts.append(out)
+        return self._finish(torch.cat(parts, dim=2)), cache
+
+    def _extended(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: LocalCache, lengths: Tensor | None
+    ) -> tuple[Tensor, LocalCache]:
+        count, kept = q.shape[2], cache.keys.shape[2]
+        new = cache.lengths[:, None] + torch.arange(count, device=q.device)
+        # (rows, kept + new_len), and (rows, new_len) for where a query's neighbourhood begins
+        positions = torch.cat([cache.positions(), new], dim=1)
+        begin = (new // self.chunk_len - self.chunks_before) * self.chunk_len
+        allowed = (positions[:, None] >= begin.clamp(min=0)[..., None]) & (positions[:, None] <= new[..., None])
+        old_keys, old_values = cache.keys.to(k.dtype), cache.values.to(v.dtype)
+        keys, values = torch.cat([old_keys, k], dim=2), torch.cat([old_values, v], dim=2)
+        scores = torch.matmul(q, keys.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+        out = torch.matmul(masked_softmax(scores, allowed[:, None]), values)
+        after = cache.lengths + (count if lengths is None else lengths)
+        cache = replace(cache, lengths=after)
+        # Every place's position, old or new, is looked up in the row of both.
+        wanted = cache.positions()
+        offset = (wanted - new[:, :1]).clamp(max=count - 1)
+        places = torch.where(offset >= 0, kept + offset, torch.arange(kept, device=q.device))
+        rows = torch.arange(len(q), device=q.device)[:, None]
+        cache = replace(
+            cache,
+            keys=keys[rows, :, places].transpose(1, 2).contiguous(),
+            values=values[rows, :, places].transpose(1, 2).contiguous(),
+        )
+        if lengths is not None:
+            out = out * (torch.arange(count, device=q.device) < lengths[:, None])[:, None, :, None].to(out.dtype)
+        return out, cache

@@ -1,0 +1,271 @@
+"""Self-attention among positions that hash to the same bucket.
+
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.nn.attention.lsh_cache import LSHCache
+from manyheads.nn.attention.lsh_chunks import chunked_attention
+from manyheads.nn.attention.lsh_hash import hash_vectors, mark_padding, rotations
+from manyheads.nn.attention.lsh_pairs import pair_weights, shared_qk_attention, visible_pairs
+from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.attention.multi_head import merge_heads, split_heads
+from manyheads.nn.dropout import dropout
+
+__all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]
+
+
+def lsh_attention(
+    qk: Float[Tensor, "batch heads length head_dim"],
+    v: Float[Tensor, "batch heads length value_dim"],
+    buckets: Int[Tensor, "batch heads rounds places"],
+    settings: LSHSettings,
+    *,
+    lengths: Int[Tensor, " batch"] | None = None,
+    dropout_rate: float = 0.0,
+) -> Float[Tensor, "batch heads length value_dim"]:
+    """Weighted sum of the values that a query's buckets let it see, all rounds under one softmax.
+
+    Paper: Kitaev et al. 2020, sec. 2, eq. 2 to 6. The rounds' outputs weighted by their shares of the normaliser
+    (eq. 6) are one softmax over the pairs of all rounds; that is how it is computed, so the weights sum to 1.
+    Args:
+        qk: queries, which are the keys too once they are of unit length.
+        buckets: of `hash_vectors`.
+        lengths: real positions of each row, padding on the right; None: all.
+        dropout_rate: on the weights; 0 outside training.
+
+    Returns: a query that sees nothing gets its own value; zeros at and beyond a row's length.
+    Raises: ShapeError: the buckets are of other positions than qk.
+    """
+    if buckets.shape[:2] != qk.shape[:2] or buckets.shape[3] != qk.shape[2] or v.shape[:3] != qk.shape[:3]:
+        raise ShapeError(
+            f"queries {tuple(qk.shape)}, values {tuple(v.shape)} (batch, heads, length, width) and buckets"
+            f" {tuple(buckets.shape)} (batch, heads, rounds, length) do not belong together."
+        )
+    out = chunked_attention(qk, v, buckets, settings, lengths, dropout_rate)
+    exact = min(settings.exact_len, qk.shape[2]) if settings.visible == "bucket" else 0
+    if not exact:
+        return out
+    return torch.cat([_exact(qk, v, settings, lengths, dropout_rate, exact), out[:, :, exact:]], dim=2)
+
+
+def _exact(
+    qk: Tensor, v: Tensor, settings: LSHSettings, lengths: Tensor | None, dropout_rate: float, exact: int
+) -> Tensor:
+    """Exact attention of the first positions among themselves."""
+    return shared_qk_attention(
+        qk[:, :, :exact],
+        v[:, :, :exact],
+        causal=settings.causal,
+        lengths=lengths,
+        dropout_rate=dropout_rate,
+        scale=settings.scale,
+        eps=settings.key_eps,
+    )
+
+
+class LSHSelfAttention(nn.Module):
+    """Self-attention in several heads among positions of the same buckets, queries being keys.
+
+    Paper: Kitaev et al. 2020, sec. 2.
+    Args:
+        d_model: width of input and output.
+        num_heads, head_dim: heads and their width; head_dim 0 is d_model / num_heads.
+        settings: see `LSHSettings`.
+        max_len: the longest sequence, from which an automatic number of buckets follows.
+        bias: of the output projection alone, as in the peers that have one.
+        dropout: rate on the attention weights, in training.
+
+    Raises: ConfigError: head_dim is 0 and num_heads does not divide d_model.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int = 0,
+        *,
+        settings: LSHSettings,
+        max_len: int,
+        bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not head_dim and d_model % num_heads:
+            raise ConfigError(f"d_model {d_model} is not divisible by num_heads {num_heads}; give a head_dim.")
+        self.num_heads, self.head_dim = num_heads, head_dim or d_model // num_heads
+        self.settings, self.dropout_rate = settings, dropout
+        self.factors = settings.factors(max_len)
+        inner = self.num_heads * self.head_dim
+        self.qk_proj = nn.Linear(d_model, inner, bias=False)
+        self.v_proj = nn.Linear(d_model, inner, bias=False)
+        self.out_proj = nn.Linear(inner, d_model, bias=bias)
+        self.weights_hook: Callable[[Tensor], None] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform weights, zero biases."""
+        for linear in (self.qk_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    @property
+    def num_buckets(self) -> int:
+        product = 1
+        for factor in self.factors:
+            product *= factor
+        return product
+
+    def is_exact(self, length: int, num_hashes: int | None = None) -> bool:
+        """Whether sequences of this length are attended without hashing."""
+        hashes = self.settings.num_hashes if num_hashes is None else num_hashes
+        return hashes == 0 or length <= self.settings.exact_len
+
+    def draw(self, seed: int | Tensor, num_hashes: int | None = None) -> Tensor:
+        """Rotations for this module's heads and buckets: (heads, head_dim, rounds, directions)."""
+        hashes = self.settings.num_hashes if num_hashes is None else num_hashes
+        return rotations(seed, self.num_heads, self.head_dim, hashes, self.factors, self.qk_proj.weight.device)
+
+    def buckets_of(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        *,
+        lengths: Int[Tensor, " batch"] | None = None,
+        rotations: Tensor | None = None,
+        seed: int | Tensor | None = None,
+        num_hashes: int | None = None,
+    ) -> Int[Tensor, "batch heads rounds length"] | None:
+        """The buckets that `forward` would use, to be given to it: padding in bucket `num_buckets`.
+
+        Returns: None where it would hash nothing.
+        Raises: RequestError: neither rotations nor a seed.
+        """
+        if self.is_exact(x.shape[1], num_hashes):
+            return None
+        with torch.no_grad():
+            return self._hash(split_heads(self.qk_proj(x), self.num_heads), lengths, rotations, seed, num_hashes)
+
+    def _hash(
+        self,
+        qk: Tensor,
+        lengths: Tensor | None,
+        rotations: Tensor | None,
+        seed: int | Tensor | None,
+        num_hashes: int | None,
+    ) -> Tensor:
+        if rotations is None:
+            if seed is None:
+                raise RequestError("hashing needs buckets, rotations or a seed; none is given.")
+            rotations = self.draw(seed, num_hashes)
+        return mark_padding(hash_vectors(qk, rotations, self.factors), lengths, self.num_buckets)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        *,
+        lengths: Int[Tensor, " batch"] | None = None,
+        buckets: Int[Tensor, "batch heads rounds length"] | None = None,
+        rotations: Tensor | None = None,
+        seed: int | Tensor | None = None,
+        num_hashes: int | None = None,
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Attend among the positions of x.
+
+        Args:
+            lengths: real positions of each row, padding on the right; None: all.
+            buckets: from an earlier pass; else they come from rotations, else from rotations drawn by the seed.
+            num_hashes: rounds, where they are to be others than the settings say; 0 attends exactly.
+
+        Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed.
+        """
+        qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
+        if buckets is None and not self.is_exact(x.shape[1], num_hashes):
+            buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
+        attended = self._attend(qk, v, buckets, lengths)
+        out: Tensor = self.out_proj(merge_heads(attended))
+        return out
+
+    def _attend(self, qk: Tensor, v: Tensor, buckets: Tensor | None, lengths: Tensor | None) -> Tensor:
+        rate = self.dropout_rate if self.training else 0.0
+        if self.weights_hook is not None:
+            weights = self._weights(qk, buckets, lengths)
+            self.weights_hook(weights)
+            return torch.matmul(dropout(weights, rate), v)
+        if buckets is None:
+            return _exact(qk, v, self.settings, lengths, rate, qk.shape[2])
+        return lsh_attention(qk, v, buckets, self.settings, lengths=lengths, dropout_rate=rate)
+
+    def _weights(self, qk: Tensor, buckets: Tensor | None, lengths: Tensor | None) -> Tensor:
+        """(batch, heads, length, length)"""
+        length, settings = qk.shape[2], self.settings
+        positions = torch.arange(length, device=qk.device)
+        everybody = positions[:, None] > positions if settings.causal else positions[:, None] != positions
+        counts = everybody.long().expand(len(qk), 1, length, length)
+        if lengths is not None:
+            counts = counts * (positions < lengths[:, None, None, None])
+        if buckets is not None:
+            seen = visible_pairs(buckets, settings, lengths).sum(dim=2)
+            seen = seen.clamp(max=1) if settings.correct_duplicates else seen
+            exact = settings.exact_len if settings.visible == "bucket" else 0
+            counts = torch.where(positions[:, None] < exact, counts, seen)
+        return pair_weights(qk, counts, settings.scale, settings.key_eps)
+
+    def start(
+        self,
+        rows: int,
+        *,
+        rotations: Tensor | None = None,
+        seed: int | Tensor | None = None,
+        num_hashes: int | None = None,
+    ) -> LSHCache:
+        """A cache of nothing for `step`.
+
+        Raises: RequestError: neither rotations nor a seed; or settings under which the past's outputs depend on the
+            future, so that there is nothing to keep.
+        """
+        if self.settings.visible != "bucket" and not (self.settings.causal and num_hashes == 0):
+            raise RequestError("only causal attention with visible 'bucket' can be cached.")
+        hashes = self.settings.num_hashes if num_hashes is None else num_hashes
+        if rotations is None and hashes:
+            if seed is None:
+                raise RequestError("hashing needs rotations or a seed; none is given.")
+            rotations = self.draw(seed, num_hashes)
+        weight = self.qk_proj.weight
+        if rotations is None:
+            rotations = weight.new_empty(self.num_heads, self.head_dim, 0, sum(self.factors) // 2)
+        return LSHCache.empty(rows, self.num_buckets, self.settings.chunk_len, rotations, weight)
+
+    def step(
+        self,
+        x: Float[Tensor, "rows new_len d_model"],
+        cache: LSHCache,
+        lengths: Int[Tensor, " rows"] | None = None,
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], LSHCache]:
+        """Attend from new positions to themselves and to all before them; exactly what `forward` does to the whole.
+
+        Uses the cache up.
+        Args: lengths: real new positions of each row, padding on the right; None: all.
+        Cost: a token's, after the first call, is bounded by rounds x chunk_len.
+        """
+        qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
+        rounds = cache.rotations.shape[2]
+        buckets = None
+        if rounds:
+            added = None if lengths is None else lengths
+            buckets = mark_padding(hash_vectors(qk, cache.rotations, self.factors), added, self.num_buckets)
+        if cache.is_empty and x.shape[1] > 1:
+            attended = self._attend(qk, v, buckets, lengths)
+            cache = cache.filled(qk, v, buckets, lengths, self.settings)
+        else:
+            attended, cache = cache.extended(qk, v, buckets, lengths, self.settings)
+        out: Tensor = self.out_proj(merge_heads(attended))
+        return out, cache

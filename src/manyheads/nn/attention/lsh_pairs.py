@@ -1,0 +1,167 @@
+"""Hashed attention pair by pair: every query against every key, by plain autograd.
+
+What is asked for by those who want the weights, what the chunked path is held against, and, with every earlier pair
+visible, the exact attention with shared queries and keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyheads.nn.attention.lsh_hash import sort_positions
+from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.dropout import dropout
+
+__all__ = ["attend_pairs", "keys_of", "near_pairs", "pair_weights", "shared_qk_attention", "visible_pairs"]
+
+# Scores that exact attention makes at once.
+_TILE_NUMBERS = 1 << 20
+
+
+def keys_of(
+    qk: Float[Tensor, "*rows head_dim"], scale: float = 1.0, eps: float = 1e-6
+) -> Float[Tensor, "*rows head_dim"]:
+    """Queries as keys: of length `scale`. Paper: Kitaev et al. 2020, sec. 2, "Shared-QK Transformer": k = q / |q|."""
+    wide = qk.to(torch.promote_types(qk.dtype, torch.float32))
+    size = torch.sqrt(wide.square().sum(dim=-1, keepdim=True) + eps * qk.shape[-1])
+    return (wide * (scale / size)).to(qk.dtype)
+
+
+def visible_pairs(
+    buckets: Int[Tensor, "batch heads rounds length"],
+    settings: LSHSettings,
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> Int[Tensor, "batch heads rounds length length"]:
+    """How often each query, (..., i, :), sees each key, (..., :, j), in each round; itself never.
+
+    Cost: rounds x length^2.
+    """
+    length = buckets.shape[-1]
+    if lengths is not None:
+        padded = torch.arange(length, device=buckets.device) >= lengths[:, None, None, None]
+        buckets = torch.where(padded, buckets.amax() + 1, buckets)
+    positions = torch.arange(length, device=buckets.device)
+    allowed = positions[:, None] > positions if settings.causal else positions[:, None] != positions
+    if lengths is not None:
+        allowed = allowed & (positions < lengths[:, None, None, None, None])
+    return near_pairs(buckets, settings) * allowed
+
+
+def near_pairs(
+    buckets: Int[Tensor, "batch heads rounds length"], settings: LSHSettings
+) -> Int[Tensor, "batch heads rounds length length"]:
+    """How often each key is among those that a query's place in a round lets it look at, itself and later ones too."""
+    ordered = sort_positions(buckets, settings.chunk_len)
+    query, key = ordered.places[..., :, None], ordered.places[..., None, :]
+    together = buckets[..., :, None] == buckets[..., None, :]
+    if settings.visible == "bucket":
+        seen = together & (query > key) & (query - key <= settings.chunk_len)
+    else:
+        seen = _neighbours(ordered.places // settings.chunk_len, ordered.num_chunks, settings)
+        if settings.within_bucket:
+            seen = seen * together
+    return seen.long()
+
+
+def _neighbours(chunks: Tensor, num_chunks: int, settings: LSHSettings) -> Tensor:
+    """How often each position's chunk has each other's chunk of the same or, by `look_across_rounds`, another round as
+    neighbour; summed over the key's rounds. chunks: (batch, heads, rounds, length).
+    """
+    rounds = chunks.shape[2]
+    count = chunks.new_zeros(*chunks.shape, chunks.shape[-1])
+    for turn in range(rounds):
+        for offset in range(-settings.chunks_before, settings.chunks_after + 1):
+            wanted = chunks[:, :, turn] + offset
+            other = torch.full_like(wanted, turn)
+            if settings.look_across_rounds:
+                other, wanted = other + wanted.div(num_chunks, rounding_mode="floor"), wanted % num_chunks
+                other = other % rounds if settings.wrap else other
+            elif settings.wrap:
+                wanted = wanted % num_chunks
+            # A bucket's number means something in its own round alone.
+            for key_turn in [turn] if settings.within_bucket else range(rounds):
+                found = (wanted[..., :, None] == chunks[:, :, key_turn, None, :]) & (other == key_turn)[..., None]
+                count[:, :, turn] += found
+    return count
+
+
+def pair_weights(
+    qk: Float[Tensor, "batch heads length head_dim"],
+    counts: Tensor,
+    scale: float = 1.0,
+    eps: float = 1e-6,
+) -> Float[Tensor, "batch heads length length"]:
+    """The weights by which values are summed; a query's own is 1 where it sees nothing else.
+
+    Args: counts: (batch, heads, length, length), how often a pair counts, rounds summed; 0 hides it.
+    """
+    scores = torch.matmul(qk, keys_of(qk, scale, eps).transpose(-1, -2))
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    itself = torch.eye(qk.shape[2], dtype=torch.bool, device=qk.device)
+    alone = ~(counts > 0).any(dim=-1, keepdim=True)
+    scores = torch.where(alone, torch.zeros_like(scores), scores)  # no gradient through what has no choice
+    shown = torch.where(alone & itself, 0.0, counts.to(scores.dtype).log())
+    return torch.softmax(scores + shown, dim=-1).to(qk.dtype)
+
+
+def attend_pairs(
+    qk: Float[Tensor, "batch heads length head_dim"],
+    v: Float[Tensor, "batch heads length value_dim"],
+    buckets: Int[Tensor, "batch heads rounds length"],
+    settings: LSHSettings,
+    lengths: Int[Tensor, " batch"] | None = None,
+    dropout_rate: float = 0.0,
+) -> Float[Tensor, "batch heads length value_dim"]:
+    """`lsh_attention` pair by pair. Zeros at and beyond a row's length. Cost: rounds x length^2."""
+    counts = visible_pairs(buckets, settings, lengths).sum(dim=2)
+    if settings.correct_duplicates:
+        counts = counts.clamp(max=1)
+    weights = dropout(pair_weights(qk, counts, settings.scale, settings.key_eps), dropout_rate)
+    out = torch.matmul(weights, v)
+    return out if lengths is None else out * _real(lengths, out)
+
+
+def _real(lengths: Tensor, like: Tensor) -> Tensor:
+    """(batch, 1, length, 1): ones at real positions, in the type of `like`."""
+    real = torch.arange(like.shape[2], device=like.device) < lengths[:, None]
+    return real[:, None, :, None].to(like.dtype)
+
+
+def shared_qk_attention(
+    qk: Float[Tensor, "batch heads length head_dim"],
+    v: Float[Tensor, "batch heads length value_dim"],
+    *,
+    causal: bool = True,
+    lengths: Int[Tensor, " batch"] | None = None,
+    dropout_rate: float = 0.0,
+    scale: float = 1.0,
+    eps: float = 1e-6,
+) -> Float[Tensor, "batch heads length value_dim"]:
+    """Exact attention with shared queries and keys: each position sees all others, itself only if there are none.
+
+    Paper: Kitaev et al. 2020, sec. 2, "Shared-QK Transformer", and "full attention" of table 2.
+    Returns: zeros at and beyond a row's length.
+    Cost: O(length^2) time; outside autograd some of the queries at a time.
+    """
+    batch, heads, length, _ = qk.shape
+    keys = keys_of(qk, scale, eps).transpose(-1, -2)
+    positions = torch.arange(length, device=qk.device)
+    step = max(1, _TILE_NUMBERS // max(1, batch * heads * length))
+    parts = []
+    for first in range(0, length, step):
+        rows = positions[first : first + step]
+        allowed = (rows[:, None] > positions if causal else rows[:, None] != positions)[None, None]
+        if lengths is not None:
+            allowed = allowed & (positions < lengths[:, None, None, None])
+        alone = ~allowed.any(dim=-1, keepdim=True)
+        end = first + len(rows) if causal else length
+        scores = torch.matmul(qk[:, :, first : first + step], keys[..., :end])
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        allowed = (allowed | (alone & (rows[:, None] == positions)))[..., :end]
+        scores = scores.masked_fill(~allowed, -torch.inf)
+        weights = dropout(torch.softmax(scores, dim=-1).to(v.dtype), dropout_rate)
+        parts.append(torch.matmul(weights, v[:, :, :end]))
+    out = torch.cat(parts, dim=2)
+    return out if lengths is None else out * _real(lengths, out)

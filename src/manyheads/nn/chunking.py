@@ -1,0 +1,50 @@
+"""Working through a sequence piece by piece, where every position is worked on alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["chunk_slices", "in_chunks"]
+
+
+def chunk_slices(length: int, chunk_len: int) -> Iterator[slice]:
+    """Slices of at most chunk_len positions that cover the length in order; one of everything if chunk_len is 0.
+
+    A length of 0 is one empty slice, so that a function that is applied to each is called at all.
+    """
+    step = chunk_len or max(length, 1)
+    for first in range(0, max(length, 1), step):
+        yield slice(first, min(first + step, length))
+
+
+def in_chunks(
+    function: Callable[[Tensor], Tensor], x: Float[Tensor, "batch length width"], chunk_len: int
+) -> Float[Tensor, "batch length out_width"]:
+    """function(x), computed for chunk_len positions at a time; the function must treat positions alike.
+
+    Paper: Kitaev et al. 2020, sec. 3 ("Chunking").
+    Args:
+        function: (batch, some, width) -> (batch, some, out_width).
+        x: the whole sequence.
+        chunk_len: positions at once; 0 is all of them.
+
+    Cost: of what the function keeps in between, chunk_len positions' worth at a time, where no gradient is asked for;
+    with gradients see `nn.reversible`, which goes back in the same chunks.
+    """
+    if not chunk_len or x.shape[1] <= chunk_len:
+        return function(x)
+    parts = chunk_slices(x.shape[1], chunk_len)
+    if torch.is_grad_enabled():
+        return torch.cat([function(x[:, part]) for part in parts], dim=1)
+    out: Tensor | None = None
+    for part in parts:
+        piece = function(x[:, part])
+        if out is None:
+            out = piece.new_empty(x.shape[0], x.shape[1], piece.shape[2])
+        out[:, part] = piece
+    assert out is not None
+    return out

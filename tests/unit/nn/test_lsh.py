@@ -1,0 +1,307 @@
+"""Hashed attention: chunk by chunk against pair by pair, that against the loop; caches against the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.nn.attention import lsh_chunks
+from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vectors, lsh_attention, rotations
+from manyheads.nn.attention.lsh_pairs import attend_pairs, shared_qk_attention, visible_pairs
+from manyheads.nn.attention.lsh_settings import automatic_buckets
+from manyheads.nn.attention.naive import naive_dot_product_attention, naive_lsh_attention
+
+B, H, D, E, CHUNK = 2, 2, 8, 6, 4
+FACTORS = (6,)
+CHUNKS: dict[str, dict[str, Any]] = {
+    "ring of rounds": {"num_hashes": 3, "look_across_rounds": True, "wrap": True},
+    "ring, duplicates once": {
+        "num_hashes": 3,
+        "look_across_rounds": True,
+        "wrap": True,
+        "correct_duplicates": True,
+    },
+    "own bucket": {"num_hashes": 2, "within_bucket": True, "correct_duplicates": True, "wrap": True},
+    "both ways": {"num_hashes": 2, "causal": False, "chunks_before": 2, "chunks_after": 1},
+    "after alone": {"num_hashes": 2, "causal": False, "chunks_before": 0, "chunks_after": 1, "within_bucket": True},
+    "rounds in a row": {"num_hashes": 3, "causal": False, "look_across_rounds": True, "correct_duplicates": True},
+}
+KINDS: dict[str, LSHSettings] = {
+    "one round": LSHSettings(chunk_len=CHUNK, num_hashes=1),
+    "three rounds": LSHSettings(chunk_len=CHUNK, num_hashes=3),
+    "duplicates once": LSHSettings(chunk_len=CHUNK, num_hashes=3, correct_duplicates=True),
+    "scaled": LSHSettings(chunk_len=CHUNK, num_hashes=2, scale=0.3, key_eps=0.0),
+    **{name: LSHSettings(chunk_len=CHUNK, visible="chunk", **options) for name, options in CHUNKS.items()},
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def settings(request: pytest.FixtureRequest) -> LSHSettings:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=["a few at a time", "all at once"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = request.param == "a few at a time"
+    monkeypatch.setattr(lsh_chunks, "_TILE_NUMBERS", 128 if few else 1 << 30)
+    monkeypatch.setattr(lsh_chunks, "_GROUP_PLACES", 1 if few else 1 << 30)
+
+
+def inputs(length: int, settings: LSHSettings, size: float = 1.0, dtype: torch.dtype = torch.float64) -> Any:
+    """qk, v, buckets, and a gradient for the output."""
+    qk = (torch.randn(B, length, H, D, dtype=dtype) * size).transpose(1, 2).requires_grad_()
+    v = torch.randn(B, length, H, E, dtype=dtype).transpose(1, 2).requires_grad_()
+    buckets = hash_vectors(qk, rotations(0, H, D, settings.num_hashes, FACTORS), FACTORS)
+    return qk, v, buckets, torch.randn(B, H, length, E, dtype=dtype)
+
+
+def with_gradients(out: Tensor, grad: Tensor, *wanted: Tensor) -> list[Tensor]:
+    return [out.detach(), *torch.autograd.grad(out, wanted, grad)]
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(("length", "size"), [(22, 1.0), (22, 60.0), (3, 1.0), (16, 1.0)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_chunks_against_pairs(settings: LSHSettings, length: int, size: float, padded: bool) -> None:
+    """Output and gradients, with scores beyond what exp can bear, and with tiles that end anywhere."""
+    qk, v, buckets, grad = inputs(length, settings, size)
+    lengths = torch.tensor([length, length // 2]) if padded else None
+    fast = with_gradients(lsh_attention(qk, v, buckets, settings, lengths=lengths), grad, qk, v)
+    slow = with_gradients(attend_pairs(qk, v, buckets, settings, lengths), grad, qk, v)
+    for ours, wanted in zip(fast, slow, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-10, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_pairs_against_the_loop(rounds: int) -> None:
+    settings = LSHSettings(chunk_len=CHUNK, num_hashes=rounds, scale=0.7, key_eps=0.0)
+    qk, v, buckets, _ = inputs(23, settings)
+    lengths = torch.tensor([23, 11])
+    wanted = naive_lsh_attention(qk.detach(), v.detach(), buckets, CHUNK, lengths.tolist(), 0.7)
+    torch.testing.assert_close(attend_pairs(qk, v, buckets, settings, lengths).detach(), wanted)
+
+
+def test_float32_and_bfloat16_are_as_near_as_plain_autograd() -> None:
+    settings = LSHSettings(chunk_len=16, num_hashes=2)
+    for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, None)):
+        qk, v = (torch.randn(2, 2, 150, 64).to(dtype).requires_grad_() for _ in range(2))
+        buckets = hash_vectors(qk, rotations(0, 2, 64, 2, (8,)), (8,))
+        grad = torch.randn(2, 2, 150, 64).to(dtype)
+        exact = [x.detach().double().requires_grad_() for x in (qk, v)]
+        truth = with_gradients(attend_pairs(*exact, buckets, settings), grad.double(), *exact)
+        slow = with_gradients(attend_pairs(qk, v, buckets, settings), grad, qk, v)
+        fast = with_gradients(lsh_attention(qk, v, buckets, settings), grad, qk, v)
+        for ours, plain, true in zip(fast, slow, truth, strict=True):
+            assert ours.dtype == dtype
+            if most is not None:
+                assert (ours - true).abs().max() < most
+            else:
+                assert (ours - true).abs().mean() < 2 * (plain - true).abs().mean()
+
+
+def test_codes_tell_every_bucket_apart() -> None:
+    """bfloat16 hides other buckets by codes in the product: as many buckets as positions, and large scores."""
+    settings = LSHSettings(chunk_len=8, num_hashes=2)
+    qk = torch.nn.functional.normalize(torch.randn(1, 1, 64, 32), dim=-1).mul(50).bfloat16()
+    v = torch.randn(1, 1, 64, 32).bfloat16()
+    for number in (1, 2, 63, 64):
+        buckets = torch.arange(128).view(1, 1, 2, 64) * 37 % number
+        wanted = attend_pairs(qk.double(), v.double(), buckets, settings)
+        assert (lsh_attention(qk, v, buckets, settings) - wanted).abs().max() < 0.15
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4, 8])
+def test_the_future_changes_nothing(rounds: int) -> None:
+    """Not even where a chunk ends: by the rule of buckets, an earlier output is the same to the last bit but sums'."""
+    settings = LSHSettings(chunk_len=CHUNK, num_hashes=rounds)
+    qk, v, _, _ = inputs(30, settings)
+    other = torch.cat([qk[:, :, :17], torch.randn_like(qk[:, :, 17:])], dim=2)
+    drawn = rotations(0, H, D, rounds, FACTORS)
+    first, second = (lsh_attention(x, v, hash_vectors(x, drawn, FACTORS), settings) for x in (qk, other))
+    torch.testing.assert_close(first[:, :, :17], second[:, :, :17], atol=1e-12, rtol=0)
+    assert (first[:, :, 17:] - second[:, :, 17:]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("visible", ["bucket", "chunk"])
+def test_one_bucket_is_exact_attention(visible: Any) -> None:
+    settings = LSHSettings(chunk_len=32, num_hashes=2, visible=visible)
+    qk, v, buckets, _ = inputs(20, settings)
+    exact = shared_qk_attention(qk, v)
+    torch.testing.assert_close(lsh_attention(qk, v, torch.zeros_like(buckets), settings), exact)
+    keys = qk.detach() / qk.detach().norm(dim=-1, keepdim=True)
+    earlier = torch.tril(torch.ones(20, 20, dtype=torch.bool), -1)
+    earlier[0, 0] = True
+    wanted = naive_dot_product_attention(qk.detach(), keys, v.detach(), earlier, scale=1.0)
+    torch.testing.assert_close(exact.detach(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_who_sees_whom() -> None:
+    """By buckets: 0 0 1 0 0 0 with chunks of 2."""
+    buckets = torch.tensor([0, 0, 1, 0, 0, 0]).view(1, 1, 1, 6)
+    seen = visible_pairs(buckets, LSHSettings(chunk_len=2))[0, 0, 0]
+    assert [row.nonzero().flatten().tolist() for row in seen] == [[], [0], [], [0, 1], [1, 3], [3, 4]]
+
+
+def test_a_row_without_positions_is_zeros_and_finite() -> None:
+    settings = LSHSettings(chunk_len=CHUNK, num_hashes=2)
+    qk, v, buckets, grad = inputs(9, settings)
+    found = with_gradients(lsh_attention(qk, v, buckets, settings, lengths=torch.tensor([0, 9])), grad, qk, v)
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert all(bool((x[0] == 0).all()) for x in found)
+
+
+def test_padding_changes_nothing() -> None:
+    settings = LSHSettings(chunk_len=CHUNK, num_hashes=2)
+    qk, v, buckets, _ = inputs(9, settings)
+    cut = lsh_attention(qk[:, :, :6], v[:, :, :6], buckets[..., :6], settings)
+    noise = qk.detach().clone()
+    noise[:, :, 6:] = torch.inf
+    whole = lsh_attention(noise, v, buckets, settings, lengths=torch.tensor([6, 6]))
+    torch.testing.assert_close(whole[:, :, :6], cut)
+
+
+def test_dropout_is_replayed_and_keeps_the_mean() -> None:
+    settings = LSHSettings(chunk_len=CHUNK, num_hashes=2)
+    qk, v, buckets, grad = inputs(24, settings)
+
+    def run(x: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return lsh_attention(x, v, buckets, settings, dropout_rate=0.4)
+
+    torch.testing.assert_close(run(qk), run(qk))
+    (gradient,) = torch.autograd.grad(run(qk), qk, grad)
+    step = torch.randn_like(qk) * 1e-6
+    moved = ((run(qk + step) - run(qk - step)) * grad).sum() / 2
+    torch.testing.assert_close((gradient * step).sum(), moved, rtol=1e-6, atol=1e-12)
+    with torch.no_grad():
+        many = torch.stack([lsh_attention(qk, v, buckets, settings, dropout_rate=0.4) for _ in range(400)])
+    assert (many.mean(0) - lsh_attention(qk, v, buckets, settings)).abs().max() < 0.35
+
+
+def test_hashing_is_the_argmax_of_rotations() -> None:
+    vectors, drawn = torch.randn(B, H, 50, D), rotations(3, H, D, 2, (6, 4))
+    turned = torch.einsum("bhld,hdrw->bhrlw", vectors, drawn)
+    first = torch.cat([turned[..., :3], -turned[..., :3]], dim=-1).argmax(-1)
+    second = torch.cat([turned[..., 3:], -turned[..., 3:]], dim=-1).argmax(-1)
+    assert torch.equal(hash_vectors(vectors, drawn, (6, 4)), first + 6 * second)
+    assert hash_vectors(vectors, drawn, (6, 4)).unique().numel() > 12
+    with pytest.raises(ShapeError, match="do not hash"):
+        hash_vectors(vectors, drawn, (6,))
+
+
+def test_rotations_leave_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    assert torch.equal(rotations(7, H, D, 2, (4,)), rotations(torch.tensor(7), H, D, 2, (4,)))
+    assert not torch.equal(rotations(7, H, D, 2, (4,)), rotations(8, H, D, 2, (4,)))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_automatic_buckets() -> None:
+    assert automatic_buckets(10, 64) == (2,)
+    assert automatic_buckets(4096, 64) == (64,)
+    assert automatic_buckets(4097, 64) == (8, 16)
+    assert automatic_buckets(16384, 64) == (16, 16)
+    assert automatic_buckets(1 << 20, 64) == (128, 128)
+
+
+def attention(**options: Any) -> LSHSelfAttention:
+    settings = replace(LSHSettings(chunk_len=CHUNK, num_hashes=3), **options)
+    return LSHSelfAttention(12, H, D, settings=settings, max_len=32).double().eval()
+
+
+@pytest.mark.parametrize("options", [{}, {"correct_duplicates": True}, {"exact_len": 6}, {"num_hashes": 0}])
+@pytest.mark.parametrize("split", [[1] * 27, [9, 1, 1, 1, 10, 5], [27], [3, 24]])
+def test_steps_are_the_whole(options: dict[str, Any], split: list[int]) -> None:
+    module, x = attention(**options), torch.randn(3, 27, 12, dtype=torch.float64)
+    cache, parts = module.start(3, seed=4), []
+    for part in x.split(split, dim=1):
+        out, cache = module.step(part, cache)
+        parts.append(out)
+    torch.testing.assert_close(torch.cat(parts, dim=1), module(x, seed=4))
+
+
+def test_steps_of_ragged_rows_and_reordered_caches() -> None:
+    module, x = attention(), torch.randn(3, 27, 12, dtype=torch.float64)
+    whole, lengths = module(x, seed=4), torch.tensor([7, 12, 3])
+    _, cache = module.step(x[:, :12], module.start(3, seed=4), lengths)
+    order = torch.tensor([2, 0, 1])
+    branch = cache.clone().reorder(order)
+    module.step(x[:, :5], cache)  # uses this one up, and not the branch
+    following = torch.stack([x[row, n : n + 9] for row, n in enumerate(lengths.tolist())])[order]
+    wanted = torch.stack([whole[row, n : n + 9] for row, n in enumerate(lengths.tolist())])[order]
+    out, branch = module.step(following[:, :2], branch)
+    torch.testing.assert_close(out, wanted[:, :2])
+    counts = torch.tensor([7, 4, 1])
+    out, branch = module.step(following[:, 2:], branch, counts)
+    for row, count in enumerate(counts.tolist()):
+        torch.testing.assert_close(out[row, :count], wanted[row, 2 : 2 + count])
+    assert branch.lengths.tolist() == [12, 13, 15]
+    assert all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(branch))
+
+
+def test_the_weights_that_are_asked_for_are_those_that_are_used() -> None:
+    for options in ({}, {"exact_len": 6}, {"num_hashes": 0}):
+        module, x = attention(**options), torch.randn(2, 19, 12, dtype=torch.float64)
+        lengths, caught = torch.tensor([19, 8]), []
+        wanted = module(x, seed=1, lengths=lengths)
+        module.weights_hook = caught.append
+        shown = module(x, seed=1, lengths=lengths)
+        for row, length in enumerate(lengths.tolist()):
+            torch.testing.assert_close(shown[row, :length], wanted[row, :length])
+        torch.testing.assert_close(caught[0].sum(-1), torch.ones(2, H, 19, dtype=torch.float64))
+
+
+def test_given_buckets_and_other_rounds() -> None:
+    module, x = attention(), torch.randn(2, 19, 12, dtype=torch.float64)
+    lengths = torch.tensor([19, 8])
+    buckets = module.buckets_of(x, lengths=lengths, seed=1)
+    assert buckets is not None
+    assert bool((buckets[1, :, :, 8:] == module.num_buckets).all())
+    torch.testing.assert_close(module(x, lengths=lengths, buckets=buckets), module(x, lengths=lengths, seed=1))
+    more = module(x, seed=1, num_hashes=8)
+    assert (more - module(x, seed=1)).abs().max() > 1e-3
+    torch.testing.assert_close(module(x, num_hashes=0), attention_like(module, num_hashes=0)(x))
+
+
+def attention_like(module: LSHSelfAttention, **options: Any) -> LSHSelfAttention:
+    other = attention(**options)
+    other.load_state_dict(module.state_dict())
+    return other
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_hashes": -1}, "num_hashes is -1"),
+        ({"chunk_len": 0}, "chunk_len is 0"),
+        ({"exact_len": -2}, "exact_len is -2"),
+        ({"num_buckets": 5}, "even"),
+        ({"num_buckets": (4, 3)}, "even"),
+        ({"causal": False}, "visible must be 'chunk'"),
+        ({"chunks_before": 2}, "belong to visible 'chunk'"),
+        ({"wrap": True}, "wrap belongs"),
+    ],
+)
+def test_settings_that_mean_nothing(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LSHSettings(**options)
+
+
+def test_requests_that_cannot_be_served() -> None:
+    x = torch.randn(1, 5, 12, dtype=torch.float64)
+    with pytest.raises(RequestError, match="a seed"):
+        attention()(x)
+    with pytest.raises(RequestError, match="a seed"):
+        attention().start(1)
+    with pytest.raises(RequestError, match="can be cached"):
+        attention(visible="chunk").start(1, seed=0)
+    with pytest.raises(ConfigError, match="not divisible"):
+        LSHSelfAttention(10, 3, settings=LSHSettings(), max_len=8)
+    with pytest.raises(ShapeError, match="do not belong together"):
+        lsh_attention(*(torch.randn(1, 1, 4, 2) for _ in range(2)), torch.zeros(1, 1, 1, 5).long(), LSHSettings())
