@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.recording import record_attention
 
-__all__ = ["Attentions", "attentions_of"]
+__all__ = ["Attentions", "attentions_of", "buckets_of"]
 
 _LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?layers\.(\d+)\.([\w.]+)$")
 
@@ -53,3 +55,30 @@ def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:
         stack = "cross" if "cross" in found[3] else found[1] or "decoder"
         stacks[stack][int(found[2])] = calls[-1]
     return Attentions(**{name: tuple(layers[index] for index in sorted(layers)) for name, layers in stacks.items()})
+
+
+def buckets_of(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, Tensor]:
+    """The buckets into which hashed attention puts every position, in one reading.
+
+    Args: as `attentions_of`.
+    Returns: name of the layer -> (batch, heads, rounds, length), whole numbers; empty where nothing is hashed. Padding
+        is in a bucket of its own, behind the others.
+    """
+    found: dict[str, Tensor] = {}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LSHSelfAttention)}
+
+    def watched(name: str, layer: LSHSelfAttention, *given: Any, **more: Any) -> Tensor | None:
+        buckets = LSHSelfAttention.buckets_of(layer, *given, **more)
+        if buckets is not None:
+            found[name.removeprefix("body.")] = buckets
+        return buckets
+
+    try:
+        for name, layer in layers.items():
+            layer.buckets_of = partial(watched, name, layer)  # type: ignore[method-assign]
+        with torch.no_grad():
+            model.log_probs(*inputs, **options)  # type: ignore[operator]
+    finally:
+        for layer in layers.values():
+            vars(layer).pop("buckets_of", None)
+    return found

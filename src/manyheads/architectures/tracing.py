@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.nn.attention.additive import AdditiveScore
+from manyheads.nn.attention.local import LocalSelfAttention
+from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 from manyheads.nn.residual import Residual
 
 __all__ = ["EQUATIONS", "TracedTensor", "folded", "trace"]
@@ -66,6 +68,9 @@ EQUATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], str]]] = {
     LearnedPositions: ("with positions", lambda _: "x + P[pos]"),
     DistanceEncoding: ("encoded distances R", lambda _: "sin, then cos of (i - j) / 10000^(2k/d)"),
     AdditiveScore: ("scores", lambda _: "wᵀ tanh(Wq q + Wk k)"),
+    AxialPositions: ("with positions", lambda _: "x + [row(pos), column(pos), ...]"),
+    LSHSelfAttention: ("output", lambda _: "concat(A V) W_O; A = softmax(q·q'/|q'|) within buckets, q = x W_QK"),
+    LocalSelfAttention: ("output", lambda _: "concat(A V) W_O; A = softmax(Q Kᵀ / √d_k) within near chunks"),
     FeedForward: ("feed-forward", _feed_forward),
     Residual: ("sublayer's output", _residual),
 }

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from manyheads.architectures.attentions import attentions_of
+from manyheads.architectures.attentions import attentions_of, buckets_of
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.table import ARCHITECTURES
@@ -20,7 +20,7 @@ from manyheads.errors import ModelFileError, RequestError
 from manyheads.text.labels import legible
 from manyheads.visualise.attention_views import AttentionView, attention_view
 
-__all__ = ["open_model", "shapes_of", "text_views", "translation_views"]
+__all__ = ["open_model", "shapes_of", "text_buckets", "text_views", "translation_views"]
 
 
 def open_model(path: str | Path, device: str = "auto", precision: Precision = "fp32") -> Translator | Generator:
@@ -115,6 +115,27 @@ def shapes_of(reader: Translator | Generator, text: str, target: str | None = No
         inputs = _translation_inputs(reader, text, target)
     with inference(reader.device, reader.precision):
         return trace(_module(reader), inputs)
+
+
+def text_buckets(reader: Translator | Generator, text: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The buckets of a Reformer's hashed layers: name -> (heads, rounds, length); and a label a position.
+
+    Raises: RequestError: the text is empty. ModelFileError: no layer of the model hashes texts of this length.
+    """
+    if isinstance(reader, Generator):
+        ids = _text_ids(reader, text)
+        inputs, labels = _text_inputs(reader, ids, 0), reader.vocabulary.tokens(ids)
+    else:
+        inputs = _translation_inputs(reader, text, text)
+        labels = reader.tokenizer.source.tokens(inputs["source"][0].tolist())
+    with inference(reader.device, reader.precision):
+        found = buckets_of(_module(reader), *inputs.values())
+    found = {name: buckets[0] for name, buckets in found.items() if buckets.shape[-1] == len(labels)}
+    if not found:
+        raise ModelFileError(
+            "no layer of this model hashes a text of this length; it takes a Reformer with lsh layers."
+        )
+    return found, legible(labels)
 
 
 def _module(reader: Translator | Generator) -> nn.Module:
