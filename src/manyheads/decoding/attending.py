@@ -81,6 +81,7 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
     labels = legible(generator.vocabulary.tokens(ids))
     with inference(generator.device, generator.precision):
         found = attentions_of(model, *_text_inputs(generator, ids, memory_len).values())
+        hashed = buckets_of(model, *_text_inputs(generator, ids, memory_len).values())
     if not found.decoder:
         raise ModelFileError(f"a {model.config.architecture} shows no attention.")
     columns = found.decoder[0].shape[-1]
@@ -93,6 +94,7 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
             key_tokens=labels[len(labels) - columns :],
             num_memory=columns - new,
             is_self=True,
+            buckets=_of_layers(hashed, len(found.decoder)),
         )
     ]
 
@@ -136,6 +138,14 @@ def text_buckets(reader: Translator | Generator, text: str) -> tuple[dict[str, T
             "no layer of this model hashes a text of this length; it takes a Reformer with lsh layers."
         )
     return found, legible(labels)
+
+
+def _of_layers(hashed: dict[str, Tensor], num_layers: int) -> list[Tensor | None]:
+    """Buckets in the order of a stack's layers; nothing where no layer hashes."""
+    if not hashed:
+        return []
+    by_layer = {int(name.split("layers.")[1].split(".")[0]): buckets[0] for name, buckets in hashed.items()}
+    return [by_layer.get(index) for index in range(num_layers)]
 
 
 def _module(reader: Translator | Generator) -> nn.Module:

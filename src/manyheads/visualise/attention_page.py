@@ -79,6 +79,7 @@ def _view(view: AttentionView) -> dict[str, object]:
         "memory": view.num_memory,
         "block": view.block,
         "figures": [[[_rounded(value) for value in head] for head in layer] for layer in view.figures],
+        "buckets": [None if one is None else one.tolist() for one in view.buckets],
         "heads": [len(layer) for layer in view.layers],
         "layers": [_packed(layer) for layer in view.layers],
     }

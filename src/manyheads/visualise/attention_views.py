@@ -27,7 +27,8 @@ class AttentionView:
     name: `encoder`, `decoder`, `cross`. query_tokens: a name a row; key_tokens: a name a column. num_memory: columns in
     front that were read before; the first query stands behind them. is_self: queries and keys are one sequence, so that
     distances mean something. block: (rows, columns) of tokens that a cell stands for; see `thinned`. figures: entropy
-    and mean distance of each head, from weights that were not thinned: (layers, heads, 2).
+    and mean distance of each head, from weights that were not thinned: (layers, heads, 2). buckets: of hashed layers,
+    (heads, rounds, length), None for others; thinning, which joins tokens of several buckets, drops them.
     """
 
     name: str
@@ -38,6 +39,7 @@ class AttentionView:
     is_self: bool = True
     block: tuple[int, int] = (1, 1)
     figures: tuple[tuple[tuple[float | None, float | None], ...], ...] = ()
+    buckets: tuple[Array | None, ...] = ()
 
 
 def attention_view(
@@ -48,6 +50,7 @@ def attention_view(
     key_tokens: Sequence[str] | None = None,
     num_memory: int = 0,
     is_self: bool | None = None,
+    buckets: Sequence[Any] = (),
 ) -> AttentionView:
     """A view, checked.
 
@@ -59,6 +62,7 @@ def attention_view(
         key_tokens: a name a column; None: those of the queries.
         num_memory: columns of memory in front.
         is_self: whether distances mean something; None: they do unless there are other keys.
+        buckets: a layer's (heads, rounds, length), or None where it does not hash; none at all where no layer does.
 
     Raises: ShapeError: no layer, another rank, more than one sequence, or not one token a row and column.
     """
@@ -82,6 +86,12 @@ def attention_view(
         arrays.append(array)
     if not arrays:
         raise ShapeError(f"{name}: no layer; give at least one.")
+    hashed = tuple(None if one is None else as_array(one).astype(np.int64) for one in buckets)
+    for number, one in enumerate(hashed):
+        if one is not None and (one.ndim != 3 or one.shape[::2] != (len(arrays[number]), len(keys))):
+            raise ShapeError(
+                f"{name}, layer {number + 1}: buckets of shape {one.shape}; expected (heads, rounds, length)."
+            )
     is_self = own or num_memory > 0 if is_self is None else is_self
     return AttentionView(
         name=name,
@@ -90,6 +100,7 @@ def attention_view(
         key_tokens=tuple(map(shown_token, keys)),
         num_memory=num_memory,
         is_self=is_self,
+        buckets=hashed,
         figures=tuple(tuple(head_figures(head, num_memory if is_self else None) for head in array) for array in arrays),
     )
 
@@ -144,6 +155,7 @@ def thinned(view: AttentionView, most: int) -> AttentionView:
         key_tokens=_joined(view.key_tokens, column_starts),
         num_memory=math.ceil(view.num_memory / columns),
         block=(rows, columns),
+        buckets=(),
     )
 
 

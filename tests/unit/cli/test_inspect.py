@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.cli.inspect import KINDS
@@ -29,6 +31,41 @@ def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("xl") / "model"
     save_pretrained(build_model(config), folder, tokenizer=ByteVocabulary())
     return folder
+
+
+@pytest.fixture(scope="module")
+def reformer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    config = dataclasses.replace(REFORMERS["debug"](), vocab_size=256)
+    folder = tmp_path_factory.mktemp("reformer") / "model"
+    save_pretrained(build_model(config), folder, tokenizer=ByteVocabulary())
+    return folder
+
+
+def test_buckets_of_a_reformer(
+    manyheads: Program, reformer_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, text = tmp_path / "buckets.svg", "he opened the door"
+    assert manyheads("inspect", "buckets", reformer_folder, "--text", text, "--output", output) == 0
+    assert "head 2, round 2" in output.read_text(encoding="utf-8")
+    page = tmp_path / "look.html"
+    assert manyheads("inspect", "attention", reformer_folder, "--text", text, "--output", page) == 0
+    [view] = record_of(page)["views"]  # type: ignore[misc]
+    assert view["buckets"][0] is None  # the local layer
+    assert [len(rounds) for rounds in view["buckets"][1]] == [2, 2]
+    assert len(view["buckets"][1][0][0]) == len(text)
+    assert manyheads("inspect", "shapes", reformer_folder, "--text", text) == 0
+    capsys.readouterr()
+    for more, said in ((("--layer", "2"), "1 layers hash"), (("--head", "3"), "heads 1 to 2")):
+        assert manyheads("inspect", "buckets", reformer_folder, "--text", text, *more) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_buckets_of_another_model(
+    manyheads: Program, language_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manyheads("inspect", "buckets", language_folder, "--text", "abc") == 2
+    assert "no layer of this model hashes" in capsys.readouterr().err
 
 
 def record_of(path: Path) -> dict[str, object]:

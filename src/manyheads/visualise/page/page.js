@@ -234,7 +234,9 @@
     const side = Math.max(1.2, Math.min(34, (width - wide * 2 - 90) / columns, Math.max(240, height - wide - 40) / rows)) * state.zoom;
     const cell = Math.min(side, LONGEST_SIDE / 1.2 / Math.max(rows, columns));
     const size = Math.max(9, Math.min(13, cell * 0.8)), step = Math.max(1, Math.ceil((size * 1.15) / cell));
-    const left = 24 + widest(names.q, size) + 8;
+    const buckets = bucketsOf(v), strip = buckets ? Math.min(9, Math.max(4, cell)) : 0;
+    const beside = buckets ? buckets.length * strip + 5 : 0; // a column of colours a round
+    const left = 24 + widest(names.q, size) + 8 + beside;
     const flat = widest(names.k, size) + 6 <= cell;
     const slant = flat ? 0 : 55, long = widest(names.k, size);
     const top = 22 + (flat ? size + 6 : long * Math.sin((slant * Math.PI) / 180) + size);
@@ -253,7 +255,10 @@
           if (flat) painter.text(name, x, top - size / 2 - 7, { size, anchor: "middle", fill });
           else painter.text(name, x, top - 8, { size, turn: -slant, fill });
         });
-        names.q.forEach((name, row) => { if (row % step === 0) painter.text(name, left - 7, top + (row + 0.5) * cell, { size, anchor: "end" }); });
+        names.q.forEach((name, row) => { if (row % step === 0) painter.text(name, left - 7 - beside, top + (row + 0.5) * cell, { size, anchor: "end" }); });
+        (buckets || []).forEach((round, number) => round.slice(-rows).forEach((bucket, row) => {
+          painter.rect(left - beside + number * strip, top + row * cell, strip - 0.5, cell, bucketColour(bucket));
+        }));
         painter.cells(left, top, w, h, cells);
         painter.frame(left, top, w, h, ink.line);
         if (v.memory) {
@@ -280,11 +285,21 @@
     };
   }
 
+  // Hashed layers: the bucket of each token in each round of the head.
+  const bucketsOf = (v) => (v.buckets[state.layer] && state.head >= 0 ? v.buckets[state.layer][state.head] : null);
+  const bucketColour = (bucket) => `hsl(${(bucket * 137.5) % 360} 55% ${theme() === "dark" ? 58 : 62}%)`;
+  function met(v, query, key) {
+    const rounds = bucketsOf(v);
+    if (!rounds) return "";
+    const each = rounds.map((round, number) => `round ${number + 1}: ${round[query]} and ${round[key]}${round[query] === round[key] ? ", the same" : ""}`);
+    return `\nbuckets, ${each.join("; ")}`;
+  }
+
   const place = (v, axis, index) => (v.block[axis] === 1 ? `${index + 1}` : `${index * v.block[axis] + 1}…`);
   function cellAt(v, cells, row, column) {
     const memory = column < v.memory ? " (memory)" : "";
     const says = () => `${isolated(v.queries[row])} (${place(v, 0, row)}) → ${isolated(v.keys[column])} (${place(v, 1, column)})${memory}\n` +
-      `weight ${cells.at[row * cells.columns + column].toFixed(3)}`;
+      `weight ${cells.at[row * cells.columns + column].toFixed(3)}${met(v, row + v.memory, column)}`;
     return { row, column, says };
   }
 
