@@ -68,7 +68,8 @@ def buckets_figure(
         for (row, column), place in np.ndenumerate(order):
             label = shown[place] if len(shown[place]) <= 8 else f"{shown[place][:7]}…"
             turn = 90 if len(label) > 2 else 0
-            text = below.text(column, row, label, rotation=turn, ha="center", va="center", fontsize=7.5, family=families)
+            text = below.text(column, row, label, rotation=turn, ha="center", va="center", fontsize=7.5)
+            text.set_fontfamily(families)
             plain_text([text])
     for edge in range(chunk_len, length, chunk_len) if chunk_len else ():
         below.axvline(edge - 0.5, color=INK, linewidth=1.4)

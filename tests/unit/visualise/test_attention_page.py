@@ -90,6 +90,8 @@ def test_entropy_and_distance_by_hand() -> None:
     even = np.full((2, 4), 0.25)
     assert head_figures(even, 2) == (pytest.approx(2.0), pytest.approx(((2 + 1 + 0 + 1) + (3 + 2 + 1 + 0)) / 4 / 2))
     assert head_figures(np.eye(3), 0) == (0.0, 0.0)
+    behind = np.array([[1.0, 0.0, 0.0, 0.0]])  # stands at 3, behind three of memory, and looks at the first of them
+    assert head_figures(behind, 3) == (0.0, 3.0)
     assert head_figures(np.eye(3), None) == (0.0, None)
     assert head_figures(np.zeros((2, 2)), 0) == (None, None)
     half = np.array([[0.0, 0.0], [0.5, 0.5]])  # the row that looks nowhere does not count
