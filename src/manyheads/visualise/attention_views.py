@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from manyheads.errors import ShapeError
 from manyheads.visualise.figure import Array, as_array
@@ -39,7 +40,7 @@ class AttentionView:
     is_self: bool = True
     block: tuple[int, int] = (1, 1)
     figures: tuple[tuple[tuple[float | None, float | None], ...], ...] = ()
-    buckets: tuple[Array | None, ...] = ()
+    buckets: tuple[npt.NDArray[np.int64] | None, ...] = ()
 
 
 def attention_view(
