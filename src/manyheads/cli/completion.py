@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from manyheads.cli.inspect import KINDS
 from manyheads.cli.main import COMMANDS
 from manyheads.cli.parsing import parse
 from manyheads.training.presets import PRESETS
@@ -53,8 +54,10 @@ def script(shell: Shell) -> str:
 def options_of(command: str) -> list[str]:
     """The options that a command's own help page lists, so that none is forgotten here."""
     page = io.StringIO()
-    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
-        importlib.import_module(f"manyheads.cli.{command}").run(["--help"])
+    names = [command] + ([f"{command}_{kind}" for kind in KINDS] if command == "inspect" else [])
+    for name in names:
+        with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
+            importlib.import_module(f"manyheads.cli.{name}").run(["--help"])
     return sorted({"--help", *_OPTION.findall(page.getvalue())})
 
 
@@ -70,6 +73,8 @@ _manyheads() {{
     words='{" ".join(PRESETS)}'
   elif [ "${{COMP_WORDS[1]}} $COMP_CWORD" = 'completion 2' ]; then
     words='bash zsh fish'
+  elif [ "${{COMP_WORDS[1]}} $COMP_CWORD" = 'inspect 2' ]; then
+    words='{" ".join(KINDS)}'
   elif [ "${{word:0:1}}" = - ]; then
     case "${{COMP_WORDS[1]}}" in
 {cases}
@@ -99,6 +104,8 @@ _manyheads() {{
     compadd -- {" ".join(PRESETS)}
   elif [[ "${{words[2]}}" == completion && CURRENT -eq 3 ]]; then
     compadd -- bash zsh fish
+  elif [[ "${{words[2]}}" == inspect && CURRENT -eq 3 ]]; then
+    compadd -- {" ".join(KINDS)}
   elif [[ "${{words[CURRENT]}}" == -* ]]; then
     case "${{words[2]}}" in
 {cases}
@@ -123,4 +130,5 @@ def _fish(options: dict[str, list[str]]) -> str:
             values = f" -x -a '{' '.join(PRESETS)}'" if option == "--preset" else ""
             lines.append(f"{seen} -l {option.removeprefix('--')}{values}")
     lines.append("complete -c manyheads -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish'")
+    lines.append(f"complete -c manyheads -n '__fish_seen_subcommand_from inspect' -f -a '{' '.join(KINDS)}'")
     return "\n".join(lines) + "\n"

@@ -181,8 +181,7 @@ def draw_attention(translator: Translator, source: str, translation: str, path: 
         query_name="the word that is written next",
         key_name="source",
     )
-    png, _ = save_figure(figure, path)
-    return png
+    return save_figure(figure, path)[0]
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ COMMANDS = {
     "translate": "lines in, translations out; a prompt in a terminal",
     "generate": "go on from a text with a language model, as it is written",
     "score": "log-probabilities of given translations",
+    "inspect": "look inside: attention, shapes, positions, schedules",
     "average": "average the weights of a run's checkpoints into a model",
     "convert": "models of other implementations into ours, and back",
     "info": "what is in a model, a run or prepared data",

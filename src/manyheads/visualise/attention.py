@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.visualise.figure import INK, MUTED, Array, as_array, new_figure, plain_text, style_axes
+from manyheads.visualise.figure import COLOURS, INK, MUTED, Array, as_array, new_figure, plain_text, style_axes
+from manyheads.visualise.fonts import legible_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +33,7 @@ def attention_figure(
     query_name: str = "query",
     key_name: str = "key",
     mean: bool = True,
+    num_memory: int = 0,
 ) -> Figure:
     """A heat map a head, on one colour scale; rows are queries, columns the keys they attend to.
 
@@ -39,6 +41,7 @@ def attention_figure(
         weights: (q_len, k_len), or (heads, q_len, k_len).
         query_tokens: a label a row; key_tokens: a label a column.
         mean: show the mean of all heads first, and larger.
+        num_memory: columns in front that were read before: a line sets them apart.
 
     Raises: ShapeError: weights of another rank, or labels of another number. MissingExtraError: no matplotlib.
     """
@@ -67,6 +70,8 @@ def attention_figure(
     image = None
     for panel, axes in panels:
         image = _heat_map(axes, array.mean(axis=0) if panel == "mean" else array[int(panel)], top)
+        if num_memory:
+            axes.axvline(num_memory - 0.5, color=COLOURS[1], linewidth=1.2)
         large = panel == "mean" or num_heads == 1
         name = "mean of all heads" if panel == "mean" else ("" if num_heads == 1 else f"head {int(panel) + 1}")
         style_axes(axes, title=name, grid=False)
@@ -110,18 +115,21 @@ def _label(axes: Axes, which: str, tokens: Sequence[str] | None, length: int) ->
     stride = math.ceil(length / MAX_LABELS)
     places = list(range(0, length, stride))
     names = [_short(tokens[place]) if tokens is not None else str(place) for place in places]
+    names, families = legible_texts(names)
     size = 9.5 if length <= 24 else 8 if length <= MAX_LABELS else 7
     if which == "x":
         flat = (max(map(len, names)) + 1) * len(names) <= MAX_FLAT_CHARS  # the longest fits into its column
         axes.set_xticks(places, names, rotation=0 if flat else 55, ha="center" if flat else "right", fontsize=size)
         for text in axes.get_xticklabels():
             text.set_rotation_mode("anchor")
-        plain_text(axes.get_xticklabels())
     else:
         axes.set_yticks(places, names, fontsize=size)
-        plain_text(axes.get_yticklabels())
+    labels = axes.get_xticklabels() if which == "x" else axes.get_yticklabels()
+    plain_text(labels)
+    for text in labels:
+        text.set_fontfamily(families)
 
 
 def _short(token: str) -> str:
-    shown = "".join(char if char.isprintable() else "�" for char in token)
+    shown = "".join(char if char.isprintable() or char in "\u200c\u200d" else "�" for char in token)
     return shown if len(shown) <= 16 else shown[:15] + "…"

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ COLOURS = ("#2563a8", "#d9622b", "#2f8a57", "#8a4fa3", "#b8921e", "#5b6770")
 """Told apart by eyes of every kind, and in print."""
 INK = "#1f2933"
 MUTED = "#7b8794"
+_SETTINGS: Any = {"svg.hashsalt": "manyheads", "svg.fonttype": "none", "pdf.fonttype": 42}
+"""Text stays text: in SVG by name, in PDF with its outlines."""
 
 
 def as_array(values: Any) -> Array:
@@ -77,24 +80,27 @@ def plain_text(texts: Any) -> None:
         text.set_parse_math(False)
 
 
-def save_figure(figure: Figure, path: Path | str) -> tuple[Path, Path]:
-    """Write `path`.png and `path`.svg (a suffix given is replaced), each aside first and then renamed.
+def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png", "svg")) -> tuple[Path, ...]:
+    """Write `path`.png, `path`.svg ... (a suffix given is replaced), each aside first and then renamed.
 
     The same picture gives the same bytes.
 
-    Returns: the two paths. Raises: SaveError: they cannot be written.
+    Args: kinds: any of png, svg and pdf.
+
+    Returns: a path a kind. Raises: SaveError: they cannot be written.
     """
     from matplotlib import rc_context
 
     stem = Path(path).with_suffix("")
     written = []
-    for kind in ("png", "svg"):
+    for kind in kinds:
         final = stem.with_name(f"{stem.name}.{kind}")
         aside = stem.with_name(f"{stem.name}.tmp-{os.getpid()}.{kind}")
-        metadata: dict[str, str | None] = {"Date": None} if kind == "svg" else {"Software": None}
+        dated = {"svg": "Date", "png": "Software", "pdf": "CreationDate"}
+        metadata: dict[str, str | None] = {dated[kind]: None}
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
-            with warnings.catch_warnings(), rc_context({"svg.hashsalt": "manyheads", "svg.fonttype": "none"}):
+            with warnings.catch_warnings(), rc_context(_SETTINGS):
                 warnings.filterwarnings("ignore", message="Glyph .* missing")
                 figure.savefig(aside, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
             aside.replace(final)
@@ -103,4 +109,4 @@ def save_figure(figure: Figure, path: Path | str) -> tuple[Path, Path]:
                 aside.unlink(missing_ok=True)
             raise SaveError(f"the picture {final} cannot be written: {error.strerror or error}.") from error
         written.append(final)
-    return written[0], written[1]
+    return tuple(written)

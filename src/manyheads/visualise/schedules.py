@@ -16,17 +16,25 @@ if TYPE_CHECKING:
 __all__ = ["label_smoothing_figure", "schedule_figure"]
 
 
-def schedule_figure(rates: Mapping[str, Any], *, title: str = "Learning rate") -> Figure:
-    """One curve a schedule, each value the rate of steps 1, 2, 3, ...
+def schedule_figure(
+    rates: Mapping[str, Any], *, steps: Mapping[str, Any] | None = None, title: str = "Learning rate"
+) -> Figure:
+    """One curve a schedule.
 
-    Raises: MissingExtraError: no matplotlib.
+    Args:
+        rates: name -> a rate a step.
+        steps: name -> the steps that the rates belong to; None: 1, 2, 3, ...
+
+    Raises: ShapeError: another number of steps than of rates. MissingExtraError: no matplotlib.
     """
     figure = new_figure(8.5, 4.2)
     axes = figure.subplots()
     for number, (name, values) in enumerate(rates.items()):
         array = as_array(values)
-        steps = np.arange(1, len(array) + 1)
-        axes.plot(steps, array, color=COLOURS[number % len(COLOURS)], linewidth=2.0, label=name)
+        places = np.arange(1, len(array) + 1) if steps is None else as_array(steps[name])
+        if places.shape != array.shape:
+            raise ShapeError(f"{name}: {places.shape} steps for {array.shape} rates.")
+        axes.plot(places, array, color=COLOURS[number % len(COLOURS)], linewidth=2.0, label=name)
     style_axes(axes, title=title, x_label="step")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
     axes.set_xlim(left=0)

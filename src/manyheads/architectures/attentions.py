@@ -1,0 +1,84 @@
+"""The attention weights of a whole model, in the shape in which other libraries and viewers take them."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.nn.attention.lsh import LSHSelfAttention
+from manyheads.nn.attention.recording import record_attention
+
+__all__ = ["Attentions", "attentions_of", "buckets_of"]
+
+_LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?layers\.(\d+)\.([\w.]+)$")
+
+
+class Attentions(NamedTuple):
+    """One tensor a layer and stack; a stack that a model lacks is empty. Shape: (batch, heads, q_len, k_len) each.
+
+    encoder: the source's attention to itself. decoder: the target's to itself, or a language model's, whose k_len
+    counts memory. cross: the target's attention to the source.
+    """
+
+    encoder: tuple[Tensor, ...] = ()
+    decoder: tuple[Tensor, ...] = ()
+    cross: tuple[Tensor, ...] = ()
+
+
+def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:
+    """Every attention weight of one reading, before dropout, as Hugging Face's `output_attentions` gives them.
+
+        found = attentions_of(model, source, source_lengths, target)    # what `model.log_probs` takes
+        bertviz.head_view(found.cross, ...)                             # or any viewer of (batch, heads, q_len, k_len)
+
+    Works with any model that has `log_probs` and whose attention layers stand in `layers`, or in `encoder.layers` and
+    `decoder.layers`. Weights of padding keys are zero; rows of padding queries mean nothing. The model is left as it
+    was; no gradients are kept.
+
+    Args:
+        model: in evaluation mode, unless dropout is wanted in what the later layers read.
+        inputs, options: of `model.log_probs`.
+
+    Cost: q_len x k_len numbers a head, layer and sequence, which models else never make.
+    """
+    with torch.no_grad(), record_attention(model) as record:
+        model.log_probs(*inputs, **options)  # type: ignore[operator]
+    stacks: dict[str, dict[int, Tensor]] = {"encoder": {}, "decoder": {}, "cross": {}}
+    for name, calls in record.items():
+        found = _LAYER.search(name)
+        if found is None:
+            continue
+        stack = "cross" if "cross" in found[3] else found[1] or "decoder"
+        stacks[stack][int(found[2])] = calls[-1]
+    return Attentions(**{name: tuple(layers[index] for index in sorted(layers)) for name, layers in stacks.items()})
+
+
+def buckets_of(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, Tensor]:
+    """The buckets into which hashed attention puts every position, in one reading.
+
+    Args: as `attentions_of`.
+    Returns: name of the layer -> (batch, heads, rounds, length), whole numbers; empty where nothing is hashed. Padding
+        is in a bucket of its own, behind the others.
+    """
+    found: dict[str, Tensor] = {}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LSHSelfAttention)}
+
+    def watched(name: str, layer: LSHSelfAttention, *given: Any, **more: Any) -> Tensor | None:
+        buckets = LSHSelfAttention.buckets_of(layer, *given, **more)
+        if buckets is not None:
+            found[name.removeprefix("body.")] = buckets
+        return buckets
+
+    try:
+        for name, layer in layers.items():
+            layer.buckets_of = partial(watched, name, layer)  # type: ignore[method-assign]
+        with torch.no_grad():
+            model.log_probs(*inputs, **options)  # type: ignore[operator]
+    finally:
+        for layer in layers.values():
+            vars(layer).pop("buckets_of", None)
+    return found

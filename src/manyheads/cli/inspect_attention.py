@@ -1,0 +1,117 @@
+"""`manyheads inspect attention MODEL --text TEXT`: where each head looks, as a page or as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from manyheads.cli.decoding_options import DeviceOptions
+from manyheads.cli.machine import set_up_machine
+from manyheads.cli.parsing import parse
+from manyheads.cli.picture_files import PICTURES, check_kinds
+from manyheads.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from manyheads.visualise.attention_views import AttentionView
+
+__all__ = ["AttentionOptions", "run"]
+
+_DESCRIPTION = """Draw where each head of a model looks as it reads and writes a text. The default is one HTML file that
+needs no network: a grid of all heads, a matrix and lines of each, weights under the pointer, and pictures to save.
+Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and each of them."""
+
+_EXAMPLES = (
+    'manyheads inspect attention runs/demo --text "I am hungry."',
+    'manyheads inspect attention runs/demo --text "I am hungry." --target "Ich habe Hunger." --output look.html',
+    'manyheads inspect attention runs/demo --text "I am hungry." --output cross.png cross.pdf --view cross --layer 3',
+    'manyheads inspect attention runs/xl-demo --text "He opened the door and went in." --memory 10',
+)
+_NONE = arg(help_behavior_hint="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions:
+    """Options of `manyheads inspect attention`."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """A model folder, a run folder, or owner/name on the Hugging Face hub."""
+    text: Annotated[str, arg(metavar="TEXT")]
+    """What the model reads."""
+    target: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="(default: the model's own)")] = None
+    """The translation that it writes."""
+    output: Annotated[tuple[str, ...], arg(aliases=["-o"], metavar="FILE ...", help_behavior_hint="")] = (
+        "attention.html",
+    )
+    """What to write, by the ends of their names: .html, .png, .svg, .pdf. [attention.html]"""
+    memory: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: half of the text)")] = None
+    """Tokens at the beginning of the text that a language model with memory has read before."""
+    view: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: the last)")] = None
+    """In pictures: encoder, decoder or cross."""
+    layer: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the last)")] = None
+    """In pictures: the layer, counted from 1."""
+    max_cells: Annotated[int, arg(metavar="N")] = 512
+    """Rows and columns of a picture; longer texts are thinned."""
+    run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Draw. Returns: the exit code. The paths of what was written go to standard output."""
+    set_up_machine()
+    options = parse(
+        AttentionOptions, arguments, command="inspect attention", description=_DESCRIPTION, examples=_EXAMPLES
+    )
+    check_kinds(options.output, (*PICTURES, "html"))
+    if options.max_cells < 1:
+        raise ConfigError(f"--max-cells is {options.max_cells}; it must be at least 1.")
+    from manyheads.decoding.attending import open_model, text_views, translation_views
+    from manyheads.decoding.generator import Generator
+
+    model = open_model(options.model, options.run_on.device, options.run_on.precision)
+    if isinstance(model, Generator):
+        if options.target is not None:
+            raise RequestError(f"{options.model} is a language model, which reads one text; leave --target out.")
+        views = text_views(model, options.text, options.memory)
+    else:
+        if options.memory is not None:
+            raise RequestError(f"{options.model} translates and has no memory; leave --memory out.")
+        views = translation_views(model, options.text, options.target)
+    for name in options.output:
+        write = _write_page if name.lower().endswith(".html") else _write_picture
+        print(write(views, Path(name), options))
+    return 0
+
+
+def _write_page(views: list[AttentionView], path: Path, options: AttentionOptions) -> Path:
+    from manyheads.visualise.attention_page import attention_page, save_page
+
+    sizes = [f"{view.name} {len(view.layers)} layers x {len(view.layers[0])} heads" for view in views]
+    page = attention_page(
+        views, title=options.text, note=f"{options.model}: {', '.join(sizes)}", most=options.max_cells
+    )
+    return save_page(page, path)
+
+
+def _write_picture(views: list[AttentionView], path: Path, options: AttentionOptions) -> Path:
+    from manyheads.visualise.attention import attention_figure
+    from manyheads.visualise.attention_views import thinned
+    from manyheads.visualise.figure import save_figure
+
+    named = {view.name: view for view in views}
+    if options.view is not None and options.view not in named:
+        raise RequestError(f"--view {options.view}: this model shows {', '.join(named)}.")
+    view = thinned(named[options.view or views[-1].name], options.max_cells)
+    layer = len(view.layers) if options.layer is None else options.layer
+    if not 1 <= layer <= len(view.layers):
+        raise RequestError(f"--layer {layer}: the {view.name} has layers 1 to {len(view.layers)}.")
+    figure = attention_figure(
+        view.layers[layer - 1],
+        query_tokens=view.query_tokens,
+        key_tokens=view.key_tokens,
+        num_memory=view.num_memory,
+        title=f"{view.name}, layer {layer} of {len(view.layers)}",
+    )
+    return save_figure(figure, path, [path.suffix[1:].lower()])[0]

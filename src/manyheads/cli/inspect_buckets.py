@@ -1,0 +1,68 @@
+"""`manyheads inspect buckets MODEL --text TEXT`: how a Reformer's hashing sorts a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from manyheads.cli.decoding_options import DeviceOptions
+from manyheads.cli.machine import set_up_machine
+from manyheads.cli.parsing import parse
+from manyheads.cli.picture_files import check_kinds, write_figure
+from manyheads.errors import RequestError
+
+__all__ = ["BucketsOptions", "run"]
+
+_DESCRIPTION = """Draw into which buckets a Reformer's hashed attention puts the tokens of a text, in every head and
+round, and how one head's tokens stand when they are sorted by bucket and cut into chunks."""
+
+_EXAMPLES = (
+    'manyheads inspect buckets runs/reformer --text "He opened the door and went in."',
+    'manyheads inspect buckets runs/reformer --text "He opened the door." --layer 2 --head 3 --output buckets.svg',
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketsOptions:
+    """Options of `manyheads inspect buckets`."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """A model folder, a run folder, or owner/name on the Hugging Face hub."""
+    text: Annotated[str, arg(metavar="TEXT")]
+    """What the model reads."""
+    layer: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the last that hashes)")] = None
+    """Which of the layers that hash, counted from 1."""
+    head: Annotated[int, arg(metavar="N")] = 1
+    """The head whose tokens are drawn sorted, counted from 1."""
+    output: Annotated[tuple[str, ...], arg(aliases=["-o"], metavar="FILE ...", help_behavior_hint="")] = (
+        "buckets.png",
+    )
+    """What to write, by the ends of their names: .png, .svg, .pdf. [buckets.png]"""
+    run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Draw. Returns: the exit code. The paths of what was written go to standard output."""
+    set_up_machine()
+    options = parse(BucketsOptions, arguments, command="inspect buckets", description=_DESCRIPTION, examples=_EXAMPLES)
+    check_kinds(options.output)
+    from manyheads.decoding.attending import open_model, text_buckets
+    from manyheads.visualise.buckets import buckets_figure
+
+    model = open_model(options.model, options.run_on.device, options.run_on.precision)
+    found, labels = text_buckets(model, options.text)
+    names = list(found)
+    layer = len(names) if options.layer is None else options.layer
+    if not 1 <= layer <= len(names):
+        raise RequestError(f"--layer {layer}: {len(names)} layers hash, which count from 1: {', '.join(names)}.")
+    buckets = found[names[layer - 1]]
+    if not 1 <= options.head <= len(buckets):
+        raise RequestError(f"--head {options.head}: there are heads 1 to {len(buckets)}.")
+    chunk_len = getattr(model.model.config, "chunk_len", 0)  # type: ignore[union-attr]
+    title = f"Buckets of {names[layer - 1]}"
+    figure = buckets_figure(buckets, tokens=labels, chunk_len=chunk_len, head=options.head - 1, title=title)
+    write_figure(figure, options.output)
+    return 0

@@ -1,0 +1,97 @@
+"""`manyheads inspect positions`: what is added to a token for its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from manyheads.cli.parsing import parse
+from manyheads.cli.picture_files import check_kinds, write_figure
+from manyheads.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PositionsOptions", "run"]
+
+_DESCRIPTION = """Draw position encodings: the table, and some of its features as curves, as the Annotated Transformer
+plots them. With MODEL: its own, trained ones too; without: sines and cosines of a width."""
+
+_EXAMPLES = (
+    "manyheads inspect positions --d-model 20 --length 100 --features 4 5 6 7",
+    "manyheads inspect positions runs/demo --length 64 --output positions.svg",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionsOptions:
+    """Options of `manyheads inspect positions`."""
+
+    model: Annotated[Positional[str | None], arg(metavar="[MODEL]", help_behavior_hint="")] = None
+    """A model folder, a run folder, or owner/name on the Hugging Face hub."""
+    d_model: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 64)")] = None
+    """Width, where no model is given."""
+    layout: Annotated[
+        Literal["interleaved", "halves"] | None,
+        arg(metavar="{interleaved,halves}", help_behavior_hint="(default: interleaved)"),
+    ] = None
+    """Sines and cosines in turn as in the paper, or all sines first; where no model is given."""
+    length: Annotated[int, arg(metavar="N")] = 100
+    """Positions."""
+    features: Annotated[tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: four neighbours)")] = ()
+    """Features drawn as curves."""
+    output: Annotated[tuple[str, ...], arg(aliases=["-o"], metavar="FILE ...", help_behavior_hint="")] = (
+        "positions.png",
+    )
+    """What to write, by the ends of their names: .png, .svg, .pdf. [positions.png]"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Draw. Returns: the exit code. The paths of what was written go to standard output."""
+    options = parse(
+        PositionsOptions, arguments, command="inspect positions", description=_DESCRIPTION, examples=_EXAMPLES
+    )
+    check_kinds(options.output)
+    if options.length < 1:
+        raise ConfigError(f"--length is {options.length}; it must be at least 1.")
+    if options.model is not None and (options.d_model is not None or options.layout is not None):
+        raise ConfigError("--d-model and --layout are the model's own where a model is given; leave them out.")
+    from manyheads.visualise.positions import positions_figure
+
+    table, title = _of_model(options.model, options.length) if options.model else _of_width(options)
+    figure = positions_figure(table, features=options.features or None, title=title)
+    write_figure(figure, options.output)
+    return 0
+
+
+def _of_width(options: PositionsOptions) -> tuple[torch.Tensor, str]:
+    import torch
+
+    from manyheads.nn.positions import sinusoidal_table
+
+    width = options.d_model or 64
+    table = sinusoidal_table(torch.arange(float(options.length)), width, options.layout or "interleaved")
+    return table, f"Sinusoidal positions, width {width}"
+
+
+def _of_model(path: str, length: int) -> tuple[torch.Tensor, str]:
+    import torch
+
+    import manyheads
+    from manyheads.nn.attention.relative import DistanceEncoding
+    from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+
+    for name, module in manyheads.load(path).named_modules():
+        shown = name.removeprefix("body.")
+        with torch.no_grad():
+            if isinstance(module, SinusoidalPositions):
+                return module(torch.zeros(1, length, module.d_model))[0], f"Sinusoidal positions: {shown}"
+            if isinstance(module, LearnedPositions):
+                rows = min(length, module.max_len)
+                return module(torch.zeros(1, rows, module.weight.shape[1]))[0], f"Trained positions: {shown}"
+            if isinstance(module, DistanceEncoding):
+                return module(torch.arange(length), length), f"Encodings of distances: {shown}"
+    raise RequestError(f"{path} has no table of positions to draw: it learns a vector a distance in every layer.")

@@ -1,0 +1,34 @@
+"""Which pictures to write is said by the ends of their files' names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["PICTURES", "check_kinds", "write_figure"]
+
+PICTURES = ("png", "svg", "pdf")
+
+
+def check_kinds(names: Sequence[str], kinds: Sequence[str] = PICTURES) -> None:
+    """Raises: ConfigError: there is no file, or one whose kind is none of these."""
+    if not names:
+        raise ConfigError(f"--output names no file; give one that ends in .{', .'.join(kinds)}.")
+    for name in names:
+        if Path(name).suffix[1:].lower() not in kinds:
+            raise ConfigError(f"--output {name}: it must end in .{', .'.join(kinds)}.")
+
+
+def write_figure(figure: Figure, names: Sequence[str]) -> None:
+    """Write a figure to each of these files, and print their paths. Raises: SaveError: one cannot be written."""
+    from manyheads.visualise.figure import save_figure
+
+    for name in names:
+        path = Path(name)
+        print(save_figure(figure, path, [path.suffix[1:].lower()])[0])

@@ -1,0 +1,187 @@
+"""Where a model looks as it reads and writes a text: views that `visualise` draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.attentions import attentions_of, buckets_of
+from manyheads.architectures.hub import resolve_model_path
+from manyheads.architectures.pretrained import read_config
+from manyheads.architectures.table import ARCHITECTURES
+from manyheads.architectures.tracing import TracedTensor, trace
+from manyheads.decoding.device import Precision, inference
+from manyheads.decoding.generator import READ_AT_ONCE, Generator
+from manyheads.decoding.translator import Translator
+from manyheads.errors import ModelFileError, RequestError
+from manyheads.text.labels import legible
+from manyheads.visualise.attention_views import AttentionView, attention_view
+
+__all__ = ["open_model", "shapes_of", "text_buckets", "text_views", "translation_views"]
+
+
+def open_model(path: str | Path, device: str = "auto", precision: Precision = "fp32") -> Translator | Generator:
+    """What reads and writes text with the model of that folder, whatever its kind.
+
+    Raises: as `Translator.from_pretrained`.
+    """
+    task = ARCHITECTURES[read_config(resolve_model_path(path)).architecture].task
+    return (Translator if task == "translation" else Generator).from_pretrained(path, device, precision)
+
+
+def translation_views(translator: Translator, source: str, target: str | None = None) -> list[AttentionView]:
+    """Encoder, decoder and cross-attention as a translation is written.
+
+    Rows of `decoder` and `cross` are named by the token that is written next, not by the one that is read: that is
+    whose choice the weights serve.
+
+    Args:
+        source: a text.
+        target: its translation; None: the model's own.
+
+    Raises: RequestError: the source is empty. ModelFileError: the model has no such attention.
+    """
+    reader, writer = translator.tokenizer.source, translator.tokenizer.target
+    inputs = _translation_inputs(translator, source, target)
+    source_ids, seen_ids = inputs["source"][0].tolist(), inputs["target"][0].tolist()
+    read, written = legible(reader.tokens(source_ids)), legible(writer.tokens([*seen_ids[1:], writer.eos_id]))
+    with inference(translator.device, translator.precision):
+        found = attentions_of(_module(translator), *inputs.values())
+    seen = legible(writer.tokens(seen_ids))
+    return [
+        attention_view("encoder", found.encoder, query_tokens=read),
+        attention_view("decoder", found.decoder, query_tokens=written, key_tokens=seen, is_self=True),
+        attention_view("cross", found.cross, query_tokens=written, key_tokens=read),
+    ]
+
+
+def text_views(generator: Generator, text: str, memory_len: int | None = None) -> list[AttentionView]:
+    """A language model's attention over a text, the first part of which it remembers from a segment before.
+
+    Args:
+        text: read from its beginning, after the token that begins a document.
+        memory_len: tokens that are memory; None: half of them for models that were trained with memory, none else.
+
+    Raises: RequestError: the text is empty, or all of it would be memory; memory for a model without.
+    """
+    model = generator.model
+    ids = _text_ids(generator, text)
+    most = getattr(model.config, "memory_len", 0)
+    if memory_len is None:
+        memory_len = min(len(ids) // 2, most)
+    if memory_len and not most:
+        raise RequestError(f"memory of {memory_len} tokens was asked for, but this model has none; leave it out.")
+    if not 0 <= memory_len < len(ids):
+        raise RequestError(
+            f"memory of {memory_len} of {len(ids)} tokens; it must be at least 0, and leave one to read."
+        )
+    labels = legible(generator.vocabulary.tokens(ids))
+    with inference(generator.device, generator.precision):
+        found = attentions_of(model, *_text_inputs(generator, ids, memory_len).values())
+        hashed = buckets_of(model, *_text_inputs(generator, ids, memory_len).values())
+    if not found.decoder:
+        raise ModelFileError(f"a {model.config.architecture} shows no attention.")
+    columns = found.decoder[0].shape[-1]
+    new = len(ids) - memory_len
+    return [
+        attention_view(
+            "decoder",
+            found.decoder,
+            query_tokens=labels[memory_len:],
+            key_tokens=labels[len(labels) - columns :],
+            num_memory=columns - new,
+            is_self=True,
+            buckets=_of_layers(hashed, len(found.decoder)),
+        )
+    ]
+
+
+def shapes_of(reader: Translator | Generator, text: str, target: str | None = None) -> list[TracedTensor]:
+    """Every tensor of one reading; see `architectures.tracing`.
+
+    Args:
+        reader: a translator, or a language model.
+        text: what is read, from nothing before it.
+        target: with a translator, what is written; None: the model's own translation.
+
+    Raises: RequestError: the text is empty; a target for a language model.
+    """
+    if isinstance(reader, Generator):
+        if target is not None:
+            raise RequestError("a language model reads one text; leave the target out.")
+        inputs = _text_inputs(reader, _text_ids(reader, text), 0)
+    else:
+        inputs = _translation_inputs(reader, text, target)
+    with inference(reader.device, reader.precision):
+        return trace(_module(reader), inputs)
+
+
+def text_buckets(reader: Translator | Generator, text: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The buckets of a Reformer's hashed layers: name -> (heads, rounds, length); and a label a position.
+
+    Raises: RequestError: the text is empty. ModelFileError: no layer of the model hashes texts of this length.
+    """
+    if isinstance(reader, Generator):
+        ids = _text_ids(reader, text)
+        inputs, labels = _text_inputs(reader, ids, 0), reader.vocabulary.tokens(ids)
+    else:
+        inputs = _translation_inputs(reader, text, text)
+        labels = reader.tokenizer.source.tokens(inputs["source"][0].tolist())
+    with inference(reader.device, reader.precision):
+        found = buckets_of(_module(reader), *inputs.values())
+    found = {name: buckets[0] for name, buckets in found.items() if buckets.shape[-1] == len(labels)}
+    if not found:
+        raise ModelFileError(
+            "no layer of this model hashes a text of this length; it takes a Reformer with lsh layers."
+        )
+    return found, legible(labels)
+
+
+def _of_layers(hashed: dict[str, Tensor], num_layers: int) -> list[Tensor | None]:
+    """Buckets in the order of a stack's layers; nothing where no layer hashes."""
+    if not hashed:
+        return []
+    by_layer = {int(name.split("layers.")[1].split(".")[0]): buckets[0] for name, buckets in hashed.items()}
+    return [by_layer.get(index) for index in range(num_layers)]
+
+
+def _module(reader: Translator | Generator) -> nn.Module:
+    if not isinstance(reader.model, nn.Module):
+        raise ModelFileError(f"a {type(reader.model).__name__} cannot be looked into; it is no torch module.")
+    return reader.model
+
+
+def _translation_inputs(translator: Translator, source: str, target: str | None) -> dict[str, Any]:
+    """What `log_probs` takes: a batch of one pair."""
+    reader, writer = translator.tokenizer.source, translator.tokenizer.target
+    source_ids = reader.encode(source)
+    if not source_ids:
+        raise RequestError("there is no text to look at; give at least one word.")
+    source_ids.append(reader.eos_id)
+    target_ids = writer.encode(translator.translate(source) if target is None else target)
+    return {
+        "source": torch.tensor([source_ids], device=translator.device),
+        "source_lengths": torch.tensor([len(source_ids)], device=translator.device),
+        "target": torch.tensor([[writer.bos_id, *target_ids]], device=translator.device),
+    }
+
+
+def _text_ids(generator: Generator, text: str) -> list[int]:
+    vocabulary = generator.vocabulary
+    ids = vocabulary.encode(text)
+    if not ids:
+        raise RequestError("there is no text to look at; give at least one word.")
+    # Nothing begins a text where there are no documents.
+    return ids if vocabulary.end_id is None else [vocabulary.start_id, *ids]
+
+
+def _text_inputs(generator: Generator, ids: list[int], memory_len: int) -> dict[str, Any]:
+    """What `log_probs` takes, after the first tokens were read as memory."""
+    tokens = torch.tensor([ids], device=generator.device)
+    state = generator.model.start(1, projected=False)
+    for begin in range(0, memory_len, READ_AT_ONCE):
+        state = generator.model.read(tokens[:, begin : min(begin + READ_AT_ONCE, memory_len)], None, state)[1]
+    return {"tokens": tokens[:, memory_len:], "lengths": None, "state": state}

@@ -1,0 +1,107 @@
+"""Attention of a whole model as one HTML file that needs nothing else: no network, no server, no other file.
+
+Its script and style stand in the file, and a policy in its head names them by their digests: nothing else may run,
+load or be sent. Weights are rounded to 8 bits of their square root, which is finest where weights are small: what the
+page shows is off by 0.004 at most.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from manyheads.errors import SaveError, ShapeError
+from manyheads.visualise.attention_views import AttentionView, thinned
+from manyheads.visualise.figure import Array
+
+__all__ = ["MOST_CELLS", "attention_page", "save_page"]
+
+MOST_CELLS = 512
+"""Rows and columns of a picture; longer sequences are thinned."""
+
+
+def attention_page(views: Sequence[AttentionView], *, title: str, note: str = "", most: int = MOST_CELLS) -> str:
+    """The page.
+
+    Args:
+        views: of one model: `encoder`, `decoder`, `cross` ...
+        title: what was read.
+        note: a line below the title: the model, its size.
+        most: rows and columns; longer sequences are thinned.
+
+    Raises: ShapeError: no view, two of one name, or most is below 1.
+    """
+    names = [view.name for view in views]
+    if not views or len(set(names)) < len(names):
+        raise ShapeError(f"views named {names}; give at least one, and each its own name.")
+    record = {"title": title, "note": note, "views": [_view(thinned(view, most)) for view in views]}
+    # In a script element only "<" could end it, or open a comment.
+    data = json.dumps(record, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    script, style = _file("page.js"), _file("page.css")
+    policy = (
+        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:;"
+        " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    # The title and the data last: nothing that they hold is looked at again.
+    before, after = _file("page.html").split("{{data}}")
+    for name, value in (("policy", policy), ("style", style), ("title", html.escape(title))):
+        before = before.replace(f"{{{{{name}}}}}", value)
+    return before + data + after.replace("{{script}}", script)
+
+
+def save_page(page: str, path: Path | str) -> Path:
+    """Write a page, aside first and then renamed. Raises: SaveError: it cannot be written."""
+    final = Path(path)
+    aside = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(page, encoding="utf-8", newline="\n")
+        aside.replace(final)
+    except OSError as error:
+        raise SaveError(f"the page {final} cannot be written: {error.strerror or error}.") from error
+    return final
+
+
+def _view(view: AttentionView) -> dict[str, object]:
+    return {
+        "name": view.name,
+        "queries": [_short(token) for token in view.query_tokens],
+        "keys": [_short(token) for token in view.key_tokens],
+        "memory": view.num_memory,
+        "block": view.block,
+        "figures": [[[_rounded(value) for value in head] for head in layer] for layer in view.figures],
+        "buckets": [None if one is None else one.tolist() for one in view.buckets],
+        "heads": [len(layer) for layer in view.layers],
+        "layers": [_packed(layer) for layer in view.layers],
+    }
+
+
+def _packed(layer: Array) -> str:
+    """Weights as bytes, compressed, in base64."""
+    rounded = np.rint(np.sqrt(np.clip(np.nan_to_num(layer), 0.0, 1.0)) * 255).astype(np.uint8)
+    return base64.b64encode(zlib.compress(rounded.tobytes(), 6)).decode("ascii")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _short(token: str) -> str:
+    return token if len(token) <= 200 else f"{token[:199]}…"
+
+
+def _file(name: str) -> str:
+    return files("manyheads.visualise").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"

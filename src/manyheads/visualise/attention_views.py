@@ -1,0 +1,173 @@
+"""Attention of a whole model as a picture needs it: arrays, names and figures, of any architecture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manyheads.errors import ShapeError
+from manyheads.visualise.figure import Array, as_array
+
+__all__ = ["AttentionView", "attention_view", "head_figures", "shown_token", "thinned"]
+
+_JOINERS = "\u200c\u200d"
+"""Unseen, but what they stand between would be another letter, or several emoji, without them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionView:
+    """Who looks at whom, in every layer and head of one stack.
+
+    Shape: layers: one (heads, q_len, k_len) a layer; all layers of a view have the same lengths.
+
+    name: `encoder`, `decoder`, `cross`. query_tokens: a name a row; key_tokens: a name a column. num_memory: columns in
+    front that were read before; the first query stands behind them. is_self: queries and keys are one sequence, so that
+    distances mean something. block: (rows, columns) of tokens that a cell stands for; see `thinned`. figures: entropy
+    and mean distance of each head, from weights that were not thinned: (layers, heads, 2). buckets: of hashed layers,
+    (heads, rounds, length), None for others; thinning, which joins tokens of several buckets, drops them.
+    """
+
+    name: str
+    layers: tuple[Array, ...]
+    query_tokens: tuple[str, ...]
+    key_tokens: tuple[str, ...]
+    num_memory: int = 0
+    is_self: bool = True
+    block: tuple[int, int] = (1, 1)
+    figures: tuple[tuple[tuple[float | None, float | None], ...], ...] = ()
+    buckets: tuple[npt.NDArray[np.int64] | None, ...] = ()
+
+
+def attention_view(
+    name: str,
+    layers: Sequence[Any],
+    *,
+    query_tokens: Sequence[str],
+    key_tokens: Sequence[str] | None = None,
+    num_memory: int = 0,
+    is_self: bool | None = None,
+    buckets: Sequence[Any] = (),
+) -> AttentionView:
+    """A view, checked.
+
+    Args:
+        name: of the stack.
+        layers: weights of each, (heads, q_len, k_len), or (1, heads, q_len, k_len) as `attentions_of` and Hugging
+            Face's models give them.
+        query_tokens: a name a row.
+        key_tokens: a name a column; None: those of the queries.
+        num_memory: columns of memory in front.
+        is_self: whether distances mean something; None: they do unless there are other keys.
+        buckets: a layer's (heads, rounds, length), or None where it does not hash; none at all where no layer does.
+
+    Raises: ShapeError: no layer, another rank, more than one sequence, or not one token a row and column.
+    """
+    own = key_tokens is None
+    keys = tuple(query_tokens if key_tokens is None else key_tokens)
+    arrays = []
+    for number, layer in enumerate(layers):
+        array = as_array(layer)
+        if array.ndim == 4 and array.shape[0] == 1:
+            array = array[0]
+        if array.ndim != 3 or 0 in array.shape:
+            raise ShapeError(
+                f"{name}, layer {number + 1}: attention weights of shape {array.shape}; expected (heads, q_len, k_len)"
+                " of one sequence."
+            )
+        if array.shape[1:] != (len(query_tokens), len(keys)):
+            raise ShapeError(
+                f"{name}, layer {number + 1}: {len(query_tokens)} query tokens and {len(keys)} key tokens for weights"
+                f" of shape {array.shape}; give one name a row and one a column."
+            )
+        arrays.append(array)
+    if not arrays:
+        raise ShapeError(f"{name}: no layer; give at least one.")
+    hashed = tuple(None if one is None else as_array(one).astype(np.int64) for one in buckets)
+    for number, one in enumerate(hashed):
+        if one is not None and (one.ndim != 3 or one.shape[::2] != (len(arrays[number]), len(keys))):
+            raise ShapeError(
+                f"{name}, layer {number + 1}: buckets of shape {one.shape}; expected (heads, rounds, length)."
+            )
+    is_self = own or num_memory > 0 if is_self is None else is_self
+    return AttentionView(
+        name=name,
+        layers=tuple(arrays),
+        query_tokens=tuple(map(shown_token, query_tokens)),
+        key_tokens=tuple(map(shown_token, keys)),
+        num_memory=num_memory,
+        is_self=is_self,
+        buckets=hashed,
+        figures=tuple(tuple(head_figures(head, num_memory if is_self else None) for head in array) for array in arrays),
+    )
+
+
+def head_figures(weights: Array, first_query: int | None) -> tuple[float | None, float | None]:
+    """Entropy in bits of where a query looks, and how many tokens away that is, in the mean over queries.
+
+    Args:
+        weights: (q_len, k_len); rows of zeros, which look nowhere, are left out.
+        first_query: the column at which the first query itself stands; None: distances mean nothing.
+
+    Returns: two numbers; None where there is none.
+    """
+    looking = weights.sum(axis=1) > 0
+    if not looking.any():
+        return None, None
+    rows = weights[looking]
+    logs = np.log2(rows, out=np.zeros_like(rows), where=rows > 0)
+    entropy = float(-(rows * logs).sum(axis=1).mean())
+    if first_query is None:
+        return abs(entropy), None
+    queries = np.arange(weights.shape[0])[looking] + first_query
+    distances = np.abs(queries[:, None] - np.arange(weights.shape[1])[None])
+    return abs(entropy), float((rows * distances).sum(axis=1).mean())
+
+
+def thinned(view: AttentionView, most: int) -> AttentionView:
+    """The same with at most `most` rows and columns: neighbours become one cell.
+
+    A cell holds the mean of its queries and the sum of its keys, so that a row still sums to one. Memory and what
+    follows it never share a cell.
+
+    Raises: ShapeError: most is below 1.
+    """
+    if most < 1:
+        raise ShapeError(f"pictures of at most {most} rows cannot be drawn; allow at least 1.")
+    q_len, k_len = len(view.query_tokens), len(view.key_tokens)
+    rows, columns = math.ceil(q_len / most), math.ceil(k_len / most)
+    if rows == columns == 1:
+        return view
+    row_starts = list(range(0, q_len, rows))
+    column_starts = [*range(0, view.num_memory, columns), *range(view.num_memory, k_len, columns)]
+    counts = np.diff([*row_starts, q_len])
+    layers = tuple(
+        np.add.reduceat(np.add.reduceat(layer, column_starts, axis=2), row_starts, axis=1) / counts[None, :, None]
+        for layer in view.layers
+    )
+    return replace(
+        view,
+        layers=layers,
+        query_tokens=_joined(view.query_tokens, row_starts),
+        key_tokens=_joined(view.key_tokens, column_starts),
+        num_memory=math.ceil(view.num_memory / columns),
+        block=(rows, columns),
+        buckets=(),
+    )
+
+
+def _joined(tokens: tuple[str, ...], starts: list[int]) -> tuple[str, ...]:
+    ends = [*starts[1:], len(tokens)]
+    return tuple(" ".join(tokens[start:end]) for start, end in zip(starts, ends, strict=True))
+
+
+def shown_token(token: str) -> str:
+    """A token with nothing in it that could move, hide or turn around what stands beside it."""
+    shown = "".join(
+        char if char.isprintable() or (char in _JOINERS and len(token) > 1) else f"⟨{ord(char):04X}⟩" for char in token
+    )
+    return shown or "⟨⟩"

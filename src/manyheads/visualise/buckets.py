@@ -1,0 +1,98 @@
+"""Hashed attention: which tokens fall into one bucket, in every round of every head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.errors import ShapeError
+from manyheads.visualise.attention_views import shown_token
+from manyheads.visualise.figure import INK, as_array, new_figure, plain_text, style_axes
+from manyheads.visualise.fonts import legible_texts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["buckets_figure"]
+
+_MOST_NUMBERED = 48
+"""Positions that a cell's number can still be read at."""
+
+
+def buckets_figure(
+    buckets: Any, *, tokens: Sequence[str] | None = None, chunk_len: int = 0, head: int = 0, title: str = "Buckets"
+) -> Figure:
+    """Buckets of all heads and rounds in the order of the text, and one head's tokens sorted by bucket.
+
+    Paper: Kitaev et al. 2020, arXiv:2001.04451, figure 2: the same sequence, hashed, sorted and cut into chunks.
+    Args:
+        buckets: (heads, rounds, length), whole numbers.
+        tokens: a name a position.
+        chunk_len: where the sorted sequence is cut; 0 draws no cuts.
+        head: the one that is drawn sorted, from 0.
+
+    Raises: ShapeError: another rank, another number of tokens, or no such head. MissingExtraError: no matplotlib.
+    """
+    array = as_array(buckets).astype(int)
+    if array.ndim != 3 or 0 in array.shape:
+        raise ShapeError(f"buckets of shape {array.shape}; expected (heads, rounds, length).")
+    heads, rounds, length = array.shape
+    if tokens is not None and len(tokens) != length:
+        raise ShapeError(f"{len(tokens)} tokens for buckets of {length} positions.")
+    if not 0 <= head < heads:
+        raise ShapeError(f"head {head} of {heads}; they count from 0.")
+    names = [str(place) for place in range(length)] if tokens is None else [shown_token(token) for token in tokens]
+    figure = new_figure(float(np.clip(0.32 * length + 2, 7, 22)), 3.4 + 0.26 * heads * rounds + 0.5 * rounds)
+    plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
+    above, below = figure.subplots(2, 1, height_ratios=[heads * rounds + 1, 2 * rounds + 1])
+    top = int(array.max())
+    _cells(above, array.reshape(heads * rounds, length), array.reshape(heads * rounds, length), top)
+    above.set_yticks(
+        range(heads * rounds), [f"head {h + 1}, round {r + 1}" for h in range(heads) for r in range(rounds)]
+    )
+    style_axes(above, title="In the order of the text: the number of each token's bucket", grid=False)
+    _name(above, names)
+    order = np.argsort(array[head], axis=1, kind="stable")
+    ordered = np.take_along_axis(array[head], order, axis=1)
+    _cells(below, ordered, None, top)
+    below.set_yticks(range(rounds), [f"round {r + 1}" for r in range(rounds)])
+    cut = f", cut into chunks of {chunk_len}" if chunk_len else ""
+    style_axes(below, title=f"Head {head + 1}, sorted by bucket{cut}", grid=False)
+    below.set_xticks([])
+    if length <= _MOST_NUMBERED:
+        shown, families = legible_texts(names)
+        for (row, column), place in np.ndenumerate(order):
+            label = shown[place] if len(shown[place]) <= 8 else f"{shown[place][:7]}…"
+            turn = 90 if len(label) > 2 else 0
+            text = below.text(column, row, label, rotation=turn, ha="center", va="center", fontsize=7.5)
+            text.set_fontfamily(families)
+            plain_text([text])
+    for edge in range(chunk_len, length, chunk_len) if chunk_len else ():
+        below.axvline(edge - 0.5, color=INK, linewidth=1.4)
+    return figure
+
+
+def _cells(axes: Axes, values: Any, numbers: Any, top: int) -> None:
+    """Neighbouring buckets in colours far apart: what counts is which are the same."""
+    spread = (values * 7) % 20
+    axes.imshow(spread, cmap="tab20", vmin=0, vmax=19, aspect="auto", interpolation="nearest", alpha=0.55)
+    if numbers is not None and values.shape[1] <= _MOST_NUMBERED and top < 1000:
+        for (row, column), value in np.ndenumerate(numbers):
+            axes.text(column, row, str(value), ha="center", va="center", fontsize=7.5, color=INK)
+
+
+def _name(axes: Axes, names: Sequence[str]) -> None:
+    stride = math.ceil(len(names) / _MOST_NUMBERED)
+    places = list(range(0, len(names), stride))
+    shown, families = legible_texts(
+        [names[place] if len(names[place]) <= 16 else f"{names[place][:15]}…" for place in places]
+    )
+    axes.set_xticks(places, shown, rotation=55, ha="right", fontsize=8)
+    plain_text(axes.get_xticklabels())
+    for text in axes.get_xticklabels():
+        text.set_rotation_mode("anchor")
+        text.set_fontfamily(families)

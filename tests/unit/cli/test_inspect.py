@@ -1,0 +1,197 @@
+"""`manyheads inspect`: tables and pictures of a model, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.cli.inspect import KINDS
+from manyheads.text.byte_vocabulary import ByteVocabulary
+
+pytest.importorskip("matplotlib")
+
+Program = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    config = TransformerXLConfig(
+        vocab_size=256, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_layers=2, memory_len=6
+    )
+    folder = tmp_path_factory.mktemp("xl") / "model"
+    save_pretrained(build_model(config), folder, tokenizer=ByteVocabulary())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reformer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    config = dataclasses.replace(REFORMERS["debug"](), vocab_size=256)
+    folder = tmp_path_factory.mktemp("reformer") / "model"
+    save_pretrained(build_model(config), folder, tokenizer=ByteVocabulary())
+    return folder
+
+
+def test_buckets_of_a_reformer(
+    manyheads: Program, reformer_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, text = tmp_path / "buckets.svg", "he opened the door"
+    assert manyheads("inspect", "buckets", reformer_folder, "--text", text, "--output", output) == 0
+    assert "head 2, round 2" in output.read_text(encoding="utf-8")
+    page = tmp_path / "look.html"
+    assert manyheads("inspect", "attention", reformer_folder, "--text", text, "--output", page) == 0
+    [view] = record_of(page)["views"]  # type: ignore[misc]
+    assert view["buckets"][0] is None  # the local layer
+    assert [len(rounds) for rounds in view["buckets"][1]] == [2, 2]
+    assert len(view["buckets"][1][0][0]) == len(text)
+    assert manyheads("inspect", "shapes", reformer_folder, "--text", text) == 0
+    capsys.readouterr()
+    for more, said in ((("--layer", "2"), "1 layers hash"), (("--head", "3"), "heads 1 to 2")):
+        assert manyheads("inspect", "buckets", reformer_folder, "--text", text, *more) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_buckets_of_another_model(
+    manyheads: Program, language_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manyheads("inspect", "buckets", language_folder, "--text", "abc") == 2
+    assert "no layer of this model hashes" in capsys.readouterr().err
+
+
+def record_of(path: Path) -> dict[str, object]:
+    page = path.read_text(encoding="utf-8")
+    record: dict[str, object] = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    return record
+
+
+def test_attention_as_a_page_and_as_pictures(
+    manyheads: Program, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [str(tmp_path / f"look.{kind}") for kind in ("html", "png", "svg", "pdf")]
+    assert manyheads("inspect", "attention", model_folder, "--text", "I am hungry. 你", "--output", *names) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == names
+    [encoder, decoder, cross] = record_of(tmp_path / "look.html")["views"]  # type: ignore[misc]
+    assert [view["name"] for view in (encoder, decoder, cross)] == ["encoder", "decoder", "cross"]
+    assert encoder["keys"] == encoder["queries"] == cross["keys"]
+    assert encoder["queries"][-4:] == ["你₁", "你₂", "你₃", "</s>"]
+    assert decoder["queries"] == cross["queries"]
+    assert decoder["queries"][-1] == "</s>"
+    assert decoder["keys"] == ["<s>", *decoder["queries"][:-1]]
+    for name, start in zip(names[1:], (b"\x89PNG", b"<?xml", b"%PDF"), strict=True):
+        assert Path(name).read_bytes().lstrip().startswith(start)
+
+
+def test_a_given_translation_is_looked_at(manyheads: Program, model_folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "look.html"
+    arguments = ("--text", "I am hungry.", "--target", "Ich habe Hunger.", "--output", output)
+    assert manyheads("inspect", "attention", model_folder, *arguments) == 0
+    cross = record_of(output)["views"][2]  # type: ignore[index]
+    assert "".join(cross["queries"][:-1]).replace("▁", " ").strip() == "Ich habe Hunger."
+
+
+@pytest.mark.parametrize(("memory", "columns"), [(None, 6), (4, 4), (0, 0), (9, 6)])
+def test_memory_of_a_language_model(
+    manyheads: Program, language_folder: Path, tmp_path: Path, memory: int | None, columns: int
+) -> None:
+    output, text = tmp_path / "look.html", "fifteen letters"
+    more = () if memory is None else ("--memory", str(memory))
+    assert manyheads("inspect", "attention", language_folder, "--text", text, "--output", output, *more) == 0
+    [view] = record_of(output)["views"]  # type: ignore[misc]
+    read = list(text.replace(" ", "▁"))
+    first = 6 if memory is None else memory  # half of fifteen, at most what the model remembers
+    assert view["queries"] == read[first:]
+    assert view["memory"] == columns
+    assert view["keys"] == read[first - columns :]
+
+
+def test_shapes_as_a_table_and_as_json(
+    manyheads: Program, model_folder: Path, language_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manyheads("inspect", "shapes", model_folder, "--text", "I am hungry.") == 0
+    table = capsys.readouterr().out
+    assert table.startswith("module ")
+    assert "A = softmax(Q Kᵀ / √d_k)" in table
+    assert "as in encoder.layers.0" in table
+    assert manyheads("inspect", "shapes", language_folder, "--text", "abc", "--json", "--every-layer") == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert lines[0] == {"module": "", "name": "tokens", "shape": [1, 3], "equation": "input"}
+    assert lines[-1]["shape"] == [1, 3, 256]
+    assert any(line["module"].startswith("layers.1") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("positions", "--d-model", "20", "--length", "30", "--features", "4", "5"),
+        ("positions", "MODEL", "--length", "12"),
+        ("positions", "LANGUAGE", "--length", "12"),
+        ("schedule",),
+        ("schedule", "base", "big", "--steps", "9000"),
+        ("smoothing", "--smoothing", "0", "0.3"),
+    ],
+)
+def test_pictures(
+    manyheads: Program, model_folder: Path, language_folder: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    places = {"MODEL": str(model_folder), "LANGUAGE": str(language_folder)}
+    output = tmp_path / "picture.svg"
+    assert manyheads("inspect", *(places.get(word, word) for word in arguments), "--output", output) == 0
+    assert output.read_text(encoding="utf-8").startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("attention", "MODEL", "--text", "a", "--output", "x.gif"), "must end in .png, .svg, .pdf, .html"),
+        (("attention", "MODEL", "--text", "a", "--output", "x.png", "--layer", "9"), "has layers 1 to 2"),
+        (("attention", "MODEL", "--text", "a", "--output", "x.png", "--view", "self"), "shows encoder, decoder, cross"),
+        (("attention", "MODEL", "--text", "a", "--memory", "2"), "has no memory"),
+        (("attention", "MODEL", "--text", "a", "--max-cells", "0"), "at least 1"),
+        (("attention", "MODEL", "--text", ""), "no text"),
+        (("attention", "LANGUAGE", "--text", ""), "no text"),
+        (("attention", "LANGUAGE", "--text", "ab", "--target", "b"), "leave --target out"),
+        (("attention", "LANGUAGE", "--text", "ab", "--memory", "2"), "leave one to read"),
+        (("shapes", "LANGUAGE", "--text", "ab", "--target", "b"), "leave the target out"),
+        (("positions", "MODEL", "--d-model", "8"), "leave them out"),
+        (("positions", "--length", "0"), "at least 1"),
+        (("schedule", "bsae"), "Did you mean base?"),
+        (("schedule", "demo"), "ends by the clock"),
+        (("schedule", "--d-model", "0"), "at least 1"),
+        (("smoothing", "--smoothing", "1.0"), "below 1"),
+        (("smoothing", "--targets", "7"), "below --vocab-size 5"),
+        (("atention",), "Did you mean attention?"),
+    ],
+)
+def test_mistakes(
+    manyheads: Program,
+    model_folder: Path,
+    language_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"MODEL": str(model_folder), "LANGUAGE": str(language_folder)}
+    assert manyheads("inspect", *(places.get(word, word) for word in arguments)) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_help(manyheads: Program, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("inspect", kind, "--help") == 0
+    assert capsys.readouterr().out.count(f"manyheads inspect {kind} ") >= 2
