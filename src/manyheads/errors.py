@@ -13,6 +13,7 @@ __all__ = [
     "MissingExtraError",
     "ModelFileError",
     "NonFiniteError",
+    "RankLostError",
     "RequestError",
     "SaveError",
     "ShapeError",
@@ -55,6 +56,12 @@ class SaveError(ManyHeadsError):
 
 class NonFiniteError(ManyHeadsError):
     """Loss or gradient is NaN or infinite; raised before the update, with step, samples and module."""
+
+
+class RankLostError(ManyHeadsError):
+    """Another process of a distributed run was lost or has failed; the message names it. Older files are untouched."""
+
+    exit_code = 3
 
 
 class MissingExtraError(ManyHeadsError):

@@ -35,7 +35,7 @@ COMMANDS = {
 
 EXIT_CODES = (
     "exit codes: 0 success, 2 a mistake in the input or a full disk, 1 a bug of ours,"
-    " 130 and 143 stopped by Ctrl-C and SIGTERM"
+    " 3 another process of the run was lost, 130 and 143 stopped by Ctrl-C and SIGTERM"
 )
 
 _MOST_LINES = 10
@@ -141,6 +141,9 @@ def _table() -> str:
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
+    rank = os.environ.get("RANK", "0")
+    if rank != "0":  # under a launcher all write to one place
+        message = message.replace("manyheads:", f"manyheads (rank {rank}):", 1)
     print(_printable(message), file=sys.stderr)
     return code
 

@@ -6,6 +6,7 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +19,7 @@ from manyheads.config.describe import describe
 from manyheads.config.files import Source, load_yaml, to_plain, to_yaml
 from manyheads.config.merge import field_types, overrides, tag_of, variants
 from manyheads.config.suggest import did_you_mean
+from manyheads.distributed.launch import DEFAULT_TIMEOUT, Place, find_place, start
 from manyheads.errors import ConfigError
 from manyheads.training.presets import PRESETS
 from manyheads.training.settings import RUNS, RunConfig, TrainConfig
@@ -42,6 +44,7 @@ KINDS = {
     "config": "FILE",
     "resume": "auto|latest|best|PATH|none",
     "minutes": "M",
+    "timeout": "S",
 }
 SEQ2SEQ = "-seq2seq"
 SIZES = (
@@ -79,6 +82,7 @@ class TrainOptions:
         resume: `auto`: from the newest intact checkpoint of the run's folder if there is one; `latest`, `best`, or the
             path of a checkpoint; `none`: begin again (the earlier run's files move to previous-N/).
         minutes: the same as --training.max_minutes.
+        timeout: of several ranks (torchrun): seconds without a sign of life after which one is lost and the others end.
         print_config: print the settings that all this amounts to as YAML, and end.
         dry_run: show data, shapes, parameters and memory, take one step, save nothing, and end.
         quiet: no progress, only warnings and the result (-q).
@@ -90,6 +94,7 @@ class TrainOptions:
     config: tuple[str, ...] = ()
     resume: str = "auto"
     minutes: float | None = None
+    timeout: float = DEFAULT_TIMEOUT
     print_config: bool = False
     dry_run: bool = False
     quiet: bool = False
@@ -106,12 +111,16 @@ def run(arguments: Sequence[str]) -> int:
         print(to_yaml(config), end="")
         return 0
     set_up_machine()
+    place = find_place()
     if options.dry_run:
         from manyheads.training.dry_run import dry_run
 
         trial = dry_run(config)
-        print(trial.describe())
+        if place.is_main:
+            print(trial.describe())
         return 2 if trial.fault else 0
+    if place.world > 1:
+        return _run_in_group(options, config, place)
     if options.verbose:
         print(to_yaml(config), file=sys.stderr)
     # The live display knows nothing of torch, so something is to be seen while torch is imported.
@@ -122,6 +131,29 @@ def run(arguments: Sequence[str]) -> int:
 
         result = train(config, resume=options.resume, reporter=reporter)
     print(summary(result))
+    return _exit_code(result)
+
+
+def _run_in_group(options: TrainOptions, config: RunConfig, place: Place) -> int:
+    """One rank of several: the main one is watched and prints, the others work in silence."""
+    if options.verbose and place.is_main:
+        print(to_yaml(config), file=sys.stderr)
+    from manyheads.cli.progress import watching
+    from manyheads.decoding.device import choose_device
+    from manyheads.training.loop import train
+
+    # A launcher that begins again runs the same command; what was reached is not to be thrown away by it.
+    resume = "auto" if place.restarts else options.resume
+    with nullcontext() if not place.is_main else watching(quiet=options.quiet, verbose=options.verbose) as reporter:
+        group = start(place, choose_device(config.device).type, options.timeout)
+        result = train(config, resume=resume, reporter=reporter, group=group)
+        group.close()
+    if place.is_main:
+        print(summary(result))
+    return _exit_code(result)
+
+
+def _exit_code(result: TrainResult) -> int:
     return 128 + result.signal_number if result.signal_number is not None else 0
 
 

@@ -52,6 +52,10 @@ class PairBatch:
         """Every pair two times, the second ones after all of the first."""
         return replace(self, **{name: torch.cat([getattr(self, name)] * 2) for name in self.__dataclass_fields__})
 
+    def rows(self, which: slice) -> PairBatch:
+        """Some of the rows, padded as they are."""
+        return replace(self, **{name: getattr(self, name)[which] for name in self.__dataclass_fields__})
+
     def to(self, device: torch.device | str) -> PairBatch:
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
         return replace(self, **moved)

@@ -67,13 +67,14 @@ class SegmentBatch:
     def split(self, parts: int) -> list[SegmentBatch]:
         """Contiguous groups of lanes, whose sizes differ by one at most; as many as there are lanes, if not more."""
         shares = np.array_split(np.arange(len(self.lengths)), min(parts, len(self.lengths)))
-        return [self._lanes(slice(share[0], share[-1] + 1)) for share in shares]
+        return [self.rows(slice(share[0], share[-1] + 1)) for share in shares]
 
     def to(self, device: torch.device | str) -> SegmentBatch:
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _TENSORS}
         return replace(self, **moved)
 
-    def _lanes(self, which: slice) -> SegmentBatch:
+    def rows(self, which: slice) -> SegmentBatch:
+        """Some of the lanes, padded as they are."""
         return replace(self, **{name: getattr(self, name)[which] for name in _TENSORS})
 
 

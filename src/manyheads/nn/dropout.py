@@ -2,40 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Dropout", "dropout", "scaled_mask"]
+from manyheads.data.sampler import mix
+
+__all__ = ["Dropout", "dropout", "numbered_rows", "scaled_mask"]
 
 _LEVELS = 1 << 16
 
 
-def dropout(x: Tensor, rate: float) -> Tensor:
+_FINAL = -0x61C8864680B583EB  # odd, from the golden ratio: the finaliser's multiplier
+_row_keys = torch.zeros(0, dtype=torch.int64)
+_place: tuple[int, int, int] | None = None
+
+
+def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
     """Zero each number with probability `rate` and divide the rest by 1 - rate; x itself at rate 0.
 
+    Args:
+        x: its first axis counts the rows of a batch, unless
+        shared: what it holds belongs to all rows alike.
+
     The numbers come from torch's generator of the device, so `torch.manual_seed` replays them. On a CPU four numbers
-    share one draw of 64 bits, several times as fast as torch's own dropout (decision 007); the probability is then
-    `rate` to the nearest 1/65536, and the divisor is that of the rounded rate, so the expectation is exactly x.
+    share 64 bits, several times as fast as torch's own dropout (decision 007); the probability is then `rate` to the
+    nearest 1/65536, and the divisor is that of the rounded rate, so the expectation is exactly x. There, what a row
+    loses depends on the generator and the row's number alone, not on how many others there are: see `numbered_rows`.
     """
     if not rate:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():  # GPUs and compilers fuse theirs
         return F.dropout(x, rate, training=True)
-    return x * scaled_mask(x, rate)
+    if shared or x.dim() < 2 or not x.numel():
+        return x * scaled_mask(x, rate)
+    return x * _mask_of(x, _levels_by_row(x), rate)
+
+
+@contextmanager
+def numbered_rows(first: int, count: int, total: int) -> Iterator[None]:
+    """Within the block, a batch's rows are number `first` to `first + count` of `total`, of which others are elsewhere.
+
+    So each loses what it would lose in the whole batch. Tensors with a multiple of `count` rows hold the batch more
+    than once, one copy after the other. Not for several threads at once.
+    """
+    global _place
+    before, _place = _place, (first, count, total)
+    try:
+        yield
+    finally:
+        _place = before
 
 
 def scaled_mask(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
     """Zeros, and 1 / (1 - rate) where x is kept; in the shape and type of x. generator: None is the device's own."""
     if x.device.type != "cpu" and generator is None:
         return F.dropout(torch.ones_like(x), rate, training=True)
-    dropped = min(round(rate * _LEVELS), _LEVELS - 1)
     draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
     draws.random_(-(1 << 63), None, generator=generator)
-    levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
+    return _mask_of(x, draws.view(torch.int16)[: x.numel()].view(x.shape), rate)
+
+
+def _mask_of(x: Tensor, levels: Tensor, rate: float) -> Tensor:
+    dropped = min(round(rate * _LEVELS), _LEVELS - 1)
     mask = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     torch.ge(levels, dropped - _LEVELS // 2, out=mask)
     return mask.mul_(_LEVELS / (_LEVELS - dropped))
+
+
+def _levels_by_row(x: Tensor) -> Tensor:
+    """16 random bits for each number: one row is drawn, and mixed with the number of each row.
+
+    The generator so moves on by one row, however many there are. Mixing is a multiplication by the row's odd key, an
+    exclusive or of the halves, and another multiplication: as fast as drawing, and shared among threads.
+    """
+    rows = x.shape[0]
+    width = x.numel() // rows
+    drawn = torch.empty((width + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+    bits = torch.mul(_keys_of(rows)[:, None], drawn[None])
+    bits ^= bits >> 32
+    bits *= _FINAL
+    return bits.view(torch.int16)[:, :width].reshape(x.shape)
+
+
+def _keys_of(rows: int) -> Tensor:
+    """An odd key for each of a tensor's rows, by its number in the whole batch. (rows,)"""
+    if _place is None or not _place[1] or rows % _place[1]:
+        return _first_keys(rows)
+    first, count, total = _place
+    copies = rows // count
+    return _first_keys(copies * total).view(copies, total)[:, first : first + count].reshape(-1)
+
+
+def _first_keys(count: int) -> Tensor:
+    global _row_keys
+    if len(_row_keys) < count:
+        numbers = np.arange(max(1024, 2 * count), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        _row_keys = torch.from_numpy(mix(mix(numbers)).view(np.int64) | 1)
+    return _row_keys[:count]
 
 
 class Dropout(nn.Module):
@@ -48,8 +116,8 @@ class Dropout(nn.Module):
         super().__init__()
         self.rate = rate
 
-    def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.rate) if self.training else x
+    def forward(self, x: Tensor, *, shared: bool = False) -> Tensor:
+        return dropout(x, self.rate, shared=shared) if self.training else x
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"

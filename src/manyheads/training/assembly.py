@@ -15,6 +15,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.config.files import to_plain
 from manyheads.data.settings import DUPLICATION
+from manyheads.distributed.group import Group
 from manyheads.seeding import derive_seed
 from manyheads.training.duplication import DuplicationObjective
 from manyheads.training.ema import MovingAverage
@@ -22,6 +23,7 @@ from manyheads.training.language_modelling import LanguageObjective
 from manyheads.training.memory import Memory
 from manyheads.training.objective import Data, Objective, Stream
 from manyheads.training.optimiser import build_optimiser
+from manyheads.training.parallel import Spread
 from manyheads.training.settings import RunConfig, TextConfig, TrainConfig
 from manyheads.training.state import Counters, named_parameters
 from manyheads.training.step import Stepper
@@ -32,7 +34,14 @@ __all__ = ["Assembly", "assemble"]
 
 @dataclass
 class Assembly:
-    """The parts of a run. average: None without EMA; memory: what a recurrent model remembers of the last step."""
+    """The parts of a run.
+
+    Attributes:
+        model: whole, for all but training steps.
+        average: None without EMA.
+        memory: what a recurrent model remembers of the last step.
+        spread: how the model is spread over ranks.
+    """
 
     objective: Objective
     device: torch.device
@@ -41,6 +50,15 @@ class Assembly:
     average: MovingAverage | None
     counters: Counters
     memory: Memory = field(default_factory=Memory)
+    spread: Spread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spread = Spread.alone(self.model)
+
+    @property
+    def group(self) -> Group:
+        """The ranks of the run."""
+        return self.spread.group
 
     @property
     def config(self) -> RunConfig:
@@ -67,27 +85,33 @@ class Assembly:
     def stepper(self) -> Stepper:
         """What takes this run's steps."""
         begin = partial(self.objective.begin, self.model)
-        return Stepper(self.model, self.optimiser, self.config, self.device, self.memory, begin)
+        return Stepper(self.model, self.optimiser, self.config, self.device, self.memory, begin, self.spread)
 
 
-def assemble(config: RunConfig, device: torch.device, data_dir: Path) -> Assembly:
+def assemble(config: RunConfig, device: torch.device, data_dir: Path, group: Group | None = None) -> Assembly:
     """Open the data, build the model with the seed's weights, and an optimiser over it.
 
     Args:
         config: of the run.
         device: where the model goes.
         data_dir: where an embedded corpus is prepared, and found again by a resumed run.
+        group: the ranks of the run, of which the main one prepares; None: this process is alone.
 
     Raises: DataError, ConfigError, SaveError: the data cannot be used, or the model cannot be built.
     """
-    objective = _objective(config, data_dir)
+    group = group or Group()
+    with group.main_first():
+        objective = _objective(config, data_dir)
     config = objective.config
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model = build_model(objective.model_config).to(device)
+    spread = Spread.over(model, config.training.parallel, group)
     decay = config.training.ema_decay
-    average = MovingAverage(named_parameters(model), decay) if decay else None
-    optimiser = build_optimiser(model, config.optimiser)
-    return Assembly(objective, device, model, optimiser, average, Counters())
+    average = MovingAverage(named_parameters(spread.holder), decay) if decay else None
+    optimiser = build_optimiser(spread.holder, config.optimiser)
+    assembly = Assembly(objective, device, model, optimiser, average, Counters())
+    assembly.spread = spread
+    return assembly
 
 
 def _objective(config: RunConfig, data_dir: Path) -> Objective:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFi
 from manyheads.training.assembly import Assembly
 from manyheads.training.log import MetricsLog
 from manyheads.training.nonfinite import first_bad
-from manyheads.training.resume import check_same_run, choose_checkpoint
+from manyheads.training.resume import check_same_run, find_checkpoint
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.state import Counters, gather, restore
 
@@ -39,36 +40,55 @@ class Keeper:
         self._folder = folder
         self._metrics = metrics
         self._warn = warn
+        self._group = assembly.group
         self._saved = (0, 0)
         self._model_failed = False
         self.last: Path | None = None
 
     def resume(self, resume: str) -> None:
-        """Put the assembly into the state of a checkpoint (see `choose_checkpoint`), or leave it new.
+        """Put the assembly into the state of a checkpoint (see `find_checkpoint`), or leave it new.
+
+        Of several ranks the main one chooses, all load, and then the main one clears up.
 
         Raises: CheckpointError, ConfigError, ModelFileError: there is none, or it is damaged or of another run.
         """
-        for place in (self._folder.checkpoints, self._folder.path):
-            remove_stale(place)
-        checkpoint, warnings = choose_checkpoint(self._folder.checkpoints, resume)
-        for text in warnings:
-            self._warn(text)
-        if checkpoint is None:
-            self._metrics.cut(0)
+        chosen = self._group.from_main(lambda: self._choose(resume))
+        if chosen is None:
+            self._cut_metrics(0)
             return
+        checkpoint = self._load(Path(chosen))
         self._restore(checkpoint)
-        counters = self._assembly.counters
+        self._group.meet()
         own = checkpoint.path.resolve().parent == self._folder.checkpoints.resolve()
         if own:
-            for path in set_aside_newer(self._folder.checkpoints, counters.step):
-                self._warn(f"{path.name} is newer than step {counters.step}, where the run goes on; it is out of use.")
-            if not self._metrics.cut(counters.metrics_bytes):
-                self._warn(f"{self._folder.metrics} is shorter than it was; lines of metrics are lost.")
             self._saved, self.last = self._done(), checkpoint.path
-            self._tidy(checkpoint.path)  # in case the run was killed right after that checkpoint's commit
-            self._mend_model()
+            self._group.from_main(lambda: self._clear_up(checkpoint.path))
         else:
-            self._metrics.cut(0)
+            self._cut_metrics(0)
+
+    def _choose(self, resume: str) -> str | None:
+        for place in (self._folder.checkpoints, self._folder.path):
+            remove_stale(place)
+        path, warnings = find_checkpoint(self._folder.checkpoints, resume)
+        for text in warnings:
+            self._warn(text)
+        return None if path is None else str(path)
+
+    def _load(self, path: Path) -> Checkpoint:
+        return load_checkpoint(path, verify=False)
+
+    def _cut_metrics(self, num_bytes: int) -> bool:
+        return self._metrics.cut(num_bytes) if self._group.is_main else True
+
+    def _clear_up(self, newest: Path) -> None:
+        """Bring the folder to where it was after the checkpoint that the run goes on from."""
+        counters = self._assembly.counters
+        for path in set_aside_newer(self._folder.checkpoints, counters.step):
+            self._warn(f"{path.name} is newer than step {counters.step}, where the run goes on; it is out of use.")
+        if not self._cut_metrics(counters.metrics_bytes):
+            self._warn(f"{self._folder.metrics} is shorter than it was; lines of metrics are lost.")
+        self._tidy(newest)  # in case the run was killed right after that checkpoint's commit
+        self._mend_model()
 
     def is_saved(self) -> bool:
         """Whether the newest checkpoint knows all that was done: the step, and its validation if there was one.
@@ -97,7 +117,15 @@ class Keeper:
                 f"{checkpoint.path} holds NaN or infinity in {bad}; go on from an older one: --resume PATH."
             )
         first = assembly.objective.first_state(assembly.model)
-        restore(checkpoint.tensors, assembly.model, assembly.optimiser, assembly.average, assembly.memory, first)
+        restore(
+            checkpoint.tensors,
+            assembly.spread.holder,
+            assembly.optimiser,
+            assembly.average,
+            assembly.memory,
+            first,
+            self._group,
+        )
 
     def check_space(self) -> None:
         """Refuse to begin a run whose second checkpoint would not fit.
@@ -105,6 +133,8 @@ class Keeper:
         Raises: SaveError: less than twice a checkpoint's size is free. on_save_error `continue` begins all the same,
             with a warning.
         """
+        if not self._group.is_main:
+            return
         parameters = portable_state(self._assembly.model)
         copies = 3 + (self._assembly.average is not None)  # weights, two moments, averages
         try:
@@ -133,22 +163,47 @@ class Keeper:
             self._warn(f"{error} Training goes on.")
 
     def _save(self) -> None:
-        assembly, folder = self._assembly, self._folder
+        assembly = self._assembly
         counters = assembly.counters
-        counters.metrics_bytes = self._metrics.num_bytes()
-        tensors = gather(assembly.model, assembly.optimiser, assembly.average, assembly.memory)
-        bad = first_bad(tensors)
+        if self._group.is_main:
+            counters.metrics_bytes = self._metrics.num_bytes()
+        spread = assembly.spread
+        tensors = gather(spread.holder, assembly.optimiser, assembly.average, assembly.memory, self._group)
+        bad = next((found for found in self._group.exchange(first_bad(tensors)) if found is not None), None)
         if bad is not None:
             raise NonFiniteError(
                 f"After step {counters.step} there is NaN or infinity in {bad}, so no checkpoint is saved; the last one"
                 f" is {self.last or 'none'}. Try a lower learning rate, a longer warm-up or optimiser.clip_norm."
             )
-        scalars = {"counters": counters.to_json(), **assembly.identity}
-        path = save_checkpoint(folder.checkpoints, counters.step, tensors, scalars)
+        path = self._write_checkpoint(tensors, {"counters": counters.to_json(), **assembly.identity})
         self._saved, self.last = self._done(), path
-        self._tidy(path)
-        if self._model_failed:
-            self._mend_model()
+        self._on_main(lambda: self._tidy(path))
+        self._on_main(lambda: self._mend_model() if self._model_failed else None)
+
+    def _write_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> Path:
+        step, place = self._assembly.counters.step, self._folder.checkpoints
+        self._on_main(lambda: save_checkpoint(place, step, tensors, scalars))
+        return place / checkpoint_name(step)
+
+    def _on_main(self, work: Callable[[], object]) -> None:
+        """Work of the main rank, for which the others wait.
+
+        Raises: SaveError: on every rank, where it is raised on the main one.
+        """
+        if self._group.is_alone:
+            work()
+            return
+
+        def attempt() -> str | None:
+            try:
+                work()
+            except SaveError as error:
+                return str(error)
+            return None
+
+        failure = self._group.from_main(attempt)
+        if failure is not None:
+            raise SaveError(failure)
 
     def _tidy(self, newest: Path) -> None:
         """Move the pointers, then delete what is too old and what dead processes left."""
@@ -172,11 +227,15 @@ class Keeper:
         Raises: SaveError: it could not be written; on_save_error `continue` tries again after the next checkpoint.
         """
         assembly = self._assembly
+        average = assembly.average
+        if assembly.spread.in_parts:
+            assembly.spread.fill(None if average is None else average.tensors)
+            average = None
         weights = portable_state(assembly.model)
-        if assembly.average is not None:
-            weights = {**weights, **assembly.average.tensors}
+        if average is not None:
+            weights = {**weights, **average.tensors}
         try:
-            self._write_model(weights)
+            self._on_main(lambda: self._write_model(weights))
         except SaveError as error:
             if assembly.config.training.on_save_error == "stop":
                 raise

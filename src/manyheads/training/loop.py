@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from manyheads.decoding.device import choose_device
+from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError
 from manyheads.training.assembly import Assembly, assemble
 from manyheads.training.device import computing
@@ -27,7 +30,7 @@ from manyheads.training.report import Reporter, RunStart, StopReason, TrainResul
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.schedule import learning_rate
 from manyheads.training.settings import RunConfig
-from manyheads.training.signals import StopFlag, catch_signals
+from manyheads.training.signals import SAME_SIGNAL_SECONDS, SharedStopFlag, StopFlag, catch_signals
 
 __all__ = ["Trainer", "train"]
 
@@ -38,6 +41,7 @@ def train(
     resume: str = "auto",
     reporter: Reporter | None = None,
     translate: Translate | None = None,
+    group: Group | None = None,
 ) -> TrainResult:
     """Train until the config's limits, a signal, or the end of patience; everything lands in `config.run_dir`.
 
@@ -47,36 +51,60 @@ def train(
             earlier run's files move to `previous-N/`); `latest`, `best` or a checkpoint's path goes on from that one.
         reporter: told what happens; train.log is written in any case.
         translate: replaces the search for validation scores.
+        group: the ranks that train together, all of which call this; the main one writes and reports. None: this
+            process is alone.
 
     Returns: how it ended. A signal is no error: the result names it, and the last checkpoint is complete.
-    Raises: ManyHeadsError: bad config or data, a locked folder, a checkpoint of another run, a failed save, or a loss
-        or gradient that is not finite.
+    Raises: ManyHeadsError: bad config or data, a locked folder, a checkpoint of another run, a failed save, a loss or
+        gradient that is not finite, or a rank that is lost.
     """
+    group = group or Group()
     folder = RunFolder(Path(config.run_dir))
-    folder.create()
-    device = choose_device(config.device)
-    with folder.locked(), computing(config, device):
-        moved = folder.finish_setting_aside()
-        if resume == "none" and folder.has_run():
-            moved = folder.set_aside()
-        warn = (lambda text: None) if reporter is None else (lambda text: reporter.message(text, "warning"))
-        with closing(LogFile(folder.train_log, warn)) as log:
-            plain = PlainReporter(log, timestamps=True)
-            everyone = Reporters([plain] if reporter is None else [plain, reporter])
-            if moved is not None:
-                everyone.message(f"The files of an earlier run are now in {moved}.")
-            try:
-                assembly = assemble(config, device, folder.data)
-                stop = StopFlag()
-                with catch_signals(stop):
-                    return Trainer(assembly, folder, everyone, stop, translate).run(resume)
-            except ManyHeadsError as error:
-                plain.message(f"error: {error}")
-                raise
+    device = group.device_like(choose_device(config.device))
+    with group.guarding():
+        if not group.is_main:
+            group.meet()  # with the main rank, once the folder is made ready
+            with computing(config, device):
+                return _run(config, device, folder, Reporters([]), resume, translate, group)
+        folder.create()
+        with folder.locked(), computing(config, device):
+            moved = folder.finish_setting_aside()
+            if resume == "none" and folder.has_run():
+                moved = folder.set_aside()
+            group.meet()
+            warn = (lambda text: None) if reporter is None else (lambda text: reporter.message(text, "warning"))
+            with closing(LogFile(folder.train_log, warn)) as log:
+                plain = PlainReporter(log, timestamps=True)
+                everyone = Reporters([plain] if reporter is None else [plain, reporter])
+                if moved is not None:
+                    everyone.message(f"The files of an earlier run are now in {moved}.")
+                try:
+                    with group.guarding():
+                        return _run(config, device, folder, everyone, resume, translate, group)
+                except ManyHeadsError as error:
+                    plain.message(f"error: {error}")
+                    raise
+
+
+def _run(
+    config: RunConfig,
+    device: torch.device,
+    folder: RunFolder,
+    reporter: Reporter,
+    resume: str,
+    translate: Translate | None,
+    group: Group,
+) -> TrainResult:
+    assembly = assemble(config, device, folder.data, group)
+    stop = StopFlag() if group.is_alone else SharedStopFlag(group)
+    with catch_signals(stop, grace=0.0 if group.is_alone else SAME_SIGNAL_SECONDS):
+        result = Trainer(assembly, folder, reporter, stop, translate).run(resume)
+        group.meet()  # the main one draws and reports, and holds the folder, until all have come to the end
+        return result
 
 
 class Trainer:
-    """One run, in one process.
+    """One run, in this process; in a group, each rank has its own, and they go in step.
 
     Args:
         assembly: data, model, optimiser.
@@ -96,6 +124,7 @@ class Trainer:
     ) -> None:
         self._assembly = assembly
         self._config = assembly.config
+        self._group = assembly.group
         self._folder = folder
         self._reporter = reporter
         self._stop = stop
@@ -104,18 +133,21 @@ class Trainer:
         self._stepper = assembly.stepper()
         self._judge = assembly.objective.judge(assembly.model, assembly.device, stop, translate)
         self._last_validation: ValidationReport | None = None
+        self._asked_to_stop = False
 
     def run(self, resume: str) -> TrainResult:
         """Steps and their duties until there is a reason to stop."""
         self._keeper.resume(resume)
         self._keeper.check_space()
-        self._folder.describe(self._config)
+        if self._group.is_main:
+            self._folder.describe(self._config)
         counters = self._assembly.counters
         self._pace = Pace(self._config.training, counters.elapsed_seconds)
         self._recorder = Recorder(self._assembly, self._folder, self._metrics, self._reporter, self._pace)
         self._reporter.start(self._describe_start())
         try:
             while True:
+                self._agree()
                 reason = self._do_duties(self._stop_reason())
                 if reason is not None:
                     return self._end(reason)
@@ -136,6 +168,21 @@ class Trainer:
             max_minutes=config.training.max_minutes,
         )
 
+    def _agree(self) -> None:
+        """Let all ranks see one flag and one clock until this is called again, so that they decide alike."""
+        if self._group.is_alone:
+            return
+        asked = self._stop.signal_number if self._stop else 0
+        mine = self._pace.measured() if self._group.is_main else 0.0
+        number, elapsed = self._group.highest([asked or 0, mine])
+        if number:
+            self._stop.stop(int(number))
+            self._asked_to_stop = True
+        self._pace.agree(elapsed)
+
+    def _is_asked_to_stop(self) -> bool:
+        return bool(self._stop) if self._group.is_alone else self._asked_to_stop
+
     def _stop_reason(self) -> StopReason | None:
         counters, training = self._assembly.counters, self._config.training
         patience = self._config.validation.patience
@@ -145,7 +192,7 @@ class Trainer:
             return "minutes"
         if patience and counters.num_worse >= patience:
             return "patience"
-        return "signal" if self._stop else None
+        return "signal" if self._is_asked_to_stop() else None
 
     def _do_duties(self, reason: StopReason | None) -> StopReason | None:
         """What is due after the step just done, everything if the run ends here.
@@ -175,12 +222,12 @@ class Trainer:
         if not (due and self._judge and counters.validated_step < counters.step):
             return True
         assembly = self._assembly
-        average = assembly.average
-        with (
-            nullcontext() if average is None else average.applied(),
-            _explained_memory(assembly.objective, "validation"),
-        ):
+        with self._as_judged(), _explained_memory(assembly.objective, "validation"):
             report = self._judge.run(counters.step)
+        if not self._group.is_alone:
+            self._agree()
+            if any(self._group.exchange(report is None)):
+                report = None
         if report is None:
             return False
         score = report.merit(self._config.validation.best_by)
@@ -193,6 +240,14 @@ class Trainer:
         self._last_validation = replace(report, best=best)
         self._recorder.validation(self._last_validation)
         return True
+
+    def _as_judged(self) -> AbstractContextManager[None]:
+        """Around a validation: the whole model with the weights that are judged, averaged ones if there are any."""
+        average, spread = self._assembly.average, self._assembly.spread
+        if spread.in_parts:
+            spread.fill(None if average is None else average.tensors)
+            return nullcontext()
+        return nullcontext() if average is None else average.applied()
 
     def _rate(self, step: int) -> float:
         return learning_rate(
@@ -211,6 +266,7 @@ class Trainer:
         rate = self._rate(step)
         if counters.row == 0:
             assembly.memory.forget()
+        self._group.doing(f"at step {step}")
         batches = assembly.stream.at(counters.epoch, counters.row)
         with _explained_memory(assembly.objective, _sizes(step, batches)):
             result = self._stepper.take(batches, step, rate)

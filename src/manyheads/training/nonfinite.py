@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Fault", "first_bad", "locate", "locate_in_state", "total_of"]
+from manyheads.distributed.shards import whole
+
+__all__ = ["Fault", "first_bad", "locate", "locate_in_state", "moments_of", "total_of"]
 
 _SHOWN = 12
 
@@ -26,11 +28,13 @@ class Fault:
     bad_parameters: list[str] = field(default_factory=list)
     bad_gradients: list[str] = field(default_factory=list)
     bad_moments: list[str] = field(default_factory=list)
+    rank: int | None = None
 
     def __str__(self) -> str:
         shown = ", ".join(map(str, self.sample_ids[:_SHOWN]))
         more = f", ... ({len(self.sample_ids)} in all)" if len(self.sample_ids) > _SHOWN else ""
         place = f" of micro-batch {self.micro_batch}" if self.micro_batch is not None else ""
+        place += f" on rank {self.rank}" if self.rank is not None else ""
         parts = [f"Step {self.step}: {self.what}, found before the update; sample ids{place}: {shown}{more}."]
         if self.module is not None:
             parts.append(f"First bad module: {self.module}.")
@@ -55,18 +59,26 @@ def total_of(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimize
     return torch.nn.utils.get_total_norm(kept, 1.0)
 
 
+def moments_of(model: nn.Module, optimiser: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+    """What the optimiser keeps of each parameter, as (`name (moment)`, tensor). A collective operation, with parts."""
+    return [
+        (f"{name} ({key})", whole(value))
+        for name, parameter in model.named_parameters()
+        for key, value in optimiser.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    ]
+
+
 def locate_in_state(
-    model: nn.Module, optimiser: torch.optim.Optimizer, step: int, sample_ids: Sequence[Sequence[int]]
+    model: nn.Module, kept: Sequence[tuple[str, Tensor]], step: int, sample_ids: Sequence[Sequence[int]]
 ) -> Fault | None:
-    """The weights and moments that are not finite where loss and gradients are; None if it was their sum alone."""
+    """The weights and moments that are not finite where loss and gradients are; None if it was their sum alone.
+
+    Args: kept: see `moments_of`.
+    """
     named = dict(model.named_parameters())
     parameters = [name for name, parameter in named.items() if not _finite(parameter)]
-    moments = [
-        f"{name} ({key})"
-        for name, parameter in named.items()
-        for key, value in optimiser.state.get(parameter, {}).items()
-        if isinstance(value, Tensor) and not _finite(value)
-    ]
+    moments = [name for name, value in kept if not _finite(value)]
     if not parameters and not moments:
         return None
     model.zero_grad(set_to_none=True)

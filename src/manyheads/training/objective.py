@@ -62,6 +62,10 @@ class Batch(Protocol):
         """`256 rows of 16 source and 16 target tokens`"""
         ...
 
+    def rows(self, which: slice) -> Self:
+        """Some of the rows, padded as they are."""
+        ...
+
     def to(self, device: torch.device | str) -> Self: ...
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.distributed.shards import part_of
 from manyheads.errors import CheckpointError
 from manyheads.training.muon import MuonWithAdam
 from manyheads.training.settings import OptimiserSettings
@@ -118,5 +119,5 @@ def load_optimiser_tensors(
                 on_device = any(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
                 moved[key] = tensor.to(parameter.device if on_device else "cpu", copy=True)
             else:
-                moved[key] = torch.empty_like(parameter, requires_grad=False).copy_(tensor)
+                moved[key] = torch.empty_like(parameter, requires_grad=False).copy_(part_of(tensor, parameter))
         optimiser.state[parameter] = moved

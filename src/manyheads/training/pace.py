@@ -15,15 +15,27 @@ class Pace:
     Args:
         settings: max_steps and max_minutes.
         elapsed_seconds: of the earlier parts.
+
+    Several ranks must not read their own watches: one that stopped a step later would wait for the others for ever. So
+    `agree` sets what all of them read until it is called again.
     """
 
     def __init__(self, settings: TrainingSettings, elapsed_seconds: float) -> None:
         self._settings = settings
         self._started = time.monotonic() - elapsed_seconds
+        self._agreed: float | None = None
 
     def elapsed(self) -> float:
         """Seconds in the loop, over all parts of the run."""
+        return self.measured() if self._agreed is None else self._agreed
+
+    def measured(self) -> float:
+        """The same by this process's own watch."""
         return time.monotonic() - self._started
+
+    def agree(self, elapsed_seconds: float) -> None:
+        """What is read from now on."""
+        self._agreed = elapsed_seconds
 
     def progress(self, step: int) -> float:
         """Share of the run that is over after `step`: by steps or by the clock, whichever is further."""

@@ -25,7 +25,7 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Writes what can be seen of a run.
+    """Writes what can be seen of a run; of several ranks, the main one does. All count.
 
     Args:
         assembly: its counters hold the sums since the last line of metrics.
@@ -45,8 +45,10 @@ class Recorder:
         self._reporter = reporter
         self._pace = pace
         self._painter = CurvePainter(folder.metrics, folder.plots, self._warn)
+        self._writes = assembly.group.is_main
         counters, training = assembly.counters, assembly.config.training
-        self._board = Board(folder.tensorboard, counters.step, self._warn) if training.tensorboard else None
+        boards = training.tensorboard and self._writes
+        self._board = Board(folder.tensorboard, counters.step, self._warn) if boards else None
         self._since, self._tokens_since = time.monotonic(), 0
         self._failing: set[Path] = set()
         self._held: dict[Path, Callable[[], None]] = {}
@@ -115,6 +117,8 @@ class Recorder:
     def dump(self, fault: Fault) -> str:
         """Write all sample ids and names of a bad step to a file of its own. Returns: a clause that says where."""
         path = self._folder.path / f"nonfinite-step-{fault.step}.json"
+        if not self._writes:
+            return f"all sample ids are in {path}"
         try:
             write_text(path, to_json(fault))
         except SaveError as error:  # which must not hide the fault itself
@@ -151,11 +155,11 @@ class Recorder:
 
     def draw(self) -> tuple[Path, ...]:
         """The learning curve as it is now; the pictures' paths."""
-        return self._painter.draw() if self._assembly.config.training.plots else ()
+        return self._painter.draw() if self._assembly.config.training.plots and self._writes else ()
 
     def close(self) -> None:
         """Let go of open files; lines that a full disk held up get a last chance."""
-        for write in (self.catch_up, self._metrics.flush, self._timing.flush):
+        for write in (self.catch_up, self._metrics.flush, self._timing.flush) if self._writes else ():
             with suppress(SaveError):
                 write()
         if self._board is not None:
@@ -174,6 +178,8 @@ class Recorder:
             write: raises SaveError.
             again: try again later what was refused (a log of metrics does so by itself).
         """
+        if not self._writes:
+            return
         try:
             write()
         except SaveError as error:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manyheads.checkpoint.format import Checkpoint, load_checkpoint, read_scalars, step_of
+from manyheads.checkpoint.format import Checkpoint, load_checkpoint, read_scalars, step_of, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, read_pointer
 from manyheads.errors import CheckpointError, ConfigError
 
-__all__ = ["check_same_run", "choose_checkpoint", "differences"]
+__all__ = ["check_same_run", "choose_checkpoint", "differences", "find_checkpoint"]
 
 _MAY_CHANGE = (
     "run_dir",
@@ -25,6 +25,7 @@ _MAY_CHANGE = (
     "training.on_nonfinite",
     "training.max_skips",
     "training.on_save_error",
+    "training.parallel",
     "training.deterministic",
     "training.plots",
     "training.tensorboard",
@@ -35,14 +36,20 @@ _MAY_CHANGE = (
 
 
 def choose_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Checkpoint | None, list[str]]:
-    """Load the checkpoint to go on from.
+    """Load the checkpoint to go on from; see `find_checkpoint`."""
+    path, warnings = find_checkpoint(checkpoints_dir, resume)
+    return (None if path is None else load_checkpoint(path, verify=False)), warnings
+
+
+def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, list[str]]:
+    """Which checkpoint to go on from, verified.
 
     Args:
         checkpoints_dir: the run's.
         resume: `auto` (the newest intact one, if any), `latest` (the same, but there must be one), `best`, `none`, or
             the path of a checkpoint folder.
 
-    Returns: the checkpoint or None, and one sentence for each damaged one that was skipped.
+    Returns: its folder or None, and one sentence for each damaged one that was skipped.
     Raises: CheckpointError: the named one is missing or damaged; or there are some, but none is intact.
     """
     if resume == "none":
@@ -56,7 +63,7 @@ def choose_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Checkpoint | 
             )
         if newest is None and resume == "latest":
             raise _nothing(resume)
-        return (None if newest is None else load_checkpoint(newest, verify=False)), warnings
+        return newest, warnings
     named = read_pointer(checkpoints_dir, resume) if resume == "best" else Path(resume)
     if named is None or not named.is_dir():
         raise _nothing(resume)
@@ -68,7 +75,8 @@ def choose_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Checkpoint | 
                 f"The pointer best names {named.name}, but {newest.name} knows step {best} as the best;"
                 f" the run goes on from {named.name}."
             )
-    return load_checkpoint(named), warnings
+    verify_checkpoint(named)
+    return named, warnings
 
 
 def _nothing(resume: str) -> CheckpointError:

@@ -185,6 +185,8 @@ class TrainingSettings:
         max_skips: most updates skipped in a row before stopping all the same.
         on_save_error: when a checkpoint cannot be written, `stop` with the error, or `continue` with a warning.
         chunk_tokens: rows of logits that exist at once in the loss.
+        parallel: with several ranks (torchrun): `ddp`, every rank a copy of the model; or `fsdp` (FSDP2), every rank a
+            part of each tensor, for models whose weights, gradients and moments do not fit into one device.
         deterministic: ask torch for deterministic algorithms.
         plots: redraw the learning curve at every validation (needs matplotlib; without it a notice says so).
         tensorboard: write TensorBoard files if that package is installed.
@@ -203,6 +205,7 @@ class TrainingSettings:
     max_skips: int = 10
     on_save_error: Literal["stop", "continue"] = "stop"
     chunk_tokens: int = 2048
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     deterministic: bool = False
     plots: bool = True
     tensorboard: bool = True

@@ -1,15 +1,24 @@
-"""SIGINT and SIGTERM only raise a flag; the loops look at it and end in a complete checkpoint."""
+"""SIGINT and SIGTERM only raise a flag; the loops look at it and end in a complete checkpoint.
+
+Of several ranks it is enough that one is told: the others hear of it through the group.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopFlag", "catch_signals"]
+from manyheads.distributed.group import Group
+
+__all__ = ["SAME_SIGNAL_SECONDS", "SharedStopFlag", "StopFlag", "catch_signals"]
+
+SAME_SIGNAL_SECONDS = 3.0
+_ASK_SECONDS = 0.2
 
 
 class StopFlag:
@@ -26,18 +35,55 @@ class StopFlag:
         self.signal_number = int(number)
 
 
+class SharedStopFlag(StopFlag):
+    """One flag for all ranks: what raises it on one raises it on the others, a fifth of a second later.
+
+    Long work that all ranks do alike, as validation, so ends on all of them; they agree on it at the next exchange.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+        self._asked = 0.0
+        self._told = False
+
+    def __bool__(self) -> bool:
+        if self.signal_number is not None:
+            if not self._told:
+                self._told = True
+                self._group.ask_to_stop(self.signal_number)
+            return True
+        if time.monotonic() - self._asked < _ASK_SECONDS:
+            return False
+        self._asked = time.monotonic()
+        number = self._group.asked_to_stop()
+        if number is None:
+            return False
+        self.stop(number)
+        self._told = True
+        return True
+
+
 @contextmanager
-def catch_signals(flag: StopFlag) -> Iterator[StopFlag]:
+def catch_signals(flag: StopFlag, *, grace: float = 0.0) -> Iterator[StopFlag]:
     """Inside the block the first SIGINT or SIGTERM sets the flag, the second ends the process at once.
+
+    Args: grace: seconds within which a second signal is taken for the first: a launcher hands on to its processes what
+        the terminal or the scheduler may have sent to each of them already.
 
     Only the main thread may handle signals; elsewhere the block changes nothing. The exit code of a second signal is
     128 + its number, as a shell would report it. Nothing is lost by that: what is half written has a temporary name.
     """
 
+    first: float | None = None
+
     def handle(number: int, frame: FrameType | None) -> None:
-        if flag:
+        nonlocal first
+        if first is not None and time.monotonic() - first >= grace:
             os._exit(128 + number)
-        flag.stop(number)
+        if first is None:
+            first = time.monotonic()
+            flag.stop(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield flag

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.pretrained import load_portable_state, portable_name, portable_state
+from manyheads.distributed.group import Group
+from manyheads.distributed.shards import part_of
 from manyheads.errors import CheckpointError
 from manyheads.training.ema import MovingAverage
 from manyheads.training.memory import Memory
@@ -95,16 +97,23 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gather(
-    model: nn.Module, optimiser: torch.optim.Optimizer, average: MovingAverage | None, memory: Memory
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    average: MovingAverage | None,
+    memory: Memory,
+    group: Group | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint by file: model, optimiser, and ema and memory if there are any. Not copied."""
+    """The tensors of a checkpoint by file: model, optimiser, and ema and memory if there are any. Not copied.
+
+    Args: model: has the parameters that are trained; where they are parts, so are the tensors, but memory is whole.
+    """
     tensors: dict[str, dict[str, Tensor]] = {
         "model": portable_state(model),
         "optimiser": optimiser_tensors(optimiser, named_parameters(model)),
     }
     if average is not None:
         tensors["ema"] = average.tensors
-    remembered = memory.tensors()
+    remembered = memory.tensors(group)
     if remembered:
         tensors["memory"] = remembered
     return tensors
@@ -118,6 +127,7 @@ def restore(
     average: MovingAverage | None,
     memory: Memory,
     first_state: Any = None,
+    group: Group | None = None,
 ) -> None:
     """Put the tensors of a checkpoint back. first_state: see `Objective.first_state`.
 
@@ -126,9 +136,15 @@ def restore(
     missing = sorted({"model", "optimiser", *(["ema"] if average else [])} - tensors.keys())
     if missing:
         raise CheckpointError(f"The checkpoint has no {missing[0]}.safetensors.")
-    load_portable_state(model, tensors["model"], where="the checkpoint's weights")
+    load_portable_state(model, _spread_like(portable_state(model), tensors["model"]), where="the checkpoint's weights")
     named = named_parameters(model)
     load_optimiser_tensors(optimiser, named, tensors["optimiser"])
     if average is not None:
-        average.load(tensors["ema"])
-    memory.load(tensors.get("memory", {}), first_state)
+        average.load(_spread_like(average.tensors, tensors["ema"]))
+    memory.load(tensors.get("memory", {}), first_state, group)
+
+
+def _spread_like(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole tensors of a file in parts, where those of the same name and shape are."""
+    fits = {name for name, tensor in tensors.items() if name in own and own[name].shape == tensor.shape}
+    return {name: part_of(tensor, own[name]) if name in fits else tensor for name, tensor in tensors.items()}

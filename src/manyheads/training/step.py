@@ -1,25 +1,32 @@
 """One optimiser step: accumulate, check, clip, update.
 
 Dropout draws from torch's global generator, which is seeded before every micro-batch from (seed, step, micro-batch);
-so no generator's state is ever saved, and a resumed step drops the same units.
+so no generator's state is ever saved, and a resumed step drops the same units. On a CPU what a row loses depends on its
+number in the micro-batch besides, so several ranks drop what one would.
+
+Every rank takes a contiguous part of each micro-batch. Losses are divided by the target tokens of all parts of all
+micro-batches before the backward pass, so the sum of the ranks' gradients is the gradient of the mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import Output
+from manyheads.distributed.shards import whole
+from manyheads.nn.dropout import numbered_rows
 from manyheads.seeding import derive_seed
 from manyheads.training.memory import Memory
-from manyheads.training.nonfinite import Fault, locate, locate_in_state, total_of
+from manyheads.training.nonfinite import Fault, locate, locate_in_state, moments_of, total_of
 from manyheads.training.objective import Batch
+from manyheads.training.parallel import Portion, Spread, portion
 from manyheads.training.settings import RunConfig
 
 __all__ = ["StepResult", "Stepper"]
@@ -40,12 +47,13 @@ class Stepper:
     """Takes optimiser steps with `model`.
 
     Args:
-        model: `forward(batch, state, label_smoothing=..., chunk_tokens=...)` gives an `Output`.
+        model: whole; `forward(batch, state, label_smoothing=..., chunk_tokens=...)` gives an `Output`.
         optimiser: its groups' `lr` is set at each step.
         config: seed, precision, clipping, smoothing.
         device: where the model is.
         memory: what the model remembers from step to step; a step that is not taken makes it forget.
         begin: (rows, seed) -> what a micro-batch goes on from where there is no memory; None: from nothing.
+        spread: how the model is spread over ranks; None: it is on this one alone.
     """
 
     def __init__(
@@ -56,14 +64,17 @@ class Stepper:
         device: torch.device,
         memory: Memory | None = None,
         begin: Callable[[int, int], Any] | None = None,
+        spread: Spread | None = None,
     ) -> None:
-        self._model = model
+        self._spread = Spread.alone(model) if spread is None else spread
+        self._model = self._spread.called
+        self._group = self._spread.group
         self._optimiser = optimiser
         self._config = config
         self._device = device
         self._memory = Memory() if memory is None else memory
         self._begin = begin
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = [parameter for parameter in self._spread.holder.parameters() if parameter.requires_grad]
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 products over float32 weights, if the config asks for it."""
@@ -79,39 +90,70 @@ class Stepper:
         num_tokens = max(sum(batch.num_target_tokens() for batch in batches), 1)
         losses, nlls = [], []
         states = {}
-        for micro, batch in enumerate(batches):
-            if len(batch.sample_ids):
-                output = self._forward(batch, step, micro)
-                (output.loss_sum / num_tokens).backward()  # type: ignore[no-untyped-call]
+        portions = {micro: portion(batch, self._group) for micro, batch in enumerate(batches) if len(batch.sample_ids)}
+        for micro, part in portions.items():
+            with self._within(part, is_last=micro == max(portions)):
+                output = self._forward(self._model, part, step, micro)
+                self._shared_loss(output, part, num_tokens).backward()  # type: ignore[no-untyped-call]
+            if part.counts:
                 losses.append(output.loss_sum.detach())
                 nlls.append(output.nll_sum.detach())
                 states[micro] = output.state
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        state = total_of(self._parameters, self._optimiser)
-        sums = torch.stack(
-            [torch.stack(losses).sum(), torch.stack(nlls).sum(), norm, state]
-        ).tolist()  # one wait for the device
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
+        state = whole(total_of(self._parameters, self._optimiser))
+        totals = self._group.sum(self._totals(losses, nlls))
+        sums = torch.cat([totals, torch.stack([norm, state]).to(totals)]).tolist()  # one wait for the device
         loss_sum, nll_sum, grad_norm, _ = sums
-        fault = None if all(map(math.isfinite, sums)) else self._find_fault(batches, step, loss_sum, grad_norm)
+        fault = None if all(map(math.isfinite, sums)) else self._find_fault(portions, step, loss_sum, grad_norm)
         if fault is None:
             self._update(norm, learning_rate)
-            self._memory.keep(states)
+            self._memory.keep(states, {micro: part.total for micro, part in portions.items()})
         else:
             self._memory.forget()
         return StepResult(loss_sum, nll_sum, num_tokens, grad_norm, fault)
 
-    def _forward(self, batch: Batch, step: int, micro: int) -> Output:
-        state = self._memory.of(micro)
+    def _within(self, part: Portion, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Around a micro-batch's two passes: whose rows it has, and whether gradients are reduced after it."""
+        if self._group.is_alone:
+            return nullcontext()
+        from manyheads.distributed.wrap import accumulating
+
+        stack = ExitStack()
+        stack.enter_context(numbered_rows(part.first, len(part.batch.sample_ids), part.total))
+        if not is_last:
+            stack.enter_context(accumulating(self._model))
+        return stack
+
+    def _shared_loss(self, output: Output, part: Portion, num_tokens: int) -> Tensor:
+        """This part's share of the mean loss a token; times the ranks, whose gradients' mean will be taken."""
+        if self._group.is_alone:
+            return output.loss_sum / num_tokens
+        return output.loss_sum * (self._group.world * part.counts / num_tokens)
+
+    def _totals(self, losses: list[Tensor], nlls: list[Tensor]) -> Tensor:
+        """Losses of this rank's micro-batches, smoothed and not. (2,)"""
+        if not losses:
+            return torch.zeros(2, device=self._device, dtype=self._loss_dtype())
+        return torch.stack([torch.stack(losses).sum(), torch.stack(nlls).sum()])
+
+    def _loss_dtype(self) -> torch.dtype:
+        return torch.promote_types(self._parameters[0].dtype, torch.float32)
+
+    def _forward(self, model: nn.Module, part: Portion, step: int, micro: int) -> Output:
+        batch, seed = part.batch, self._config.seed
+        state = self._memory.of(micro) if part.counts else None
         if state is None and self._begin is not None:
-            state = self._begin(len(batch.sample_ids), derive_seed(self._config.seed, "hashes", step, micro))
-        torch.manual_seed(derive_seed(self._config.seed, "dropout", step, micro))
+            state = self._begin(len(batch.sample_ids), derive_seed(seed, "hashes", step, micro))
+        # Where rows are not numbered (see `nn.dropout`), each rank draws for itself.
+        own = () if self._device.type == "cpu" or self._group.is_alone else (self._group.rank,)
+        torch.manual_seed(derive_seed(seed, "dropout", step, micro, *own))
         settings = self._config.training
         options: dict[str, Any] = {"r_drop": settings.r_drop} if settings.r_drop else {}
         if settings.num_sampled:
             options["num_sampled"] = settings.num_sampled
         with self.autocast():
-            output: Output = self._model(
+            output: Output = model(
                 batch.to(self._device),
                 state,
                 label_smoothing=settings.label_smoothing,
@@ -127,18 +169,35 @@ class Stepper:
             group["lr"] = learning_rate * group.get("rate_scale", 1.0)
         self._optimiser.step()
 
-    def _find_fault(self, batches: Sequence[Batch], step: int, loss_sum: float, grad_norm: float) -> Fault | None:
-        sample_ids = [batch.sample_ids.tolist() for batch in batches]
+    def _find_fault(
+        self, portions: Mapping[int, Portion], step: int, loss_sum: float, grad_norm: float
+    ) -> Fault | None:
+        """What is wrong, as the first rank sees it that can say where. The same on all ranks."""
+        model = self._spread.fill(gradients=True)
+        mine = self._locate(model, portions, step, loss_sum, grad_norm)
+        if self._group.is_alone:
+            return mine
+        found = self._group.exchange(None if mine is None else asdict(mine))
+        faults = [Fault(**{**one, "rank": rank}) for rank, one in enumerate(found) if one is not None]
+        return next((fault for fault in faults if fault.module is not None), faults[0] if faults else None)
+
+    def _locate(
+        self, model: nn.Module, portions: Mapping[int, Portion], step: int, loss_sum: float, grad_norm: float
+    ) -> Fault | None:
+        sample_ids = [part.batch.sample_ids.tolist() if part.counts else [] for part in portions.values()]
+        numbers = list(portions)
         if math.isfinite(loss_sum) and math.isfinite(grad_norm):
-            return locate_in_state(self._model, self._optimiser, step, sample_ids)
+            moments = moments_of(self._spread.holder, self._optimiser)
+            return locate_in_state(model, moments, step, sample_ids)
         if math.isfinite(loss_sum):
             what = f"the gradient's norm is {grad_norm}"
         else:
             what = f"the loss is {loss_sum}"
-        return locate(
-            self._model,
-            step,
-            what,
-            sample_ids,
-            lambda micro: self._forward(batches[micro], step, micro).loss_sum,
-        )
+
+        def run(index: int) -> Tensor:
+            micro = numbers[index]
+            part = portions[micro]
+            with numbered_rows(part.first, len(part.batch.sample_ids), part.total):
+                return self._forward(model, part, step, micro).loss_sum
+
+        return locate(model, step, what, sample_ids, run)

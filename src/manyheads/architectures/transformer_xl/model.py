@@ -237,7 +237,7 @@ class TransformerXL(nn.Module):
         if self.encoding is None:
             return distances
         encoded: Tensor = self.encoding(distances, k_len - 1).to(like.dtype)
-        return self.dropout(encoded)  # type: ignore[no-any-return]
+        return self.dropout(encoded, shared=encoded.dim() == 2)  # type: ignore[no-any-return]
 
 
 def distances_back(k_len: int, clamp_len: int | None, device: torch.device) -> Tensor:

@@ -1,0 +1,16 @@
+"""Contiguous shares of a row of things: which of them each of several parts takes."""
+
+from __future__ import annotations
+
+__all__ = ["share"]
+
+
+def share(count: int, part: int, parts: int) -> slice:
+    """The positions that part number `part` of `parts` takes of `count`: sizes differ by one at most, larger first.
+
+    >>> [share(5, part, 3) for part in range(3)]
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    size, more = divmod(count, parts)
+    first = part * size + min(part, more)
+    return slice(first, first + size + (part < more))

@@ -1,0 +1,149 @@
+"""Signs of life: a thread a rank that beats, listens to all others, and ends the process when one has fallen silent.
+
+A collective operation that waits for a lost rank cannot say which one that is, and some backends never return from it.
+So silence is noticed beside the collectives: each rank raises a number in the launcher's key-value store about once a
+second; whoever sees another's number stand still for longer than the timeout names that rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Liveness", "Sign"]
+
+_SLOWEST_BEAT = 1.0
+_BEATS_A_TIMEOUT = 8
+
+
+@dataclass
+class Sign:
+    """What is known of a rank: where it runs, what it does, and when it was last seen to move."""
+
+    text: str = ""
+    doing: str = "starting"
+    host: str = "an unknown machine"
+    pid: int = 0
+    seen: float = 0.0
+    ended: bool = False
+
+
+class Liveness:
+    """The signs of life of a group.
+
+    Args:
+        store: a connection of its own to the key-value store (a wait on it blocks it for other threads).
+        rank: of this process.
+        world: how many there are.
+        timeout: seconds of silence after which a rank is lost.
+        on_loss: called in the thread with a sentence that names the lost rank; expected not to return.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int, timeout: float, on_loss: Callable[[str], None]) -> None:
+        self._store = store
+        self._rank = rank
+        self._timeout = timeout
+        self._on_loss = on_loss
+        self._beat = min(_SLOWEST_BEAT, timeout / _BEATS_A_TIMEOUT)
+        self._signs = {other: Sign(seen=time.monotonic()) for other in range(world) if other != rank}
+        self._number = 0
+        self._store_seen = time.monotonic()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.doing = "starting"
+        self._thread = threading.Thread(target=self._run, name="signs of life", daemon=True)
+        self._say()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say that this rank ends in good order, and listen no more."""
+        self._over.set()
+        self._thread.join(timeout=2 * self._beat + 1)
+        try:
+            self._say(ended=True)
+        except RuntimeError:  # the store went before: there is nobody to tell
+            return
+
+    def lost(self, patience: float) -> str | None:
+        """The first rank that is not heard of for `patience` seconds from now on, in words; None: all are alive.
+
+        Args: patience: in seconds, at least two beats.
+        """
+        began = time.monotonic()
+        while True:
+            with self._lock:
+                seen = {rank: max(sign.seen, began - self._beat) for rank, sign in self._signs.items()}
+                silent = [rank for rank, when in seen.items() if time.monotonic() - when > patience]
+                heard = all(when > began + patience / 2 for when in seen.values())
+                if silent:
+                    return self._describe(silent[0])
+                if heard:
+                    return None
+            if time.monotonic() - self._store_seen > patience:
+                return self._no_store()
+            time.sleep(self._beat / 4)
+
+    def behind(self) -> str:
+        """What every other rank was last seen doing, for when all are alive and yet one is not coming."""
+        with self._lock:
+            return ", ".join(f"rank {rank} is {sign.doing}" for rank, sign in sorted(self._signs.items()))
+
+    def _describe(self, rank: int) -> str:
+        sign = self._signs[rank]
+        silence = time.monotonic() - sign.seen
+        where = f"process {sign.pid} on {sign.host}" if sign.pid else "which never answered"
+        return f"rank {rank} ({where}) is lost: no sign of life for {silence:.0f} s; it was {sign.doing}"
+
+    def _no_store(self) -> str:
+        silence = time.monotonic() - self._store_seen
+        return f"the launcher's store is lost, and with it torchrun or rank 0's machine: no answer for {silence:.0f} s"
+
+    def _run(self) -> None:
+        while not self._over.wait(self._beat):
+            try:
+                self._say()
+                self._listen()
+                self._store_seen = time.monotonic()
+            except RuntimeError:  # the store does not answer, now or any more
+                if time.monotonic() - self._store_seen > self._timeout:
+                    self._on_loss(self._no_store())
+                continue
+            with self._lock:
+                now = time.monotonic()
+                silent = [r for r, s in self._signs.items() if not s.ended and now - s.seen > self._timeout]
+                text = self._describe(silent[0]) if silent else None
+            if text is not None:
+                self._on_loss(self._failure() or text)
+
+    def _failure(self) -> str | None:
+        """What a rank that failed said before it fell silent."""
+        try:
+            if not self._store.check(["failed"]):
+                return None
+            rank, text, _ = json.loads(self._store.get("failed"))
+        except RuntimeError:
+            return None
+        return f"rank {rank} has failed: {text}"
+
+    def _say(self, *, ended: bool = False) -> None:
+        self._number += 1
+        record = [self._number, self.doing, socket.gethostname(), os.getpid(), ended]
+        self._store.set(f"alive/{self._rank}", json.dumps(record))
+
+    def _listen(self) -> None:
+        keys = {rank: f"alive/{rank}" for rank in self._signs}
+        known = [rank for rank, key in keys.items() if self._store.check([key])]
+        texts = self._store.multi_get([keys[rank] for rank in known]) if known else []
+        now = time.monotonic()
+        with self._lock:
+            for rank, raw in zip(known, texts, strict=True):
+                text, sign = raw.decode(), self._signs[rank]
+                if text != sign.text:
+                    _, doing, host, pid, ended = json.loads(text)
+                    self._signs[rank] = Sign(text, str(doing), str(host), int(pid), now, bool(ended))

@@ -1,0 +1,70 @@
+"""A model over several ranks: every rank a copy (DDP), or every rank a part of each tensor (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from manyheads.distributed.group import Group
+
+__all__ = ["Parallel", "accumulating", "parallelise", "shardable"]
+
+Parallel = Literal["ddp", "fsdp"]
+
+
+def parallelise(model: nn.Module, kind: Parallel, group: Group, blocks: Sequence[nn.Module]) -> nn.Module:
+    """What is called in place of `model` in training; its forward is the model's own.
+
+    Gradients come out as the mean over ranks of each rank's own.
+
+    Args:
+        model: with the same weights on every rank; with `fsdp` its parameters become parts in place.
+        kind: `ddp` or `fsdp`.
+        group: alone, nothing is done.
+        blocks: with `fsdp`, modules whose parameters are gathered and let go together (see `shardable`); all others
+            are one unit more.
+    """
+    if group.is_alone:
+        return model
+    if kind == "ddp":
+        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(group.device.type, (group.world,))
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def shardable(model: nn.Module, candidates: Sequence[nn.Module]) -> list[nn.Module]:
+    """The candidates that share no parameter with any other part of the model, and so can be units of their own."""
+    users: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            users[id(parameter)] = users.get(id(parameter), 0) + 1
+    return [block for block in candidates if _is_whole(block, users)]
+
+
+def _is_whole(block: nn.Module, users: dict[int, int]) -> bool:
+    inside: dict[int, int] = {}
+    for module in block.modules():
+        for parameter in module.parameters(recurse=False):
+            inside[id(parameter)] = inside.get(id(parameter), 0) + 1
+    return bool(inside) and all(users[number] == count for number, count in inside.items())
+
+
+def accumulating(module: nn.Module) -> AbstractContextManager[Any]:
+    """Within the block, gradients of copies stay where they are, to be reduced with the next ones.
+
+    Parts reduce theirs every time: kept whole, they would take the memory that sharding spares.
+    """
+    if isinstance(module, DistributedDataParallel):
+        no_sync: AbstractContextManager[Any] = module.no_sync()
+        return no_sync
+    return nullcontext()
