@@ -1,5 +1,7 @@
 """A checkpoint: a folder `step-00001000` of safetensors files, `scalars.json` and a manifest.
 
+Where the model is spread over ranks, `shards/` holds a file a rank in place of the files of weights and moments.
+
 JSON keeps Python floats exactly (their repr is the shortest text that reads back as the same double).
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from manyheads.checkpoint.commit import write_folder
+from manyheads.checkpoint.sharded import SHARDS, Place, read_shards
 from manyheads.checkpoint.verify import FORMAT_VERSION, verify_folder
 from manyheads.errors import CheckpointError
 
@@ -28,6 +31,7 @@ __all__ = [
     "needed_bytes",
     "read_scalars",
     "save_checkpoint",
+    "save_sharded_checkpoint",
     "step_of",
     "verify_checkpoint",
     "write_tensors",
@@ -87,24 +91,56 @@ def save_checkpoint(
     """
 
     def write(folder: Path) -> None:
-        for stem, group in tensors.items():
-            if not _STEM.fullmatch(stem):
-                raise ValueError(f"{stem!r} is no file stem")
-            write_tensors(folder / f"{stem}.safetensors", group)
-        record = {"format_version": FORMAT_VERSION, "step": step, "scalars": dict(scalars)}
-        (folder / SCALARS).write_bytes((json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+        _fill(folder, step, tensors, scalars)
 
     final = checkpoints_dir / checkpoint_name(step)
     write_folder(final, write, needed_bytes=needed_bytes(tensors))
     return final
 
 
-def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
+def save_sharded_checkpoint(
+    checkpoints_dir: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    scalars: Mapping[str, Any],
+    *,
+    write_parts: Callable[[Path], None],
+    parts_bytes: int,
+) -> Path:
+    """The same, where a part of the tensors is written by several ranks; for the main one of them.
+
+    Args:
+        tensors: what this rank has as a whole; see `save_checkpoint` for these and the others.
+        write_parts: lets all ranks write their parts into the folder it is given (see `sharded.write_shards`).
+        parts_bytes: about how much that is.
+    """
+
+    def write(folder: Path) -> None:
+        (folder / SHARDS).mkdir()
+        write_parts(folder / SHARDS)
+        _fill(folder, step, tensors, scalars)
+
+    final = checkpoints_dir / checkpoint_name(step)
+    write_folder(final, write, needed_bytes=needed_bytes(tensors) + parts_bytes)
+    return final
+
+
+def _fill(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> None:
+    for stem, group in tensors.items():
+        if not _STEM.fullmatch(stem):
+            raise ValueError(f"{stem!r} is no file stem")
+        write_tensors(folder / f"{stem}.safetensors", group)
+    record = {"format_version": FORMAT_VERSION, "step": step, "scalars": dict(scalars)}
+    (folder / SCALARS).write_bytes((json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+
+
+def load_checkpoint(path: Path, *, verify: bool = True, place: Place | None = None) -> Checkpoint:
     """Read a checkpoint folder into CPU memory.
 
     Args:
         path: the folder.
         verify: compare every file with the manifest first (about 0.7 GB/s).
+        place: where tensors go that ranks wrote in parts (see `sharded.read_shards`); None: they are put together.
 
     Raises: CheckpointError: missing, incomplete, damaged, of another format version, or the copy of another step.
     """
@@ -116,6 +152,8 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
         tensors = {file.stem: safetensors.torch.load_file(file) for file in files}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    if (path / SHARDS).is_dir():
+        tensors |= read_shards(path / SHARDS, place)
     return Checkpoint(step, tensors, scalars, path)
 
 

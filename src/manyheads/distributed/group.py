@@ -36,6 +36,7 @@ _MORE_FOR_COLLECTIVES = 4.0
 
 _NAMING_SECONDS = 3.0
 _MEETING_SECONDS = 60.0
+_LEAVING_SECONDS = 10.0
 _SIGNS_OF_NETWORK = ("gloo", "nccl", "connection", "timed out", "timeout", "socket", "store", "broken pipe", "recv")
 
 
@@ -213,6 +214,11 @@ class Group:
         if self._liveness is not None:
             self._liveness.close()
         dist.destroy_process_group()
+        # Without torchrun's agent the main rank's own process holds the store, so it is the last to go.
+        left, began = self._store.add("left", 1), time.monotonic()
+        while self.is_main and left < self.world and time.monotonic() - began < _LEAVING_SECONDS:
+            time.sleep(0.01)
+            left = self._store.add("left", 0)
 
     def _next(self, kind: str) -> str:
         """A name that all ranks give to the same exchange, as all do the same exchanges in the same order."""

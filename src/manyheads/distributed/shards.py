@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-__all__ = ["is_part", "part_of", "whole"]
+__all__ = ["is_part", "local", "part_of", "whole"]
 
 
 def is_part(tensor: Tensor) -> bool:
@@ -31,3 +31,8 @@ def part_of(full: Tensor, like: Tensor) -> Tensor:
     spread = cast(Any, like)
     full = full.to(device=spread.device, dtype=spread.dtype)
     return distribute_tensor(full, spread.device_mesh, spread.placements, src_data_rank=None)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, or all of it where it is not spread."""
+    return cast(Tensor, cast(Any, tensor).to_local()) if is_part(tensor) else tensor

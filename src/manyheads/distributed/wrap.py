@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -15,6 +16,9 @@ from manyheads.distributed.group import Group
 __all__ = ["Parallel", "accumulating", "parallelise", "shardable"]
 
 Parallel = Literal["ddp", "fsdp"]
+
+_NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers"  # before torch 2.13
 
 
 def parallelise(model: nn.Module, kind: Parallel, group: Group, blocks: Sequence[nn.Module]) -> nn.Module:
@@ -32,7 +36,8 @@ def parallelise(model: nn.Module, kind: Parallel, group: Group, blocks: Sequence
     if group.is_alone:
         return model
     if kind == "ddp":
-        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        options: dict[str, Any] = {_SYNC_BUFFERS: False, "gradient_as_bucket_view": True}
+        return DistributedDataParallel(model, **options)
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh(group.device.type, (group.world,))

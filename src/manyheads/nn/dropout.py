@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.data.sampler import mix
 
-__all__ = ["Dropout", "dropout", "numbered_rows", "scaled_mask"]
+__all__ = ["Dropout", "RowMasks", "dropout", "numbered_rows", "scaled_mask"]
 
 _LEVELS = 1 << 16
 
@@ -40,7 +40,7 @@ def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
         return F.dropout(x, rate, training=True)
     if shared or x.dim() < 2 or not x.numel():
         return x * scaled_mask(x, rate)
-    return x * _mask_of(x, _levels_by_row(x), rate)
+    return x * RowMasks(x.shape[0], x[0].numel(), rate, x.device).of(x, 0)
 
 
 @contextmanager
@@ -67,26 +67,43 @@ def scaled_mask(x: Tensor, rate: float, generator: torch.Generator | None = None
     return _mask_of(x, draws.view(torch.int16)[: x.numel()].view(x.shape), rate)
 
 
+class RowMasks:
+    """The masks of a batch's rows, some at a time: see `dropout`, of which they are the second factor.
+
+    On a CPU one row is drawn, and mixed with each row's number when its turn comes, so the generator moves on by one
+    row, however many there are. Mixing is a multiplication by the row's odd key, an exclusive or of the halves, and
+    another multiplication: as fast as drawing, and shared among threads. Elsewhere each mask is drawn by itself.
+
+    Args:
+        rows: of the batch.
+        width: numbers of a row.
+        rate: of dropout.
+        device: of the batch.
+    """
+
+    def __init__(self, rows: int, width: int, rate: float, device: torch.device) -> None:
+        self._rate = rate
+        self._width = width
+        self._drawn: Tensor | None = None
+        if device.type == "cpu":
+            self._drawn = torch.empty((width + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+            self._keys = _keys_of(rows)
+
+    def of(self, like: Tensor, first: int) -> Tensor:
+        """The mask of the rows from `first` on, in the shape and type of `like`."""
+        if self._drawn is None:
+            return scaled_mask(like, self._rate)
+        bits = torch.mul(self._keys[first : first + like.shape[0], None], self._drawn[None])
+        bits ^= bits >> 32
+        bits *= _FINAL
+        return _mask_of(like, bits.view(torch.int16)[:, : self._width].reshape(like.shape), self._rate)
+
+
 def _mask_of(x: Tensor, levels: Tensor, rate: float) -> Tensor:
     dropped = min(round(rate * _LEVELS), _LEVELS - 1)
     mask = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     torch.ge(levels, dropped - _LEVELS // 2, out=mask)
     return mask.mul_(_LEVELS / (_LEVELS - dropped))
-
-
-def _levels_by_row(x: Tensor) -> Tensor:
-    """16 random bits for each number: one row is drawn, and mixed with the number of each row.
-
-    The generator so moves on by one row, however many there are. Mixing is a multiplication by the row's odd key, an
-    exclusive or of the halves, and another multiplication: as fast as drawing, and shared among threads.
-    """
-    rows = x.shape[0]
-    width = x.numel() // rows
-    drawn = torch.empty((width + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-    bits = torch.mul(_keys_of(rows)[:, None], drawn[None])
-    bits ^= bits >> 32
-    bits *= _FINAL
-    return bits.view(torch.int16)[:, :width].reshape(x.shape)
 
 
 def _keys_of(rows: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,24 @@ from torch import Tensor
 from manyheads.architectures.pretrained import load_weights, portable_state, save_pretrained
 from manyheads.checkpoint.commit import remove_stale
 from manyheads.checkpoint.faults import check_free_space
-from manyheads.checkpoint.format import Checkpoint, checkpoint_name, load_checkpoint, needed_bytes, save_checkpoint
+from manyheads.checkpoint.format import (
+    Checkpoint,
+    checkpoint_name,
+    load_checkpoint,
+    needed_bytes,
+    save_checkpoint,
+    save_sharded_checkpoint,
+)
 from manyheads.checkpoint.retain import apply_retention, read_pointer, set_aside_newer, write_pointer
+from manyheads.checkpoint.sharded import write_shards
+from manyheads.distributed.shards import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
 from manyheads.training.assembly import Assembly
 from manyheads.training.log import MetricsLog
 from manyheads.training.nonfinite import first_bad
 from manyheads.training.resume import check_same_run, find_checkpoint
 from manyheads.training.run_folder import RunFolder
-from manyheads.training.state import Counters, gather, restore
+from manyheads.training.state import MEMORY, Counters, gather, places_for, restore
 
 __all__ = ["Keeper"]
 
@@ -75,7 +85,8 @@ class Keeper:
         return None if path is None else str(path)
 
     def _load(self, path: Path) -> Checkpoint:
-        return load_checkpoint(path, verify=False)
+        """A checkpoint with the main rank's word that it is intact; of what is in parts, this rank's."""
+        return load_checkpoint(path, verify=False, place=places_for(self._assembly.spread.holder))
 
     def _cut_metrics(self, num_bytes: int) -> bool:
         return self._metrics.cut(num_bytes) if self._group.is_main else True
@@ -111,7 +122,8 @@ class Keeper:
             raise CheckpointError(
                 f"{checkpoint.path} goes on at row {row:,} of an epoch of {rows:,} rows; it is damaged."
             )
-        bad = first_bad(checkpoint.tensors)
+        found = self._group.exchange(first_bad(_own(checkpoint.tensors)))
+        bad = next((one for one in found if one is not None), None)
         if bad is not None:
             raise CheckpointError(
                 f"{checkpoint.path} holds NaN or infinity in {bad}; go on from an older one: --resume PATH."
@@ -169,7 +181,7 @@ class Keeper:
             counters.metrics_bytes = self._metrics.num_bytes()
         spread = assembly.spread
         tensors = gather(spread.holder, assembly.optimiser, assembly.average, assembly.memory, self._group)
-        bad = next((found for found in self._group.exchange(first_bad(tensors)) if found is not None), None)
+        bad = next((found for found in self._group.exchange(first_bad(_own(tensors))) if found is not None), None)
         if bad is not None:
             raise NonFiniteError(
                 f"After step {counters.step} there is NaN or infinity in {bad}, so no checkpoint is saved; the last one"
@@ -182,8 +194,56 @@ class Keeper:
 
     def _write_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> Path:
         step, place = self._assembly.counters.step, self._folder.checkpoints
-        self._on_main(lambda: save_checkpoint(place, step, tensors, scalars))
+        if not self._assembly.spread.in_parts:
+            self._on_main(lambda: save_checkpoint(place, step, tensors, scalars))
+            return place / checkpoint_name(step)
+        parts = {stem: group for stem, group in tensors.items() if stem != MEMORY}
+        whole = {stem: group for stem, group in tensors.items() if stem == MEMORY}
+
+        def write_parts(folder: Path) -> None:
+            self._group.from_main(lambda: str(folder))
+            write_shards(folder, parts)
+
+        if self._group.is_main:
+            self._save_as_main(place, step, whole, scalars, write_parts, needed_bytes(parts))
+        else:
+            folder = self._group.from_main(str)
+            if folder:
+                with suppress(OSError):  # which the main rank is told of
+                    write_shards(Path(folder), parts)
+            self._on_main(lambda: None)
         return place / checkpoint_name(step)
+
+    def _save_as_main(
+        self,
+        place: Path,
+        step: int,
+        whole: Mapping[str, Mapping[str, Tensor]],
+        scalars: Mapping[str, Any],
+        write_parts: Callable[[Path], None],
+        parts_bytes: int,
+    ) -> None:
+        """Ask the others for their parts, and tell them what came of it, whatever it was."""
+        asked = False
+
+        def ask(folder: Path) -> None:
+            nonlocal asked
+            asked = True
+            write_parts(folder)
+
+        failure: SaveError | None = None
+        try:
+            save_sharded_checkpoint(place, step, whole, scalars, write_parts=ask, parts_bytes=parts_bytes)
+        except SaveError as error:
+            failure = error
+        if not asked:
+            self._group.from_main(lambda: "")
+
+        def result() -> None:
+            if failure is not None:
+                raise failure
+
+        self._on_main(result)
 
     def _on_main(self, work: Callable[[], object]) -> None:
         """Work of the main rank, for which the others wait.
@@ -276,3 +336,8 @@ class Keeper:
                 self._warn(f"{error} It is written again from a checkpoint.")
             return False
         return found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def _own(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """What of them is in this rank's memory."""
+    return {stem: {name: local(tensor) for name, tensor in group.items()} for stem, group in tensors.items()}

@@ -14,14 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.pretrained import load_portable_state, portable_name, portable_state
+from manyheads.checkpoint.sharded import Place
 from manyheads.distributed.group import Group
-from manyheads.distributed.shards import part_of
+from manyheads.distributed.shards import is_part, part_of
 from manyheads.errors import CheckpointError
 from manyheads.training.ema import MovingAverage
 from manyheads.training.memory import Memory
 from manyheads.training.optimiser import load_optimiser_tensors, optimiser_tensors
 
-__all__ = ["Counters", "gather", "named_parameters", "restore"]
+__all__ = ["MEMORY", "Counters", "gather", "named_parameters", "places_for", "restore"]
+
+MEMORY = "memory"
+"""The file of what a recurrent model remembers, which is whole in every checkpoint."""
 
 
 @dataclass
@@ -115,8 +119,21 @@ def gather(
         tensors["ema"] = average.tensors
     remembered = memory.tensors(group)
     if remembered:
-        tensors["memory"] = remembered
+        tensors[MEMORY] = remembered
     return tensors
+
+
+def places_for(model: nn.Module) -> Place:
+    """Where the tensors of a checkpoint in parts go: into parts as the model's, where the model is in parts."""
+    named = {**portable_state(model), **{name: one.detach() for name, one in named_parameters(model).items()}}
+
+    def place(stem: str, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
+        like = named.get(name.partition(".")[2] if stem == "optimiser" else name)
+        if like is None or not is_part(like) or like.shape != shape:
+            return None
+        return torch.empty_like(like, dtype=dtype)
+
+    return place
 
 
 @torch.no_grad()
@@ -141,7 +158,7 @@ def restore(
     load_optimiser_tensors(optimiser, named, tensors["optimiser"])
     if average is not None:
         average.load(_spread_like(average.tensors, tensors["ema"]))
-    memory.load(tensors.get("memory", {}), first_state, group)
+    memory.load(tensors.get(MEMORY, {}), first_state, group)
 
 
 def _spread_like(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads
 from manyheads.nn.attention.softmax import masked_softmax, some_row_is_empty
-from manyheads.nn.dropout import dropout, scaled_mask
+from manyheads.nn.dropout import RowMasks, dropout
 from manyheads.nn.positions import sinusoidal_table
 
 __all__ = [
@@ -217,6 +217,7 @@ class _RelativeAttention(torch.autograd.Function):
             out = query.new_empty(batch, heads, q_len, value.shape[-1])
             weights = query.new_empty(batch, heads, q_len, k_len) if keeps else None
             kept = query.new_empty(batch, heads, q_len, k_len) if keeps and rate else None
+            masks = RowMasks(batch, heads * q_len * k_len, rate, query.device) if rate else None
             for lanes in _tiles(batch, heads * q_len * k_len, query.device):
                 asking = by_position[lanes].transpose(0, 1).flatten(1, 2)
                 by_distance = torch.bmm(asking, place_columns).view(heads, -1, q_len, k_len)
@@ -229,8 +230,8 @@ class _RelativeAttention(torch.autograd.Function):
                 tile = torch.softmax(scores, dim=-1, out=None if weights is None else weights[lanes])
                 if empty_rows:
                     tile.masked_fill_(~(allowed[lanes] if allowed.shape[0] > 1 else allowed), 0.0)
-                if rate:
-                    tile_kept = scaled_mask(tile, rate)
+                if masks is not None:
+                    tile_kept = masks.of(tile, lanes.start)
                     tile = tile * tile_kept
                     if kept is not None:
                         kept[lanes] = tile_kept

@@ -1,0 +1,171 @@
+"""Runs jobs on several ranks, each in a process forked from this one, which has imported torch before.
+
+Lines in: JSON `{"world": 2, "job": "steps", ...}`. Lines out: JSON, a list of what each rank's job returned, or
+`{"error": ...}` in the place of one that raised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import torch._dynamo  # what the optimiser would import in every child
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.tensor
+from tiny_run import TINY, TINY_REFORMER, TINY_TEXT, changed
+
+from manyheads.architectures.pretrained import portable_state
+from manyheads.checkpoint.format import save_checkpoint
+from manyheads.distributed.group import Group
+from manyheads.distributed.launch import find_place, start
+from manyheads.distributed.shards import whole
+from manyheads.training.assembly import Assembly, assemble
+from manyheads.training.keeper import Keeper
+from manyheads.training.log import MetricsLog
+from manyheads.training.loop import train
+from manyheads.training.run_folder import RunFolder
+from manyheads.training.state import gather
+
+CONFIGS = {"transformer": TINY, "xl": TINY_TEXT, "reformer": TINY_REFORMER}
+TIMEOUT = 60.0
+
+
+def config_of(job: dict[str, Any]) -> Any:
+    """A tiny run of the named kind; `dropout` false takes all of it away, `sections` change anything."""
+    config = CONFIGS[job["kind"]]
+    if not job.get("dropout", True):
+        config = changed(config, model={"dropout": 0.0, "attention_dropout": 0.0})
+    config = changed(config, training={"parallel": job.get("parallel", "ddp")}, **job.get("sections", {}))
+    return replace(config, run_dir=job["run_dir"])
+
+
+def advance(assembly: Assembly, steps: int) -> list[list[float]]:
+    """Take steps as the loop does; losses and norms."""
+    stepper, counters, found = assembly.stepper(), assembly.counters, []
+    for _ in range(steps):
+        if counters.row == 0:
+            assembly.memory.forget()
+        counters.step += 1
+        batches = assembly.stream.at(counters.epoch, counters.row)
+        result = stepper.take(batches, counters.step, 3e-3)
+        assert result.fault is None, result.fault
+        if assembly.average is not None:
+            assembly.average.update(counters.step)
+        counters.epoch, counters.row = assembly.stream.next_position(counters.epoch, counters.row)
+        found.append([result.loss_sum / result.num_tokens, result.grad_norm])
+    return found
+
+
+def steps(job: dict[str, Any], group: Group) -> Any:
+    """Losses and gradient norms of some steps, and a digest of the weights after them."""
+    if job.get("float64", True):
+        torch.set_default_dtype(torch.float64)
+    assembly = assemble(config_of(job), torch.device("cpu"), Path(job["run_dir"]) / "data", group)
+    losses = advance(assembly, job["steps"])
+    weights = {name: whole(tensor) for name, tensor in portable_state(assembly.spread.holder).items()}
+    return {"losses": losses, "weights": float(sum(tensor.double().sum() for tensor in weights.values()))}
+
+
+def resharded(job: dict[str, Any], group: Group) -> Any:
+    """Restore a checkpoint if there is one, take steps, save; then all tensors, whole, go to a file beside it."""
+    config = config_of(job)
+    folder = RunFolder(Path(job["run_dir"]))
+    if group.is_main:
+        folder.create()
+    group.meet()
+    assembly = assemble(config, torch.device("cpu"), folder.data, group)
+    keeper = Keeper(assembly, folder, MetricsLog(folder.metrics), lambda text: None)
+    keeper.resume("auto")
+    losses = advance(assembly, job["steps"])
+    assembly.counters.step += job["steps"] == 0
+    keeper.save(must=True)
+    tensors = gather(assembly.spread.holder, assembly.optimiser, assembly.average, assembly.memory, group)
+    full = {stem: {name: whole(one) for name, one in found.items()} for stem, found in tensors.items()}
+    if group.is_main:
+        save_checkpoint(Path(job["whole"]), assembly.counters.step, full, {})
+    return {"losses": losses, "step": assembly.counters.step, "checkpoint": str(keeper.last)}
+
+
+def run(job: dict[str, Any], group: Group) -> Any:
+    """A whole run."""
+    result = train(config_of(job), resume=job.get("resume", "auto"), group=group)
+    return {"step": result.step, "stopped_by": result.stopped_by}
+
+
+def same(job: dict[str, Any], group: Group) -> Any:
+    """The exchanges of a group."""
+    part = torch.full((group.rank, 2), float(group.rank)) if group.rank else None
+    return {
+        "sum": group.sum(torch.tensor([1.0, float(group.rank)])).tolist(),
+        "highest": group.highest([float(group.rank), 7.0]),
+        "joined": group.joined(part, rows=sum(range(group.world))).tolist(),
+        "exchange": group.exchange({"rank": group.rank}),
+        "word": [group.from_main(lambda: f"of {group.rank}") for _ in range(30)][-1],
+    }
+
+
+JOBS: dict[str, Callable[[dict[str, Any], Group], Any]] = {
+    "steps": steps,
+    "resharded": resharded,
+    "run": run,
+    "same": same,
+}
+
+
+def _as_rank(job: dict[str, Any], rank: int, port: int, pipe: int) -> None:
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["world"], "MASTER_PORT": port}
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in places.items()}})
+    try:
+        group = start(find_place(), timeout=job.get("timeout", TIMEOUT))
+        with group.guarding():
+            answer: Any = JOBS[job["job"]](job, group)
+        group.close()
+    except BaseException as error:
+        if job.get("verbose"):
+            traceback.print_exc()
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    with os.fdopen(pipe, "w") as file:
+        file.write(json.dumps(answer))
+    os._exit(0)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        port, pipes = _free_port(), []
+        for rank in range(job["world"]):
+            read, write = os.pipe()
+            if os.fork() == 0:
+                os.close(read)
+                _as_rank(job, rank, port, write)
+            os.close(write)
+            pipes.append(read)
+        answers = []
+        for read in pipes:
+            with os.fdopen(read) as file:
+                answers.append(json.loads(file.read() or '{"error": "the process ended without a word"}'))
+        for _ in pipes:
+            os.wait()
+        print(json.dumps(answers), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Two ranks compute what one computes; checkpoints of any number of ranks serve any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_jobs import Ranks
+from safetensors.torch import load_file
+
+KINDS = ("transformer", "xl", "reformer")
+EXEMPT_DROPOUT = {"reformer": "its hashed attention drops weights by tile, and tiles span the rows that a rank has"}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+
+
+def test_exchanges(ranks: Ranks) -> None:
+    """A rank without rows, more words than the store keeps, and the same answers everywhere."""
+    answers = ranks.run(3, "same")
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0] == {
+        "sum": [3.0, 3.0],
+        "highest": [2.0, 7.0],
+        "joined": [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]],
+        "exchange": [{"rank": 0}, {"rank": 1}, {"rank": 2}],
+        "word": "of 0",
+    }
+
+
+def losses(answers: list[Any]) -> torch.Tensor:
+    """(steps, 2): losses and norms, which every rank must know alike."""
+    for answer in answers[1:]:
+        assert answer["losses"] == answers[0]["losses"]
+    return torch.tensor(answers[0]["losses"], dtype=torch.float64)
+
+
+def compare(ranks: Ranks, place: Path, kind: str, worlds: dict[int, str], *, tolerance: float, **options: Any) -> None:
+    alone = ranks.run(1, "steps", kind=kind, run_dir=place, **options)
+    for world, parallel in worlds.items():
+        several = ranks.run(world, "steps", kind=kind, run_dir=place, parallel=parallel, **options)
+        torch.testing.assert_close(losses(several), losses(alone), rtol=tolerance, atol=tolerance)
+        assert several[0]["weights"] == pytest.approx(alone[0]["weights"], rel=1e3 * tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_are_one(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    """Dropout where its masks derive from the row."""
+    compare(ranks, tmp_path, kind, {2: "ddp"}, tolerance=1e-9, steps=12, dropout=kind not in EXEMPT_DROPOUT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_are_the_whole(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    """FSDP2, with more ranks than some micro-batches have rows or lanes."""
+    compare(ranks, tmp_path, kind, {3: "fsdp"}, tolerance=1e-9, steps=6, dropout=kind not in EXEMPT_DROPOUT)
+
+
+def test_muon_in_parts(ranks: Ranks, tmp_path: Path) -> None:
+    """Its iteration runs in bfloat16, so what differs by rounding may differ there by a last digit of that."""
+    sections = {"optimiser": {"name": "muon"}}
+    compare(ranks, tmp_path, "transformer", {2: "fsdp"}, tolerance=2e-4, steps=6, sections=sections, dropout=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_hundred_steps(ranks: Ranks, tmp_path: Path, kind: str, parallel: str, figure: Callable[..., None]) -> None:
+    compare(ranks, tmp_path, kind, {2: parallel}, tolerance=1e-9, steps=200, dropout=False)
+    if kind not in EXEMPT_DROPOUT:
+        compare(ranks, tmp_path, kind, {2: parallel}, tolerance=1e-9, steps=200)
+    compare(ranks, tmp_path, kind, {2: parallel}, tolerance=1e-5, steps=20, dropout=False, float64=False)
+    figure("R10", f"2 ranks against 1, {kind}, {parallel}", steps=200, float64_within=1e-9, float32_within=1e-5)
+
+
+def contents(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.stem: load_file(path) for path in sorted(checkpoint.glob("*.safetensors"))}
+
+
+@pytest.mark.parametrize("kind", ["transformer", "xl"])
+def test_resharding_keeps_every_bit(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    """1 -> 2 in parts -> 4 in parts -> 3 copies -> 1: weights, moments, averages and memories."""
+    run, found = tmp_path / "run", {}
+    ways = [(1, "ddp", 3), (2, "fsdp", 0), (4, "fsdp", 0), (3, "ddp", 0), (2, "fsdp", 0), (1, "ddp", 0)]
+    for number, (world, parallel, steps) in enumerate(ways):
+        aside = tmp_path / f"whole-{number}"
+        answers = ranks.run(world, "resharded", kind=kind, run_dir=run, parallel=parallel, steps=steps, whole=aside)
+        assert answers[0]["step"] == 3 + number
+        assert (Path(answers[0]["checkpoint"]) / "shards").is_dir() == (parallel == "fsdp")
+        found[number] = contents(next(aside.iterdir()))
+        assert found[number].keys() == {"model", "optimiser", "ema", *(["memory"] if kind == "xl" else [])}
+        for stem, tensors in found[0].items():
+            assert tensors.keys() == found[number][stem].keys()
+            for name, tensor in tensors.items():
+                assert torch.equal(tensor, found[number][stem][name]), (ways[number], stem, name)
+
+
+def test_a_run_may_change_its_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    """Memories go on with their lanes: six steps at once, or in parts on 2, 3 and 1 ranks."""
+    whole = ranks.run(1, "resharded", kind="xl", run_dir=tmp_path / "a", steps=9, whole=tmp_path / "wa")
+    found: list[Any] = []
+    for world, parallel in ((2, "ddp"), (3, "fsdp"), (1, "ddp")):
+        answers = ranks.run(
+            world, "resharded", kind="xl", run_dir=tmp_path / "b", steps=3, whole=tmp_path / "wb", parallel=parallel
+        )
+        found += answers[0]["losses"]
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), losses(whole), rtol=1e-5, atol=1e-5)
