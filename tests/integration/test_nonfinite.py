@@ -161,8 +161,8 @@ def test_at_most_so_many_in_a_row(copy_data: Path, tmp_path: Path, monkeypatch: 
     config = replace(config, training=replace(config.training, max_skips=2))
     real = Stepper._forward
 
-    def forward(self: Stepper, batch: Any, step: int, micro: int) -> Any:
-        output = real(self, batch, step, micro)
+    def forward(self: Stepper, batch: Any, step: int, micro: int, model: Any = None) -> Any:
+        output = real(self, batch, step, micro, model)
         return output._replace(loss_sum=output.loss_sum * float("nan")) if step in (2, 4, 5, 6) else output
 
     monkeypatch.setattr(Stepper, "_forward", forward)

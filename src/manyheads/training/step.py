@@ -93,7 +93,7 @@ class Stepper:
         portions = {micro: portion(batch, self._group) for micro, batch in enumerate(batches) if len(batch.sample_ids)}
         for micro, part in portions.items():
             with self._within(part, is_last=micro == max(portions)):
-                output = self._forward(self._model, part, step, micro)
+                output = self._forward(part, step, micro)
                 self._shared_loss(output, part, num_tokens).backward()  # type: ignore[no-untyped-call]
             if part.counts:
                 losses.append(output.loss_sum.detach())
@@ -140,20 +140,20 @@ class Stepper:
     def _loss_dtype(self) -> torch.dtype:
         return torch.promote_types(self._parameters[0].dtype, torch.float32)
 
-    def _forward(self, model: nn.Module, part: Portion, step: int, micro: int) -> Output:
-        batch, seed = part.batch, self._config.seed
+    def _forward(self, part: Portion, step: int, micro: int, model: nn.Module | None = None) -> Output:
+        batch = part.batch
         state = self._memory.of(micro) if part.counts else None
         if state is None and self._begin is not None:
-            state = self._begin(len(batch.sample_ids), derive_seed(seed, "hashes", step, micro))
+            state = self._begin(len(batch.sample_ids), derive_seed(self._config.seed, "hashes", step, micro))
         # Where rows are not numbered (see `nn.dropout`), each rank draws for itself.
         own = () if self._device.type == "cpu" or self._group.is_alone else (self._group.rank,)
-        torch.manual_seed(derive_seed(seed, "dropout", step, micro, *own))
+        torch.manual_seed(derive_seed(self._config.seed, "dropout", step, micro, *own))
         settings = self._config.training
         options: dict[str, Any] = {"r_drop": settings.r_drop} if settings.r_drop else {}
         if settings.num_sampled:
             options["num_sampled"] = settings.num_sampled
         with self.autocast():
-            output: Output = model(
+            output: Output = (self._model if model is None else model)(
                 batch.to(self._device),
                 state,
                 label_smoothing=settings.label_smoothing,
@@ -198,6 +198,6 @@ class Stepper:
             micro = numbers[index]
             part = portions[micro]
             with numbered_rows(part.first, len(part.batch.sample_ids), part.total):
-                return self._forward(model, part, step, micro).loss_sum
+                return self._forward(part, step, micro, model).loss_sum
 
         return locate(model, step, what, sample_ids, run)
