@@ -79,9 +79,9 @@ class Injector:
             average(average_self, *arguments)
             self._averages.append(average_self)
 
-        def run_forward(stepper: Stepper, batch: Any, step: int, micro: int) -> Any:
+        def run_forward(stepper: Stepper, batch: Any, step: int, micro: int, model: Any = None) -> Any:
             self._micro, self._step = micro, step
-            output = forward(stepper, batch, step, micro)
+            output = forward(stepper, batch, step, micro, model)
             bad = case.kind == "loss" and self._now()
             return output._replace(loss_sum=output.loss_sum * case.value) if bad else output
 

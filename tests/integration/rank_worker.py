@@ -46,7 +46,8 @@ def config_of(job: dict[str, Any]) -> Any:
     config = CONFIGS[job["kind"]]
     if not job.get("dropout", True):
         config = changed(config, model={"dropout": 0.0, "attention_dropout": 0.0})
-    config = changed(config, training={"parallel": job.get("parallel", "ddp")}, **job.get("sections", {}))
+    config = changed(config, **job.get("sections", {}))
+    config = changed(config, training={"parallel": job.get("parallel", "ddp")})
     return replace(config, run_dir=job["run_dir"])
 
 

@@ -20,7 +20,7 @@ from manyheads.config.files import Source, load_yaml, to_plain, to_yaml
 from manyheads.config.merge import field_types, overrides, tag_of, variants
 from manyheads.config.suggest import did_you_mean
 from manyheads.distributed.launch import DEFAULT_TIMEOUT, Place, find_place, start
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, RankLostError
 from manyheads.training.presets import PRESETS
 from manyheads.training.settings import RUNS, RunConfig, TrainConfig
 
@@ -146,8 +146,12 @@ def _run_in_group(options: TrainOptions, config: RunConfig, place: Place) -> int
     resume = "auto" if place.restarts else options.resume
     with nullcontext() if not place.is_main else watching(quiet=options.quiet, verbose=options.verbose) as reporter:
         group = start(place, choose_device(config.device).type, options.timeout)
-        result = train(config, resume=resume, reporter=reporter, group=group)
-        group.close()
+        try:
+            result = train(config, resume=resume, reporter=reporter, group=group)
+            group.close()
+        except RankLostError:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends what is left; first say why
+            raise
     if place.is_main:
         print(summary(result))
     return _exit_code(result)

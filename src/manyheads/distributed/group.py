@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -296,7 +297,9 @@ def connect(place: Place, device: str, timeout: float) -> Group:
         torch.cuda.set_device(place.local_rank)
     try:
         # A connection for signs of life alone: a wait on one blocks it for other threads.
-        store, beside = (PrefixStore("manyheads", next(rendezvous("env://", timeout=meeting))[0]) for _ in range(2))
+        first, second = (next(rendezvous("env://", timeout=meeting))[0] for _ in range(2))
+        attempt = agree_on_attempt(PrefixStore("manyheads", first), place, meeting.total_seconds())
+        store, beside = (PrefixStore(f"manyheads/{attempt}", one) for one in (first, second))
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=PrefixStore("group", store),
@@ -312,6 +315,37 @@ def connect(place: Place, device: str, timeout: float) -> Group:
         ) from error
     liveness = Liveness(beside, place.rank, place.world, timeout, lambda text: _end(place, text))
     return Group(place, torch.device("cuda", place.local_rank) if on_gpu else None, store, liveness)
+
+
+def agree_on_attempt(store: Any, place: Place, seconds: float) -> str:
+    """A name that this start of all ranks alone has: launchers keep their store when they begin again, and in it
+    whatever dead ranks left there, and they count restarts a machine at a time.
+
+    Every rank says hello with a number of its own. The main one publishes the numbers that it sees, until every rank
+    has found its own among them; only then is the name good.
+
+    Raises: TimeoutError: not all ranks came.
+    """
+    hello, began, published, acknowledged = uuid4().hex, time.monotonic(), "", ""
+    store.set(f"hello/{place.rank}", hello)
+    keys = [f"hello/{rank}" for rank in range(place.world)]
+    while time.monotonic() - began < seconds:
+        if place.is_main and store.check(keys):
+            seen = json.dumps([text.decode() for text in store.multi_get(keys)])
+            if seen != published:
+                published = seen
+                store.set("attempt", json.dumps([uuid4().hex, json.loads(seen)]))
+        if store.check(["attempt"]):
+            name, hellos = json.loads(store.get("attempt"))
+            mine = hellos[place.rank : place.rank + 1] == [hello] and len(hellos) == place.world
+            if mine and acknowledged != name:
+                acknowledged = name
+                if store.add(f"{name}/here", 1) == place.world:
+                    store.set(f"{name}/go", "1")
+            if mine and store.check([f"{name}/go"]):
+                return str(name)
+        time.sleep(0.01)
+    raise TimeoutError(f"not all of {place.world} ranks came within {seconds:.0f} s")
 
 
 def _end(place: Place, text: str) -> None:

@@ -79,8 +79,7 @@ def train(
                 if moved is not None:
                     everyone.message(f"The files of an earlier run are now in {moved}.")
                 try:
-                    with group.guarding():
-                        return _run(config, device, folder, everyone, resume, translate, group)
+                    return _run(config, device, folder, everyone, resume, translate, group)
                 except ManyHeadsError as error:
                     plain.message(f"error: {error}")
                     raise
@@ -97,7 +96,8 @@ def _run(
 ) -> TrainResult:
     assembly = assemble(config, device, folder.data, group)
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
-    with catch_signals(stop, grace=0.0 if group.is_alone else SAME_SIGNAL_SECONDS):
+    # Guarded within: a launcher ends all ranks when one is lost, and there must be time to say which.
+    with catch_signals(stop, grace=0.0 if group.is_alone else SAME_SIGNAL_SECONDS), group.guarding():
         result = Trainer(assembly, folder, reporter, stop, translate).run(resume)
         group.meet()  # the main one draws and reports, and holds the folder, until all have come to the end
         return result

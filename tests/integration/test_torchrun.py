@@ -1,0 +1,220 @@
+"""Runs under torchrun: signals, lost ranks, beginning again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_jobs import Ranks
+from tiny_run import TINY, TINY_TEXT, changed, outcome
+
+from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.verify import verify_folder
+from manyheads.config.files import to_yaml
+
+STEPS = 80
+PATIENCE_SECONDS = 400
+CONFIGS = {"transformer": TINY, "xl": TINY_TEXT}
+SECTIONS = {
+    "training": {"max_steps": STEPS, "save_every": 10, "log_every": 5},
+    "validation": {"every_steps": 40, "num_samples": 1},
+}
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
+
+
+class Launched:
+    """`torchrun -m manyheads train` of a tiny run."""
+
+    def __init__(self, run: Path, kind: str, world: int = 2, *options: str, launcher: tuple[str, ...] = ()) -> None:
+        self.run = run
+        run.parent.mkdir(parents=True, exist_ok=True)
+        settings = run.with_suffix(".yaml")
+        settings.write_text(to_yaml(replace(changed(CONFIGS[kind], **SECTIONS), run_dir=str(run))), encoding="utf-8")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+        train = ["-m", "manyheads", "train", "--config", str(settings), "-q", *options]
+        self.process = subprocess.Popen(
+            [*command, *launcher, *train], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def ranks(self) -> dict[int, int]:
+        """rank -> process id, of those that run now."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdecimal() and int((folder / "stat").read_text().split()[3]) == self.process.pid:
+                    names = dict(one.partition("=")[::2] for one in (folder / "environ").read_text().split("\0"))
+                    found[int(names["RANK"])] = int(folder.name)
+            except (OSError, KeyError, IndexError):
+                continue
+        return found
+
+    def wait_for_checkpoint(self, number: int = 1) -> None:
+        began = time.monotonic()
+        while len(list_checkpoints(self.run / "checkpoints")) < number:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() - began < PATIENCE_SECONDS
+            time.sleep(0.02)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and all that was printed."""
+        text, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        return self.process.returncode, text
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """A run on two ranks that nothing happened to."""
+    place, ranks = tmp_path_factory.mktemp("undisturbed"), Ranks()
+
+    def make(kind: str, parallel: str = "ddp") -> Path:
+        run = place / f"{kind}-{parallel}"
+        if not run.exists():
+            ranks.run(2, "run", kind=kind, run_dir=run, parallel=parallel, sections=SECTIONS)
+        return run
+
+    yield make
+    ranks.close()
+
+
+def check(wanted: Path, found: Path) -> None:
+    """The run ended with the bytes of the other."""
+    first, second = outcome(wanted), outcome(found)
+    assert first.keys() == second.keys()
+    own, other = (str(path).encode() for path in (found, wanted))
+    assert [name for name in first if second[name].replace(own, other) != first[name]] == []
+    assert not list(found.rglob("*.tmp-*"))
+
+
+def test_a_killed_rank_is_named_and_begun_again(undisturbed: Callable[..., Path], tmp_path: Path) -> None:
+    """`--max-restarts` goes on by itself from the newest checkpoint, and ends with the same bytes."""
+    wanted = undisturbed("xl")
+    launched = Launched(tmp_path / "run", "xl", 2, "--resume", "none", launcher=("--max-restarts", "1"))
+    launched.wait_for_checkpoint()
+    killed = launched.ranks()[1]
+    os.kill(killed, signal.SIGKILL)
+    code, text = launched.end()
+    assert code == 0, text
+    assert f"rank 1 (process {killed} on " in text
+    assert "is lost: no sign of life" in text
+    check(wanted, launched.run)
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all"), [(signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow)]
+)
+def test_a_signal_to_one_or_all_ends_in_one_checkpoint(
+    undisturbed: Callable[..., Path], tmp_path: Path, number: signal.Signals, to_all: bool
+) -> None:
+    wanted = undisturbed("transformer")
+    launched = Launched(tmp_path / "run", "transformer")
+    launched.wait_for_checkpoint()
+    ranks = launched.ranks()
+    os.kill(launched.process.pid if to_all else ranks[1], number)
+    code, text = launched.end()
+    assert code != 0
+    assert f"stopped  by {number.name}" in text
+    if not to_all:
+        assert text.count(f"exitcode  : {128 + number}") == 2, text
+    for path in list_checkpoints(launched.run / "checkpoints"):
+        verify_folder(path)
+    again = Launched(tmp_path / "run", "transformer")
+    assert again.end()[0] == 0
+    check(wanted, launched.run)
+
+
+def survivors_end(tmp_path: Path, number: signal.Signals, world: int, lost: int, parallel: str) -> float:
+    """Seconds until all others have ended."""
+    launched = Launched(
+        tmp_path / "run", "xl", world, "--timeout", "20", "--training.parallel", parallel,
+        "--training.max-steps", "1000000",
+    )  # fmt: skip
+    launched.wait_for_checkpoint()
+    ranks = launched.ranks()
+    assert len(ranks) == world
+    os.kill(ranks[lost], number)
+    began = time.monotonic()
+    others = [pid for rank, pid in ranks.items() if rank != lost]
+    while any(Path(f"/proc/{pid}").exists() for pid in others):
+        assert time.monotonic() - began < PATIENCE_SECONDS
+        time.sleep(0.05)
+    seconds = time.monotonic() - began
+    code, text = launched.end()
+    assert code != 0
+    assert f"rank {lost} (process {ranks[lost]} on " in text, text
+    for path in list_checkpoints(launched.run / "checkpoints"):
+        verify_folder(path)
+    return seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("number", "world", "lost"), [("SIGKILL", 3, 0), ("SIGSTOP", 2, 1), ("SIGSTOP", 3, 0)])
+def test_the_others_end_and_name_the_lost_rank(
+    tmp_path: Path, number: str, world: int, lost: int, parallel: str, figure: Callable[..., None]
+) -> None:
+    seconds = survivors_end(tmp_path, signal.Signals[number], world, lost, parallel)
+    assert seconds < 30
+    figure("R11", f"{number} of rank {lost} of {world}, {parallel}, timeout 20 s", seconds=round(seconds, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_fifty_signals(
+    undisturbed: Callable[..., Path], tmp_path: Path, parallel: str, figure: Callable[..., None]
+) -> None:
+    """At random moments, to one rank or the launcher, SIGTERM or SIGINT; after each a whole checkpoint, at last the
+    same bytes."""
+    rng, sent, runs, longest = random.Random(), 0, 0, 0.0
+    wanted = undisturbed("xl", parallel)
+    while sent < 25:
+        run = tmp_path / f"run-{runs}"
+        runs += 1
+        while True:
+            launched = Launched(run, "xl", 2, "--training.parallel", parallel)
+            log = run / "train.log"
+            before = log.stat().st_size if log.exists() else 0
+            while launched.process.poll() is None and not (log.exists() and log.stat().st_size > before):
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, 1.5))
+            ranks = launched.ranks()
+            if launched.process.poll() is None and len(ranks) == 2 and sent < 25:
+                number = rng.choice([signal.SIGTERM, signal.SIGINT])
+                os.kill(rng.choice([launched.process.pid, *ranks.values()]), number)
+                asked = time.monotonic()
+                code, text = launched.end()
+                longest = max(longest, time.monotonic() - asked)
+                sent += 1
+                for path in list_checkpoints(run / "checkpoints"):
+                    verify_folder(path)
+                if code != 0:
+                    assert "stopped  by" in text, text
+                    continue
+            elif launched.end()[0] != 0:
+                continue
+            break
+        check(wanted, run)
+    figure("R11", f"signals at random moments, 2 ranks, {parallel}", sent=sent, longest_seconds=round(longest, 1))
+
+
+def test_worlds_that_contradict_themselves() -> None:
+    from manyheads.distributed.launch import find_place
+    from manyheads.errors import ConfigError
+
+    assert find_place({}).world == 1
+    place = find_place({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert (place.rank, place.world, place.local_rank, place.restarts, place.is_main) == (3, 4, 1, 2, False)
+    cases: list[Any] = [({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4"), ({"RANK": "x", "WORLD_SIZE": "4"}, "'x'")]
+    for environment, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            find_place(environment)
