@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
@@ -17,6 +19,7 @@ from manyheads.cli.likelihood import likelihood_lines, likelihood_of, likelihood
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
+from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, refuse_ranks, run_sharded
 from manyheads.cli.translate import one_line
 from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.data.lines import describe
@@ -24,10 +27,15 @@ from manyheads.data.readers import ReadReport, read_pairs
 from manyheads.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.decoding.translator import Translator
     from manyheads.evaluation.bleu import Score
     from manyheads.evaluation.likelihood import Likelihood
 
 __all__ = ["EvaluateOptions", "run", "search_line"]
+
+BLOCK_PAIRS = 256
+"""Pairs that a rank judges at once; several ranks take turns."""
 
 _DESCRIPTION = """Judge a model on held-out text: BLEU and chrF by sacreBLEU with their signatures, likelihood, and the
 protocol: all that must be equal before two such figures may be compared. Text comes from --source and --reference,
@@ -111,7 +119,10 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.cli.evaluate_trees import concerns_trees, evaluate_trees
 
     if concerns_trees(options):
+        refuse_ranks("evaluate of trees")
         return evaluate_trees(options)
+    if options.hypotheses is not None:
+        refuse_ranks("evaluate of --hypotheses")
     if options.output is not None:
         refuse_same_file(options.output, options.source, options.reference, options.hypotheses)
     report = ReadReport()
@@ -124,7 +135,10 @@ def run(arguments: Sequence[str]) -> int:
         translations = [hypothesis for hypothesis, _ in pairs]
         protocol["hypotheses"] = options.hypotheses
     else:
-        translations, likelihood, more = _run_model(pairs, options)
+        found = _run_model(pairs, options)
+        if found is None:
+            return 0  # the main rank has all that the others found
+        translations, likelihood, more = found
         protocol |= more
     from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 
@@ -161,34 +175,90 @@ def _pairs(options: EvaluateOptions, report: ReadReport) -> tuple[list[tuple[str
     return pairs, f"{data} {split}"
 
 
-def _run_model(pairs: list[tuple[str, str]], options: EvaluateOptions) -> tuple[list[str], Likelihood, dict[str, Any]]:
-    """Translations, likelihood of the references, and what they depend on."""
+def _run_model(
+    pairs: list[tuple[str, str]], options: EvaluateOptions
+) -> tuple[list[str], Likelihood, dict[str, Any]] | None:
+    """Translations, likelihood of the references, and what they depend on; of several ranks, on the main one."""
     import torch
 
     from manyheads.decoding.translator import Translator
 
-    translator = Translator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    translator = Translator.from_pretrained(
+        options.model, local_device(options.run_on.device), options.run_on.precision
+    )
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
     assert isinstance(translator.model, torch.nn.Module)
     with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
-        with counted_truncations() as long_references:
-            likelihood = likelihood_of(translator, pairs, settings)
-        with counted_truncations() as long_sources:
-            sources = [source for source, _ in pairs]
-            translations = [one_line(text) for text in translator.translate(sources, **overrides)]
+        if is_sharded(options.output):
+            judged = _judge_sharded(translator, pairs, settings, overrides, options)
+        else:
+            judged = _judge(translator, pairs, settings, overrides)
+    if judged is None:
+        return None
+    likelihood, translations, num_references, num_sources = judged
     protocol = {
         "model": options.model,
         "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
         "tokenizer": translator.tokenizer.digest,
-        "truncated_sources": long_sources.count,
-        "truncated_references": long_references.count,
+        "truncated_sources": num_sources,
+        "truncated_references": num_references,
         "decoding": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
         "device": str(translator.device),
         "precision": translator.precision,
         "versions": {"manyheads": __version__, "torch": str(torch.__version__)},
     }
     return translations, likelihood, protocol
+
+
+Judged = tuple["Likelihood", list[str], int, int]
+"""Likelihood of the references, translations, references and sources that were cut."""
+
+
+def _judge(
+    translator: Translator,
+    pairs: list[tuple[str, str]],
+    settings: DecodingSettings,
+    overrides: dict[str, Any],
+    first: int = 0,
+) -> Judged:
+    """Args: first: number of the first pair, from 0."""
+    with counted_truncations() as long_references:
+        likelihood = likelihood_of(translator, pairs, settings, first=first)
+    with counted_truncations() as long_sources:
+        found = translator.translate_nbest([source for source, _ in pairs], first_number=first + 1, **overrides)
+    return likelihood, [one_line(one[0].text) for one in found], long_references.count, long_sources.count
+
+
+def _judge_sharded(
+    translator: Translator,
+    pairs: list[tuple[str, str]],
+    settings: DecodingSettings,
+    overrides: dict[str, Any],
+    options: EvaluateOptions,
+) -> Judged | None:
+    """The same on several ranks."""
+    from manyheads.evaluation.likelihood import Likelihood
+
+    def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
+        likelihood, translations, *cut = _judge(translator, some, settings, overrides, first)
+        yield json.dumps([likelihood.nll_sum, likelihood.num_tokens, translations, *cut])
+
+    text = json.dumps(pairs).encode()
+    identity = {
+        "command": "evaluate",
+        "model": model_identity(options.model),
+        "settings": asdict(settings),
+        "pairs": hashlib.sha256(text).hexdigest(),
+        "precision": options.run_on.precision,
+    }
+    lines = run_sharded(options.output, [], identity, lambda: blocks_of(pairs, BLOCK_PAIRS), work, merge=False)
+    if lines is None:
+        return None
+    parts = [json.loads(line) for line in lines]
+    likelihood = Likelihood(math.fsum(part[0] for part in parts), sum(part[1] for part in parts))
+    translations = [line for part in parts for line in part[2]]
+    return likelihood, translations, sum(part[3] for part in parts), sum(part[4] for part in parts)
 
 
 def _as_json(scores: dict[str, Score], likelihood: Likelihood | None, protocol: dict[str, Any]) -> list[str]:

@@ -16,6 +16,8 @@ from manyheads import __version__
 from manyheads.cli.decoding_options import DeviceOptions
 from manyheads.cli.output import LineWriter
 from manyheads.cli.parsing import parse
+from manyheads.cli.sharding import local_device, refuse_ranks
+from manyheads.distributed.launch import find_place, start
 from manyheads.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -112,11 +114,16 @@ def evaluate_text_command(arguments: Sequence[str]) -> int:
     from manyheads.decoding.device import inference
     from manyheads.decoding.generator import Generator
     from manyheads.evaluation.language_model import evaluate_text
+    from manyheads.evaluation.likelihood import Likelihood
 
     if options.num_hashes or duplication_of(options) is not None:
+        refuse_ranks("evaluate by hash rounds")
         return evaluate_hashes(options)
-    generator = Generator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
-    held = held_text(generator, options)
+    group = start(find_place())
+    device = local_device(options.run_on.device)
+    generator = Generator.from_pretrained(options.model, device, options.run_on.precision)
+    with group.main_first():
+        held = held_text(generator, options)
     readings = readings_of(options)
     scored: list[tuple[Reading, Likelihood]] = []
     for reading in readings:
@@ -128,9 +135,14 @@ def evaluate_text_command(arguments: Sequence[str]) -> int:
                 end_id=generator.vocabulary.end_id,
                 begin_id=generator.vocabulary.begin_id,
                 device=generator.device,
+                part=(group.rank, group.world),
             )
         assert found is not None  # nobody asked it to stop
-        scored.append((reading, found))
+        parts = group.exchange([found.nll_sum, found.num_tokens])
+        scored.append((reading, Likelihood(math.fsum(nll for nll, _ in parts), sum(count for _, count in parts))))
+    group.close()
+    if not group.is_main:
+        return 0
     pictures = _draw(scored, held, options) if len(scored) > 1 else []
     records = [_record(reading, found, held, generator) for reading, found in scored]
     protocol = {

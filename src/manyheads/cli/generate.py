@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, count
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +17,9 @@ from manyheads.cli.decoding_options import DeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
+from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, refuse_ranks, run_sharded
 from manyheads.cli.truncation import tell_bad_lines
-from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks
+from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks, read_lines
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
 
 if TYPE_CHECKING:
@@ -138,10 +139,12 @@ def run(arguments: Sequence[str]) -> int:
     if options.prompt is not None and (options.lines or options.input != "-"):
         raise ConfigError("A prompt is given, and --lines or --input besides, which name others; give one of them.")
     refuse_same_file(options.output, options.input)
+    if not options.lines:
+        refuse_ranks("generate without --lines")
     from manyheads.decoding.generator import Generator
     from manyheads.text.id_vocabulary import IdVocabulary
 
-    generator = Generator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    generator = Generator.from_pretrained(options.model, local_device(options.run_on.device), options.run_on.precision)
     settings = generator.options(**overrides)
     if isinstance(generator.vocabulary, IdVocabulary):
         from manyheads.cli.generate_ids import generate_ids
@@ -192,6 +195,8 @@ def _write_one(
 
 
 def _each_line(generator: Generator, overrides: dict[str, Any], options: GenerateOptions) -> int:
+    if is_sharded(options.output):
+        return _each_line_sharded(generator, overrides, options)
     report = ReadReport()
     first = 0
     rows = generator.options(**overrides).max_rows
@@ -202,6 +207,33 @@ def _each_line(generator: Generator, overrides: dict[str, Any], options: Generat
                 writer.write(_shown(first + place + 1, prompt, one, generator, options, in_line=True))
             first += len(prompts)
     tell_bad_lines(report)
+    return 0
+
+
+def _each_line_sharded(generator: Generator, overrides: dict[str, Any], options: GenerateOptions) -> int:
+    """The same of a file, on several ranks."""
+    report = ReadReport()
+    settings = generator.options(**overrides)
+
+    def blocks() -> Iterator[list[str]]:
+        nonlocal report
+        report = ReadReport()  # a file is read more than once, and counted once
+        return blocks_of(read_lines(options.input, on_bad_utf8=options.on_bad_utf8, report=report), settings.max_rows)
+
+    def work(first: int, prompts: list[str]) -> Iterator[str]:
+        found = generator.continuations(prompts, first=first, **overrides)
+        for number, (prompt, one) in enumerate(zip(prompts, found, strict=True), first + 1):
+            yield from _shown(number, prompt, one, generator, options, in_line=True)
+
+    identity = {
+        "command": "generate",
+        "model": model_identity(options.model),
+        "settings": asdict(settings),
+        "form": (options.json, options.echo, options.on_bad_utf8),
+        "precision": options.run_on.precision,
+    }
+    if run_sharded(options.output, [options.input], identity, blocks, work) is not None:
+        tell_bad_lines(report)
     return 0
 
 

@@ -13,11 +13,17 @@ __all__ = ["likelihood_lines", "likelihood_of", "likelihood_record"]
 
 
 def likelihood_of(
-    translator: Translator, pairs: list[tuple[str, str]], settings: DecodingSettings, what: str = "reference"
+    translator: Translator,
+    pairs: list[tuple[str, str]],
+    settings: DecodingSettings,
+    what: str = "reference",
+    first: int = 0,
 ) -> Likelihood:
     """Of the references, given the sources as the search sees them; what does not fit is refused or cut likewise.
 
-    Args: what: a reference is called so in messages.
+    Args:
+        what: a reference is called so in messages.
+        first: number of the first pair, from 0.
     """
     from manyheads.architectures.seq2seq import Seq2Seq
     from manyheads.data.store import PairStore
@@ -36,7 +42,7 @@ def likelihood_of(
     # Sources that do not fit are named, and counted, by the search.
     sources = cut(sources, source_limit(settings, model.max_len)[0])
     limit, reason = scored_limit(settings, model.max_len)
-    numbers = range(1, len(pairs) + 1)
+    numbers = range(first + 1, first + len(pairs) + 1)
     references = fit(references, numbers, limit, reason, too_long=settings.too_long, what=what)
     bare = ([ids[:-1] for ids in side] for side in (sources, references))  # the store and its batches add EOS
     store = PairStore.from_lists(zip(*bare, strict=True), max(token.vocab_size for token in both))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
@@ -14,11 +14,13 @@ from manyheads.cli.kinds import names_language_model
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
+from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, run_sharded
 from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.data.readers import ReadReport, read_pairs
 
 if TYPE_CHECKING:
     from manyheads.decoding.translation import Scored
+    from manyheads.decoding.translator import Translator
 
 __all__ = ["ScoreOptions", "run"]
 
@@ -72,9 +74,13 @@ def run(arguments: Sequence[str]) -> int:
     pairs = list(read_pairs(options.source, options.target, on_bad_utf8=options.on_bad_utf8, report=report))
     from manyheads.decoding.translator import Translator
 
-    translator = Translator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    translator = Translator.from_pretrained(
+        options.model, local_device(options.run_on.device), options.run_on.precision
+    )
     budget = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
     translator.settings = translator.options(**budget, too_long=options.too_long)
+    if is_sharded(options.output):
+        return _score_sharded(translator, pairs, options, report)
     with (
         counted_truncations(),
         naming_lines(source=options.source, reference=options.target),
@@ -85,6 +91,31 @@ def run(arguments: Sequence[str]) -> int:
             scored = translator.score(sources, targets, first_number=start + 1)
             writer.write(_shown(start + place, one, options.tokens) for place, one in enumerate(scored, 1))
     tell_bad_lines(report)
+    return 0
+
+
+def _score_sharded(
+    translator: Translator, pairs: list[tuple[str, str]], options: ScoreOptions, report: ReadReport
+) -> int:
+    """The same on several ranks."""
+
+    def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
+        sources, targets = zip(*some, strict=True)
+        scored = translator.score(sources, targets, first_number=first + 1)
+        return (_shown(first + place, one, options.tokens) for place, one in enumerate(scored, 1))
+
+    identity = {
+        "command": "score",
+        "model": model_identity(options.model),
+        "settings": asdict(translator.settings),
+        "form": (options.tokens, options.on_bad_utf8),
+        "precision": options.run_on.precision,
+    }
+    files = [options.source, options.target]
+    with counted_truncations(), naming_lines(source=options.source, reference=options.target):
+        lines = run_sharded(options.output, files, identity, lambda: blocks_of(pairs, BLOCK_PAIRS), work)
+    if lines is not None:
+        tell_bad_lines(report)
     return 0
 
 

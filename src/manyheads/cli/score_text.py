@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +12,12 @@ from tyro.conf import Positional, arg
 from manyheads.cli.decoding_options import DeviceOptions
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
+from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, run_sharded
 from manyheads.cli.truncation import tell_bad_lines
-from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks
+from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks, read_lines
 
 if TYPE_CHECKING:
+    from manyheads.decoding.generator import Generator
     from manyheads.decoding.translation import Scored
 
 __all__ = ["ScoreTextOptions", "score_text_command"]
@@ -59,7 +61,9 @@ def score_text_command(arguments: Sequence[str]) -> int:
 
     if options.max_rows < 1:
         raise ConfigError(f"--max-rows is {options.max_rows}; it must be at least 1.")
-    generator = Generator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    generator = Generator.from_pretrained(options.model, local_device(options.run_on.device), options.run_on.precision)
+    if is_sharded(options.output):
+        return _score_sharded(generator, options)
     report = ReadReport()
     number = 0
     with LineWriter(options.output) as writer:
@@ -68,6 +72,33 @@ def score_text_command(arguments: Sequence[str]) -> int:
             writer.write(_shown(number + place, one, options.tokens) for place, one in enumerate(found, 1))
             number += len(lines)
     tell_bad_lines(report)
+    return 0
+
+
+def _score_sharded(generator: Generator, options: ScoreTextOptions) -> int:
+    """The same of a file, on several ranks."""
+    from manyheads.decoding.text_scoring import score_texts
+
+    report = ReadReport()
+
+    def blocks() -> Iterator[list[str]]:
+        nonlocal report
+        report = ReadReport()  # a file is read more than once, and counted once
+        lines = read_lines(options.text, on_bad_utf8=options.on_bad_utf8, report=report)
+        return blocks_of(lines, 16 * options.max_rows)
+
+    def work(first: int, lines: list[str]) -> Iterator[str]:
+        found = score_texts(generator, lines, max_rows=options.max_rows)
+        return (_shown(first + place, one, options.tokens) for place, one in enumerate(found, 1))
+
+    identity = {
+        "command": "score",
+        "model": model_identity(options.model),
+        "form": (options.tokens, options.on_bad_utf8, options.max_rows),
+        "precision": options.run_on.precision,
+    }
+    if run_sharded(options.output, [options.text], identity, blocks, work) is not None:
+        tell_bad_lines(report)
     return 0
 
 

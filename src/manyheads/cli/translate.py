@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
@@ -16,8 +16,9 @@ from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
+from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, run_sharded
 from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
-from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks
+from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks, read_lines
 from manyheads.errors import ConfigError, ManyHeadsError
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def run(arguments: Sequence[str]) -> int:
     refuse_same_file(options.output, options.input)
     from manyheads.decoding.translator import Translator
 
-    translator = Translator.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    translator = Translator.from_pretrained(
+        options.model, local_device(options.run_on.device), options.run_on.precision
+    )
     # What is asked for decides the form of the output, never what the model's settings suggest.
     overrides = {
         **options.decoding.overrides(translator.tokenizer),
@@ -91,6 +94,8 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.decoding.parser import task_of
 
     shown = Shown(task_of(translator), linearised=options.linearised)
+    if is_sharded(options.output):
+        return _translate_sharded(translator, overrides, options, shown)
     if options.input == "-" and sys.stdin is not None and sys.stdin.isatty():
         return _converse(translator, overrides, options, shown)
     report = ReadReport()
@@ -122,6 +127,39 @@ def _translate(
             seconds = time.perf_counter() - start
             speed = f"{num_lines / seconds:,.1f} lines/s, {num_tokens / seconds:,.0f} tokens/s"
             print(f"{num_lines:,} lines, {num_tokens:,} tokens in {seconds:.1f} s: {speed}", file=sys.stderr)
+
+
+def _translate_sharded(
+    translator: Translator, overrides: dict[str, Any], options: TranslateOptions, shown: Shown
+) -> int:
+    """The same of a file, on several ranks."""
+    report = ReadReport()
+
+    def blocks() -> Iterator[list[str]]:
+        nonlocal report
+        report = ReadReport()  # a file is read more than once, and counted once
+        lines = read_lines(options.input, on_bad_utf8=options.on_bad_utf8, report=report)
+        return blocks_of(lines, options.lines_at_once)
+
+    def work(first: int, sources: list[str]) -> Iterator[str]:
+        batch = translator.translate_nbest(sources, first_number=first + 1, **overrides)
+        for number, (source, found) in enumerate(zip(sources, batch, strict=True), first + 1):
+            yield from _lines(number, source, found, options, shown)
+
+    form = (options.json, options.num_return_sequences, options.linearised, options.lines_at_once, options.on_bad_utf8)
+    identity = {
+        "command": "translate",
+        "model": model_identity(options.model),
+        "settings": asdict(translator.options(**overrides)),
+        "form": form,
+        "precision": options.run_on.precision,
+    }
+    with counted_truncations(), naming_lines(text=options.input):
+        lines = run_sharded(options.output, [options.input], identity, blocks, work)
+    if lines is not None:
+        tell_bad_lines(report)
+    shown.tell()
+    return 0
 
 
 def _lines(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from manyheads.data.segments import eval_segments
+from manyheads.data.shares import share
 from manyheads.data.token_store import TokenStore
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.reading import Reading
@@ -37,6 +38,7 @@ def evaluate_text(
     device: torch.device | str = "cpu",
     stop: Callable[[], bool] | None = None,
     told: Callable[[int], None] | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> Likelihood | None:
     """Score a text, summed in double precision.
 
@@ -50,6 +52,8 @@ def evaluate_text(
         device: where the model is.
         stop: asked before each segment.
         told: told after each segment how many tokens were scored.
+        part: which of how many parts of the lanes to score; lanes know nothing of each other, so the sums of all parts
+            add up to those of the whole.
 
     Returns: sums over all tokens; None if `stop` said yes.
     Raises: DataError: there is nothing to score.
@@ -57,15 +61,18 @@ def evaluate_text(
     was_training = isinstance(model, torch.nn.Module) and model.training
     if isinstance(model, torch.nn.Module):
         model.eval()
-    part = store.first(reading.max_tokens) if reading.max_tokens else store
+    text = store.first(reading.max_tokens) if reading.max_tokens else store
     options: dict[str, Any] = {"lanes": reading.lanes, "segment_len": reading.segment_len, "begin_id": begin_id}
     attending = reading.attending(model.config)
     sums, num_tokens = [], 0
     state: Any = None
     try:
-        for batch in eval_segments(part, end_id=end_id, documents=reading.documents, **options):
+        for batch in eval_segments(text, end_id=end_id, documents=reading.documents, **options):
             if stop is not None and stop():
                 return None
+            batch = batch.rows(share(len(batch.lengths), *part))
+            if not len(batch.lengths):
+                break  # fewer lanes than parts
             if state is None and attending is not None:
                 state = model.start(len(batch.lengths), attending)
             output = model(batch.to(device), state)

@@ -1,0 +1,126 @@
+"""Blocks of an input on several ranks: merged in order, resumed, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli.main import main
+from manyheads.cli.sharding import blocks_of, run_sharded
+from manyheads.errors import ConfigError
+
+WORDS = ("a", "house", "is", "here", "now")
+
+
+def test_blocks() -> None:
+    assert list(blocks_of(range(5), 2)) == [[0, 1], [2, 3], [4]]
+    assert list(blocks_of([], 2)) == []
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    """One process takes up what was begun, and leaves nothing beside the output."""
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("a\nb\nc\nd\ne\n", encoding="utf-8")
+    worked: list[int] = []
+
+    def work(first: int, block: list[str]) -> list[str]:
+        if first == 4 and len(worked) == 2:
+            raise RuntimeError("interrupted")
+        worked.append(first)
+        return [f"{first}:{text}" for text in block]
+
+    def run(**identity: object) -> list[str] | None:
+        return run_sharded(str(output), [str(source)], identity, lambda: blocks_of("abcde", 2), work)
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        run(beam=4)
+    assert not output.exists()
+    with pytest.raises(ConfigError, match=r"holds blocks of another command"):
+        run(beam=5)
+    assert run(beam=4) == ["0:a", "0:b", "2:c", "2:d", "4:e"]
+    assert worked == [0, 2, 4]
+    assert output.read_text(encoding="utf-8") == "0:a\n0:b\n2:c\n2:d\n4:e\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "out.txt"}
+
+
+def test_ranks_cannot_share_streams(tmp_path: Path) -> None:
+    for output, inputs, what in (("-", [], "standard output"), (str(tmp_path / "o"), ["-"], "standard input")):
+        with pytest.raises(ConfigError, match=what):
+            run_sharded(output, inputs, {}, lambda: iter([]), lambda first, block: [])
+
+
+def on_ranks(world: int, arguments: list[str]) -> list[str]:
+    """What each of several processes of a command prints on standard output."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(world):
+        environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        command = [sys.executable, "-m", "manyheads", *arguments]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    texts = [process.communicate(timeout=400)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * world
+    return texts
+
+
+def test_two_ranks_translate_as_one(model_folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("".join(f"{WORDS[number % 5]} {WORDS[number % 3]}.\n" for number in range(23)), encoding="utf-8")
+    form = ["--lines-at-once", "4", "--json", "--max-new-tokens", "5"]
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    assert main(["translate", str(model_folder), str(source), "-o", str(one), *form]) == 0
+    on_ranks(2, ["translate", str(model_folder), str(source), "-o", str(two), *form])
+    assert two.read_bytes() == one.read_bytes()
+    assert len(one.read_bytes().splitlines()) == 23
+    assert not two.with_name("two.jsonl.shards").exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_score_and_evaluate_as_one(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("".join(f"{WORDS[number % 5]} {WORDS[number % 3]}.\n" for number in range(600)), encoding="utf-8")
+    one, two, out = tmp_path / "one.tsv", tmp_path / "two.tsv", tmp_path / "out.txt"
+    score = ["score", str(model_folder), "--source", str(source), "--target", str(source)]
+    assert main([*score, "-o", str(one)]) == 0
+    on_ranks(2, [*score, "-o", str(two)])
+    assert two.read_bytes() == one.read_bytes()
+    evaluate = ["evaluate", str(model_folder), "--source", str(source), "--reference", str(source), "--json"]
+    capsys.readouterr()
+    assert main([*evaluate, "--max-new-tokens", "5"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    texts = on_ranks(2, [*evaluate, "--max-new-tokens", "5", "--output", str(out)])
+    assert texts[1] == ""
+    several = json.loads(texts[0])
+    assert several["bleu"] == alone["bleu"]
+    assert several["likelihood"]["nats_per_token"] == pytest.approx(alone["likelihood"]["nats_per_token"], rel=1e-6)
+    assert len(out.read_bytes().splitlines()) == 600
+
+
+@pytest.mark.slow
+def test_two_ranks_evaluate_and_continue_a_text_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, prompts = tmp_path / "run", tmp_path / "prompts.txt"
+    assert main(["train", "--preset", "xl-debug", "--run-dir", str(run), "-q", "--training.max-steps", "2"]) == 0
+    capsys.readouterr()
+    evaluate = ["evaluate", str(run), "--json", "--max-tokens", "4000", "--lanes", "3"]
+    assert main(evaluate) == 0
+    alone = json.loads(capsys.readouterr().out)
+    texts = on_ranks(2, evaluate)
+    assert texts[1] == ""
+    [one], [two] = alone["results"], json.loads(texts[0])["results"]
+    assert two["tokens"] == one["tokens"]
+    assert two["nats_per_token"] == pytest.approx(one["nats_per_token"], rel=1e-6)
+    prompts.write_text("".join(f"It was {number} \n" for number in range(9)), encoding="utf-8")
+    generate = ["generate", str(run), "--lines", "--input", str(prompts), "-n", "6", "--max-rows", "2", "--count", "2"]
+    assert main([*generate, "-o", str(tmp_path / "one")]) == 0
+    on_ranks(2, [*generate, "-o", str(tmp_path / "two")])
+    assert (tmp_path / "two").read_bytes() == (tmp_path / "one").read_bytes()
