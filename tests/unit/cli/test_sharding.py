@@ -28,9 +28,11 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("a\nb\nc\nd\ne\n", encoding="utf-8")
     worked: list[int] = []
+    breaks = [True]
 
     def work(first: int, block: list[str]) -> list[str]:
-        if first == 4 and len(worked) == 2:
+        if first == 4 and breaks:
+            breaks.pop()
             raise RuntimeError("interrupted")
         worked.append(first)
         return [f"{first}:{text}" for text in block]

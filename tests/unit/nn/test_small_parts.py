@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyheads.errors import ConfigError
-from manyheads.nn.dropout import Dropout, dropout
+from manyheads.nn.dropout import Dropout, dropout, numbered_rows
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.norm import UnbiasedLayerNorm, build_norm
@@ -151,3 +152,40 @@ def test_the_stream_follows_autocast() -> None:
     assert low_precision(x) is x
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert low_precision(x).dtype == torch.bfloat16
+
+
+def test_what_a_row_loses_does_not_depend_on_the_others() -> None:
+    """Two ranks with parts of a batch drop what one would, also where the batch stands in a tensor twice."""
+    whole = torch.ones(7, 3, 5)
+    torch.manual_seed(4)
+    masks = [dropout(whole, 0.4), dropout(torch.cat([whole, whole]), 0.4), dropout(torch.ones(6, 3), 0.4, shared=True)]
+    for first, count in ((0, 4), (4, 3)):
+        rows = slice(first, first + count)
+        torch.manual_seed(4)
+        with numbered_rows(first, count, 7):
+            part = whole[rows]
+            found = [dropout(part, 0.4), dropout(torch.cat([part, part]), 0.4)]
+            assert torch.equal(found[0], masks[0][rows])
+            assert torch.equal(found[1], torch.cat([masks[1][:7][rows], masks[1][7:][rows]]))
+            assert torch.equal(dropout(torch.ones(6, 3), 0.4, shared=True), masks[2])
+    assert not torch.equal(masks[1][:7], masks[1][7:])
+
+
+def test_rows_are_dropped_independently_at_the_rate() -> None:
+    """Each row, each of the four numbers that share 64 bits, each pair of rows, and neighbours in a row."""
+    rate, width, rows = 0.3, 4096, 96
+    torch.manual_seed(0)
+    kept = (dropout(torch.ones(rows, width), rate) > 0).double() - (1 - rate)
+    spread = math.sqrt(rate * (1 - rate))
+    assert kept.mean(dim=1).abs().max() < 5 * spread / math.sqrt(width)
+    assert kept.view(rows, -1, 4).mean(dim=(0, 1)).abs().max() < 5 * spread / math.sqrt(rows * width / 4)
+    pairs = kept @ kept.T / (width * spread**2)
+    assert pairs.tril(-1).abs().max() < 5.5 / math.sqrt(width)
+    lanes = kept.view(rows, -1, 4)
+    for lane in range(4):  # the same place of the four alone, where a weak mixture would show
+        some = lanes[:, :, lane]
+        pairs = some @ some.T / (some.shape[1] * spread**2)
+        assert pairs.tril(-1).abs().max() < 6 / math.sqrt(1024)
+    for step in (1, 2, 3, 4):
+        near = (kept[:, step:] * kept[:, :-step]).mean() / spread**2
+        assert near.abs() < 5 / math.sqrt(rows * width)
