@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.pages import help_page, option_lines, program
+from manyheads.cli.sharding import refuse_ranks
 from manyheads.config.build import build, resolve
 from manyheads.config.describe import describe
 from manyheads.config.files import Source, load_yaml, to_plain, to_yaml
@@ -45,6 +46,7 @@ KINDS = {
     "resume": "auto|latest|best|PATH|none",
     "minutes": "M",
     "timeout": "S",
+    "memory_mib": "N",
 }
 SEQ2SEQ = "-seq2seq"
 SIZES = (
@@ -85,6 +87,9 @@ class TrainOptions:
         timeout: of several ranks (torchrun): seconds without a sign of life after which one is lost and the others end.
         print_config: print the settings that all this amounts to as YAML, and end.
         dry_run: show data, shapes, parameters and memory, take one step, save nothing, and end.
+        fit: find the largest --data.max-tokens (or lanes, or segment length) whose training on a CPU fits into the
+            memory that is free, print them, and end.
+        memory_mib: with --fit: so much memory, in place of nine tenths of what is free.
         quiet: no progress, only warnings and the result (-q).
         verbose: also print the settings, and keep every logged step in sight (-v).
     """
@@ -97,6 +102,8 @@ class TrainOptions:
     timeout: float = DEFAULT_TIMEOUT
     print_config: bool = False
     dry_run: bool = False
+    fit: bool = False
+    memory_mib: int | None = None
     quiet: bool = False
     verbose: bool = False
 
@@ -112,6 +119,12 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     set_up_machine()
     place = find_place()
+    if options.fit:
+        refuse_ranks("train --fit")
+        from manyheads.training.fit import plan
+
+        print(plan(config, options.memory_mib))
+        return 0
     if options.dry_run:
         from manyheads.training.dry_run import dry_run
 
@@ -188,6 +201,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunConfig]:
     config = _noting(mistakes, lambda: resolve(kind, sources)) if whole else None
     if options.quiet and options.verbose:
         mistakes.append("--quiet and --verbose contradict each other.")
+    if options.memory_mib is not None and (not options.fit or options.memory_mib < 1):
+        mistakes.append(f"--memory-mib {options.memory_mib} is of --fit, and at least 1.")
     if mistakes or config is None:
         raise ConfigError("\n".join(mistakes))
     return options, config

@@ -18,19 +18,19 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.table import build_model
+from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 from manyheads.training.device import computing, peak_memory_bytes
 from manyheads.training.language_modelling import begin_hashing
 from manyheads.training.optimiser import build_optimiser
-from manyheads.training.settings import TextConfig
+from manyheads.training.settings import TextConfig, TrainConfig
 from manyheads.training.step import Stepper
 
-__all__ = ["Footprint", "held_at_peak", "predict_memory", "take_steps"]
+__all__ = ["Footprint", "continued", "held_at_peak", "predict_memory", "predict_pairs", "take_steps"]
 
 LONGEST_PROBE = 8192
 SHORT = 64
@@ -103,7 +103,7 @@ def predict_memory(config: TextConfig, length: int, rows: int | None = None) -> 
         real = _peak_resident_bytes() - program
         found = [held_at_peak(config, probe, rows) for probe in probes]
     state = found[0][1]
-    counted = _continued(probes, [peak for peak, _ in found], length)
+    counted = continued(probes, [peak for peak, _ in found], length)
     # Pages that are left between blocks, and what kernels take for themselves, are not among the tensors counted.
     share = min(max(real / found[-1][0], 1.0), MOST_BESIDES)
     return Footprint(
@@ -114,6 +114,40 @@ def predict_memory(config: TextConfig, length: int, rows: int | None = None) -> 
         rows=rows,
         precision=config.precision,
         probes=probes,
+    )
+
+
+def predict_pairs(config: TrainConfig, length: int, rows: int) -> Footprint:
+    """Predict the peak of a translator's training on a CPU, by steps of just that size.
+
+    Args:
+        config: of the run; neither its data nor its folder is opened.
+        length: tokens of every source and target.
+        rows: pairs of a micro-batch.
+    """
+    model, size = config.model, config.tokenizer.vocab_size
+    model = replace(
+        model,
+        source_vocab_size=model.source_vocab_size or size,
+        target_vocab_size=model.target_vocab_size or size,
+    )
+    config = replace(config, model=model)
+    with computing(replace(config, device="cpu"), torch.device("cpu")):
+        take_steps(config, min(length, SHORT), 1)
+        program = _resident_bytes()
+        _forget_peak()
+        take_steps(config, length, rows)
+        real = _peak_resident_bytes() - program
+        counted, state = held_at_peak(config, length, rows)
+    share = min(max(real / counted, 1.0), MOST_BESIDES)
+    return Footprint(
+        program_bytes=program,
+        state_bytes=state,
+        step_bytes=max(0, round(counted * share) - state),
+        length=length,
+        rows=rows,
+        precision=config.precision,
+        probes=(length,),
     )
 
 
@@ -136,7 +170,7 @@ def _filled(config: TextConfig, length: int) -> TextConfig:
     return replace(config, model=model, data=data, reading=reading)
 
 
-def held_at_peak(config: TextConfig, length: int, rows: int) -> tuple[int, int]:
+def held_at_peak(config: TextConfig | TrainConfig, length: int, rows: int) -> tuple[int, int]:
     """The most bytes that torch held while `take_steps` ran, and what that returned."""
     watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with _quietly():
@@ -149,7 +183,7 @@ def held_at_peak(config: TextConfig, length: int, rows: int) -> tuple[int, int]:
     return _peak(watched) + average, state + average
 
 
-def take_steps(config: TextConfig, length: int, rows: int) -> tuple[int, int]:
+def take_steps(config: TextConfig | TrainConfig, length: int, rows: int) -> tuple[int, int]:
     """Build a model and take steps on random ids.
 
     Args:
@@ -159,25 +193,20 @@ def take_steps(config: TextConfig, length: int, rows: int) -> tuple[int, int]:
 
     Returns: bytes of weights, gradients and optimiser; and those of the average, which a run holds besides.
     """
-    size = config.model.vocab_size
     torch.manual_seed(derive_seed(config.seed, "weights"))
-    model: LanguageModel = build_model(config.model)
+    model: Any = build_model(config.model)
     optimiser = build_optimiser(model, config.optimiser)
-    ids = torch.randint(size, (rows, length + 1))
-    batch = SegmentBatch(
-        tokens=ids[:, :-1],
-        targets=ids[:, 1:],
-        lengths=torch.full((rows,), length),
-        resets=torch.zeros(rows, dtype=torch.bool),
-        sample_ids=torch.arange(rows),
-    )
-    stepper = Stepper(
-        model,
-        optimiser,
-        config,
-        torch.device("cpu"),
-        begin=lambda lanes, seed: begin_hashing(config, model, lanes, seed),
-    )
+    device = torch.device("cpu")
+    batch: Any
+    if isinstance(config, TrainConfig):
+        batch = _pairs(config, length, rows)
+        stepper = Stepper(model, optimiser, config, device)
+    else:
+        batch = _segments(config, length, rows)
+        text = config
+        stepper = Stepper(
+            model, optimiser, config, device, begin=lambda lanes, seed: begin_hashing(text, model, lanes, seed)
+        )
     for step in range(1, STEPS + 1):
         stepper.take([batch], step, 0.0)
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -188,6 +217,24 @@ def take_steps(config: TextConfig, length: int, rows: int) -> tuple[int, int]:
         if isinstance(value, torch.Tensor)
     )
     return 2 * weights + kept, weights if config.training.ema_decay else 0
+
+
+def _segments(config: TextConfig, length: int, rows: int) -> SegmentBatch:
+    ids = torch.randint(config.model.vocab_size, (rows, length + 1))
+    return SegmentBatch(
+        tokens=ids[:, :-1],
+        targets=ids[:, 1:],
+        lengths=torch.full((rows,), length),
+        resets=torch.zeros(rows, dtype=torch.bool),
+        sample_ids=torch.arange(rows),
+    )
+
+
+def _pairs(config: TrainConfig, length: int, rows: int) -> PairBatch:
+    lengths = torch.full((rows,), length)
+    sizes = (config.model.source_vocab_size, config.model.target_vocab_size)
+    source, target = (torch.randint(size, (rows, length)) for size in sizes)
+    return PairBatch(source, lengths, target, lengths, torch.arange(rows))
 
 
 @contextmanager
@@ -220,7 +267,7 @@ def _peak(watched: Any) -> int:
     return most
 
 
-def _continued(lengths: Sequence[int], values: Sequence[float], length: int) -> float:
+def continued(lengths: Sequence[int], values: Sequence[float], length: int) -> float:
     """The polynomial through the points, at a length (Lagrange)."""
     total = 0.0
     for i, (place, value) in enumerate(zip(lengths, values, strict=True)):

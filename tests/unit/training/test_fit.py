@@ -1,0 +1,68 @@
+"""The largest step for a given memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny_run import TINY, TINY_TEXT, changed
+
+from manyheads.cli.main import main
+from manyheads.errors import ConfigError
+from manyheads.training import fit as room
+from manyheads.training.fit import MIB, fit, free_bytes
+from manyheads.training.footprint import Footprint
+
+
+def footprint(total: int, length: int, rows: int) -> Footprint:
+    return Footprint(
+        program_bytes=total, state_bytes=0, step_bytes=0, length=length, rows=rows, precision="fp32", probes=(length,)
+    )
+
+
+def test_largest_values_meet_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of 100 MiB, 2 MiB a row and 1 KiB a pair of positions: what fits is known."""
+
+    def text(config: Any, length: int, rows: int | None = None) -> Footprint:
+        rows = config.data.lanes // config.data.accumulate if rows is None else rows
+        return footprint(100 * MIB + rows * (length * MIB // 4 + 1024 * length**2), length, rows)
+
+    monkeypatch.setattr(room, "predict_memory", text)
+    monkeypatch.setattr(room, "predict_pairs", lambda config, length, rows: footprint(
+        100 * MIB + rows * length * (MIB // 8 + 64 * length), length, rows))  # fmt: skip
+    lanes, length = fit(TINY_TEXT, 200 * MIB)
+    a_row = 2 * MIB + 1024 * 64
+    assert (lanes.setting, lanes.value) == ("data.lanes", 2 * (100 * MIB // a_row))
+    rows = TINY_TEXT.data.lanes // 2
+
+    def peak(length: int) -> int:
+        return text(TINY_TEXT, length, rows).total_bytes
+
+    assert length.setting == "data.segment_len"
+    assert peak(length.value) <= 200 * MIB < peak(length.value + 1)
+    assert length.predicted_bytes == pytest.approx(peak(length.value))
+    [tokens] = fit(TINY, 200 * MIB)
+    assert (tokens.setting, tokens.value) == ("data.max_tokens", 2 * (100 * MIB // (MIB // 8 + 64 * 16)))
+    with pytest.raises(ConfigError, match=r"Not even the smallest step fits: 102 MiB .* 50 MiB"):
+        fit(TINY_TEXT, 50 * MIB)
+
+
+def test_the_command_prints_what_to_type(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """More memory, more tokens."""
+    settings = tmp_path / "run.yaml"
+    from manyheads.config.files import to_yaml
+
+    wide = changed(TINY, model={"d_model": 64, "d_ff": 256})
+    settings.write_text(to_yaml(wide), encoding="utf-8")
+    values = []
+    for mib in (1500, 3000):
+        assert main(["train", "--config", str(settings), "--fit", "--memory-mib", str(mib)]) == 0
+        text = capsys.readouterr().out
+        values.append(int(text.split("--data.max_tokens ")[1].split(" ")[0]))
+    assert 500 < values[0] < values[1]
+    assert main(["train", "--config", str(settings), "--memory-mib", "5"]) == 2
+    assert "--memory-mib 5 is of --fit" in capsys.readouterr().err
+
+
+def test_free_memory() -> None:
+    assert 0 < free_bytes() < 1 << 50
