@@ -97,9 +97,8 @@ def _lanes(config: TextConfig, limit: float) -> Fit:
 def _length(config: TextConfig, limit: float) -> Fit:
     now, lanes = config.data.segment_len, config.data.lanes
     longest = max(now, 64)
-    probes = (
-        (longest // 2, longest) if isinstance(config.model, ReformerConfig) else (longest // 4, longest // 2, longest)
-    )
+    is_linear = isinstance(config.model, ReformerConfig)
+    probes = [longest // 2, longest] if is_linear else [longest // 4, longest // 2, longest]
     most = _LONGEST
     if isinstance(config.model, ReformerConfig) and config.model.positions != "sinusoidal":
         most = config.model.max_len
