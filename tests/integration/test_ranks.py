@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 KINDS = ("transformer", "xl", "reformer")
 EXEMPT_DROPOUT = {"reformer": "its hashed attention drops weights by tile, and tiles span the rows that a rank has"}
 
+LOOSE_FLOAT32 = {"reformer": "buckets are decisions: an error of rounding moves a token to another one (float64: none)"}
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
@@ -47,7 +49,7 @@ def compare(ranks: Ranks, place: Path, kind: str, worlds: dict[int, str], *, tol
     for world, parallel in worlds.items():
         several = ranks.run(world, "steps", kind=kind, run_dir=place, parallel=parallel, **options)
         torch.testing.assert_close(losses(several), losses(alone), rtol=tolerance, atol=tolerance)
-        assert several[0]["weights"] == pytest.approx(alone[0]["weights"], rel=1e3 * tolerance)
+        assert several[0]["weights"] == pytest.approx(alone[0]["weights"], rel=min(1e3 * tolerance, 1e-2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,8 +77,9 @@ def test_two_hundred_steps(ranks: Ranks, tmp_path: Path, kind: str, parallel: st
     compare(ranks, tmp_path, kind, {2: parallel}, tolerance=1e-9, steps=200, dropout=False)
     if kind not in EXEMPT_DROPOUT:
         compare(ranks, tmp_path, kind, {2: parallel}, tolerance=1e-9, steps=200)
-    compare(ranks, tmp_path, kind, {2: parallel}, tolerance=1e-5, steps=20, dropout=False, float64=False)
-    figure("R10", f"2 ranks against 1, {kind}, {parallel}", steps=200, float64_within=1e-9, float32_within=1e-5)
+    within = 5e-3 if kind in LOOSE_FLOAT32 else 1e-5
+    compare(ranks, tmp_path, kind, {2: parallel}, tolerance=within, steps=20, dropout=False, float64=False)
+    figure("R10", f"2 ranks against 1, {kind}, {parallel}", steps=200, float64_within=1e-9, float32_within=within)
 
 
 def contents(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:
