@@ -33,6 +33,18 @@ ATTRIBUTES = {
 ARGUMENTS = {"allow_pickle", "trust_remote_code", "shell", "weights_only"}
 
 
+ALLOWED = {
+    "checkpoint/sharded.py": {
+        "torch.distributed.checkpoint.api.CheckpointException",
+        "torch.distributed.checkpoint.hf_storage.HuggingFaceStorageReader",
+        "torch.distributed.checkpoint.hf_storage.HuggingFaceStorageWriter",
+        "torch.distributed.checkpoint.state_dict_loader.load",
+        "torch.distributed.checkpoint.state_dict_saver.save",
+    }
+}
+"""Distributed checkpointing with its safetensors storage; the default one unpickles. In one file."""
+
+
 def dotted(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
@@ -60,7 +72,8 @@ def findings(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_no_word_for_it(path: Path) -> None:
-    assert findings(ast.parse(path.read_text(encoding="utf-8"))) == []
+    allowed = ALLOWED.get(path.relative_to(SOURCES[0].parent).as_posix(), set())
+    assert set(findings(ast.parse(path.read_text(encoding="utf-8")))) == allowed
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ _MORE_FOR_COLLECTIVES = 4.0
 _NAMING_SECONDS = 3.0
 _MEETING_SECONDS = 60.0
 _LEAVING_SECONDS = 10.0
+_WORRIED_SECONDS = 10.0
+"""Silence that is enough once this rank was told to end: launchers do that when another one died, and wait 30 s."""
 _SIGNS_OF_NETWORK = ("gloo", "nccl", "connection", "timed out", "timeout", "socket", "store", "broken pipe", "recv")
 
 
@@ -63,6 +65,7 @@ class Group:
         self._store = store
         self._liveness = liveness
         self._number = 0
+        self.is_told_to_end: Callable[[], bool] = lambda: False
 
     @property
     def rank(self) -> int:
@@ -241,10 +244,14 @@ class Group:
                     self._store.delete_key(f"{old}/{key}")
 
     def _wait_for(self, key: str) -> None:
-        pause = 0.0005
+        pause, began = 0.0005, time.monotonic()
         while not self._store.check([key]):
             if self._store.check(["failed"]):
                 raise self._failure()
+            if self.is_told_to_end() and time.monotonic() - began > 1 and self._liveness is not None:
+                lost = self._liveness.lost(_WORRIED_SECONDS)
+                if lost is not None:
+                    raise RankLostError(f"{lost}.")
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
 

@@ -96,6 +96,7 @@ def _run(
 ) -> TrainResult:
     assembly = assemble(config, device, folder.data, group)
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
+    group.is_told_to_end = lambda: stop.signal_number is not None
     # Guarded within: a launcher ends all ranks when one is lost, and there must be time to say which.
     with catch_signals(stop, grace=0.0 if group.is_alone else SAME_SIGNAL_SECONDS), group.guarding():
         result = Trainer(assembly, folder, reporter, stop, translate).run(resume)
