@@ -107,6 +107,7 @@ def test_a_killed_rank_is_named_and_begun_again(undisturbed: Callable[..., Path]
     assert code == 0, text
     assert f"rank 1 (process {killed} on " in text
     assert "is lost: no sign of life" in text
+    assert not list(launched.run.glob("previous-*"))  # --resume none counts for the first start alone
     check(wanted, launched.run)
 
 
