@@ -67,18 +67,16 @@ def buckets_of(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, Tens
     found: dict[str, Tensor] = {}
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LSHSelfAttention)}
 
-    def watched(name: str, layer: LSHSelfAttention, *given: Any, **more: Any) -> Tensor | None:
-        buckets = LSHSelfAttention.buckets_of(layer, *given, **more)
-        if buckets is not None:
-            found[name.removeprefix("body.")] = buckets
+    def watched(name: str, layer: LSHSelfAttention, *given: Any) -> Tensor:
+        buckets = found[name.removeprefix("body.")] = LSHSelfAttention.hash_queries(layer, *given)
         return buckets
 
     try:
         for name, layer in layers.items():
-            layer.buckets_of = partial(watched, name, layer)  # type: ignore[method-assign]
+            layer.hash_queries = partial(watched, name, layer)  # type: ignore[method-assign]
         with torch.no_grad():
             model.log_probs(*inputs, **options)  # type: ignore[operator]
     finally:
         for layer in layers.values():
-            vars(layer).pop("buckets_of", None)
+            vars(layer).pop("hash_queries", None)
     return found

@@ -164,16 +164,17 @@ class LSHSelfAttention(nn.Module):
         if self.is_exact(x.shape[1], num_hashes):
             return None
         with torch.no_grad():
-            return self._hash(split_heads(self.qk_proj(x), self.num_heads), lengths, rotations, seed, num_hashes)
+            return self.hash_queries(split_heads(self.qk_proj(x), self.num_heads), lengths, rotations, seed, num_hashes)
 
-    def _hash(
+    def hash_queries(
         self,
-        qk: Tensor,
-        lengths: Tensor | None,
+        qk: Float[Tensor, "batch heads length head_dim"],
+        lengths: Int[Tensor, " batch"] | None,
         rotations: Tensor | None,
         seed: int | Tensor | None,
         num_hashes: int | None,
-    ) -> Tensor:
+    ) -> Int[Tensor, "batch heads rounds length"]:
+        """Buckets of projected queries; see `forward`, which calls this where it hashes."""
         if rotations is None:
             if seed is None:
                 raise RequestError("hashing needs buckets, rotations or a seed; none is given.")
@@ -186,45 +187,34 @@ class LSHSelfAttention(nn.Module):
         *,
         lengths: Int[Tensor, " batch"] | None = None,
         buckets: Int[Tensor, "batch heads rounds length"] | None = None,
+        order: Int[Tensor, "batch heads rounds places"] | None = None,
         rotations: Tensor | None = None,
         seed: int | Tensor | None = None,
         num_hashes: int | None = None,
-    ) -> Float[Tensor, "batch length d_model"]:
+        need_order: bool = False,
+    ) -> (
+        Float[Tensor, "batch length d_model"]
+        | tuple[Float[Tensor, "batch length d_model"], Int[Tensor, "batch heads rounds places"] | None]
+    ):
         """Attend among the positions of x.
 
         Args:
             lengths: real positions of each row, padding on the right; None: all.
             buckets: from an earlier pass; else they come from rotations, else from rotations drawn by the seed.
+            order: that an earlier pass over the same x sorted by: instead of buckets, it spares hashing and sorting.
             num_hashes: rounds, where they are to be others than the settings say; 0 attends exactly.
+            need_order: return the order too, which is None where nothing is hashed (see `lsh_chunks.sorting_order`).
 
-        Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed.
-        """
-        order = None if buckets is None else sorting_order(buckets, self.settings, lengths)
-        return self.forward_in_order(
-            x, lengths=lengths, order=order, rotations=rotations, seed=seed, num_hashes=num_hashes
-        )[0]
-
-    def forward_in_order(
-        self,
-        x: Float[Tensor, "batch length d_model"],
-        *,
-        lengths: Int[Tensor, " batch"] | None = None,
-        order: Int[Tensor, "batch heads rounds places"] | None = None,
-        rotations: Tensor | None = None,
-        seed: int | Tensor | None = None,
-        num_hashes: int | None = None,
-    ) -> tuple[Float[Tensor, "batch length d_model"], Int[Tensor, "batch heads rounds places"] | None]:
-        """`forward`, and the order that it sorted by: to be given to another call, which then neither hashes nor sorts.
-
-        Returns: None for an order where nothing is hashed. See `lsh_chunks.sorting_order`.
+        Raises: RequestError: neither buckets, order, rotations nor a seed, and something must be hashed.
         """
         qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
-        if order is None and not self.is_exact(x.shape[1], num_hashes):
+        if order is None and (buckets is not None or not self.is_exact(x.shape[1], num_hashes)):
             with torch.no_grad():
-                buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
+                if buckets is None:
+                    buckets = self.hash_queries(qk, lengths, rotations, seed, num_hashes)
                 order = sorting_order(buckets, self.settings, lengths)
         out: Tensor = self.out_proj(merge_heads(self._attend(qk, v, order, lengths)))
-        return out, order
+        return (out, order) if need_order else out
 
     def _attend(self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None) -> Tensor:
         rate = self.dropout_rate if self.training else 0.0
