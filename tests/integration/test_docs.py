@@ -292,7 +292,15 @@ def names_of(kind: type) -> set[str]:
     return set(dir(kind)).union(*given, made)
 
 
-TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "EXPERIMENTS.md", "recipes/README.md", "benchmarks/README.md"]
+TEXTS = [
+    "README.md",
+    "README.zh-CN.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "EXPERIMENTS.md",
+    "recipes/README.md",
+    "benchmarks/README.md",
+]
 LINKING = sorted({*TEXTS, *(str(p.relative_to(REPOSITORY)) for p in (REPOSITORY / "docs").rglob("*.md"))})
 
 
