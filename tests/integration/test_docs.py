@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 from doc_pages import REPOSITORY, Block, blocks_of, differing, headings_of, links_of
+from PIL import Image
 
 from manyheads.cli.main import main
 from manyheads.data.corpora.novel import load_novel
@@ -48,7 +49,7 @@ CUTS = [
     (r"--preset reformer-demo", "--preset reformer-debug"),
     (
         r"(?<=train )--config recipes/wikitext-2.yaml",
-        r"\g<0> --data.path data/wikitext-2 --model.cutoffs 3 6 --dry-run",
+        r"\g<0> --data.path data/wikitext-2 --model.cutoffs '[3, 6]' --dry-run",
     ),
     (r"info reformer-demo --length \d+", "info reformer-debug --length 64"),
     (r"info my.yaml --length \d+", "info my.yaml --length 256"),
@@ -58,6 +59,8 @@ CUTS = [
     (r"--memory-len 0 64 128 256( 512)?", "--memory-len 0 8"),
     (r"--segment-len 64 --memory-len 640 --clamp-len 400", "--segment-len 16 --memory-len 32 --clamp-len 20"),
     (r"--max-new-tokens \d+|-n 400", "--max-new-tokens 5"),
+    (r"the cat sat on the mat and [^\"]*", "the cat sat on the mat"),  # a debug Reformer has 64 positions
+    (r"head -c 6144", "head -c 24"),  # half of a picture of 4 x 4
     (r"--layer 3", "--layer 2"),  # debug models have two
     (r"--num-hashes 1 2 4 full", "--num-hashes 1 full"),
 ]
@@ -65,6 +68,7 @@ PYTHON_CUTS = [(r"max_new_tokens=\d+", "max_new_tokens=5")]
 RUNS = {
     # What a page supposes to have been trained before.
     "docs/inspecting.md": ["demo", "reformer"],
+    "docs/long-sequences.md": ["pictures"],
     "docs/tutorials/attention.md": ["small"],
 }
 NOT_RUN: dict[str, str] = {}
@@ -90,6 +94,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "wikitext-2").mkdir()
     for split in ("train", "valid", "test"):
         (place / "wikitext-2" / f"wiki.{split}.tokens").write_text(" = A title = \n \n the cat sat . \n" * 50, "utf-8")
+    (place / "png").mkdir()
+    for number in range(8):
+        Image.new("RGB", (4, 4), (30 * number, 90, 200)).save(place / "png" / f"{number}.png")
+    (place / "picture.raw").write_bytes(bytes(48))
     (place / "recipes").symlink_to(REPOSITORY / "recipes")
     (place / "my.yaml").write_text(
         "model: {architecture: reformer, d_model: 32, num_heads: 2, d_ff: 64, num_layers: 2, max_len: 256}\n",
@@ -103,9 +111,16 @@ def folder(texts: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Where a page's blocks run: the texts, and the runs that it supposes."""
     for file in texts.iterdir():
         (tmp_path / file.name).symlink_to(file, target_is_directory=file.is_dir())
+    presets = {
+        "reformer": ["reformer-debug"],
+        "pictures": ["reformer-debug", "--data.path", "data/pixels", "--data.documents", "separate"],
+    }
     with contextlib.chdir(tmp_path):
         for name in RUNS.get(request.node.callspec.params["page"], []):
-            preset = ["reformer-debug"] if name == "reformer" else ["debug", "--data.path", str(texts / "pairs")]
+            preset = presets.get(name, ["debug", "--data.path", str(texts / "pairs")])
+            if name == "pictures":
+                images = ["--layout", "images", "--image-size", "4", "--corpus", "png", "--valid-corpus", "png"]
+                in_process(["prepare", "--task", "lm", *images, "--output", "data/pixels"])
             in_process(["train", "--preset", *preset, "--run-dir", f"runs/{name}"])
     return tmp_path
 
