@@ -74,14 +74,13 @@ class AttentionSublayer(nn.Module):
         if isinstance(self.self_attn, LocalSelfAttention):
             return self.dropout(self.self_attn(h, lengths=call.lengths)), ()
         num_hashes = 0 if self.kind == "full" else call.num_hashes
-        out, order = self.self_attn(
+        out, order = self.self_attn.forward_in_order(
             h,
             lengths=call.lengths,
             order=kept[0] if kept else None,
             rotations=call.rotations.get(self.index),
             seed=call.seed_of(self.index),
             num_hashes=num_hashes,
-            need_order=True,
         )
         return self.dropout(out), () if order is None else (order,)
 

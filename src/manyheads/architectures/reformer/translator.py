@@ -77,7 +77,7 @@ class SelfSublayer(nn.Module):
             mask = Causal() if self.causal else Lengths(cast(Tensor, side.lengths))
             return self.dropout(self.self_attn(h, mask=mask)[0]), ()
         order = kept[0] if kept else None
-        out, order = self.self_attn(h, lengths=side.lengths, order=order, seed=self.seed(side), need_order=True)
+        out, order = self.self_attn.forward_in_order(h, lengths=side.lengths, order=order, seed=self.seed(side))
         return self.dropout(out), () if order is None else (order,)
 
     def start(self, rows: int, side: Side, like: Tensor) -> KeyValueState | LSHCache:

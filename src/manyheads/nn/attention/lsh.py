@@ -86,6 +86,9 @@ class LSHSelfAttention(nn.Module):
         >>> attention = LSHSelfAttention(16, 4, settings=settings, max_len=64)
         >>> attention(torch.randn(2, 64, 16), seed=0).shape
         torch.Size([2, 64, 16])
+        >>> out, weights = attention(torch.randn(64, 16), seed=0, need_weights=True)  # one sequence, without a batch
+        >>> out.shape, weights.shape
+        (torch.Size([64, 16]), torch.Size([4, 64, 64]))
 
     Paper: Kitaev et al. 2020, sec. 2.
     Args:
@@ -121,6 +124,7 @@ class LSHSelfAttention(nn.Module):
         self.v_proj = nn.Linear(d_model, inner, bias=False)
         self.out_proj = nn.Linear(inner, d_model, bias=bias)
         self.weights_hook: Callable[[Tensor], None] | None = None
+        self.buckets_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -164,67 +168,119 @@ class LSHSelfAttention(nn.Module):
         if self.is_exact(x.shape[1], num_hashes):
             return None
         with torch.no_grad():
-            return self.hash_queries(split_heads(self.qk_proj(x), self.num_heads), lengths, rotations, seed, num_hashes)
+            return self._hash(split_heads(self.qk_proj(x), self.num_heads), lengths, rotations, seed, num_hashes)
 
-    def hash_queries(
+    def _hash(
         self,
-        qk: Float[Tensor, "batch heads length head_dim"],
-        lengths: Int[Tensor, " batch"] | None,
+        qk: Tensor,
+        lengths: Tensor | None,
         rotations: Tensor | None,
         seed: int | Tensor | None,
         num_hashes: int | None,
-    ) -> Int[Tensor, "batch heads rounds length"]:
-        """Buckets of projected queries; see `forward`, which calls this where it hashes."""
+    ) -> Tensor:
         if rotations is None:
             if seed is None:
                 raise RequestError("hashing needs buckets, rotations or a seed; none is given.")
             rotations = self.draw(seed, num_hashes)
-        return mark_padding(hash_vectors(qk, rotations, self.factors), lengths, self.num_buckets)
+        buckets = mark_padding(hash_vectors(qk, rotations, self.factors), lengths, self.num_buckets)
+        if self.buckets_hook is not None:
+            self.buckets_hook(buckets)
+        return buckets
 
     def forward(
+        self,
+        x: Float[Tensor, "*batch length d_model"],
+        *,
+        lengths: Int[Tensor, "*batch"] | None = None,
+        buckets: Int[Tensor, "*batch heads rounds length"] | None = None,
+        rotations: Tensor | None = None,
+        seed: int | Tensor | None = None,
+        num_hashes: int | None = None,
+        need_weights: bool = False,
+    ) -> Float[Tensor, "*batch length d_model"] | tuple[Tensor, Tensor]:
+        """Attend among the positions of x.
+
+        Args:
+            x: (batch, length, d_model), or one sequence without a batch, (length, d_model).
+            lengths: real positions of each row, padding on the right; None: all.
+            buckets: from an earlier pass; else they come from rotations, else from rotations drawn by the seed.
+            num_hashes: rounds, where they are to be others than the settings say; 0 attends exactly.
+            need_weights: hand out the attention weights as well, those before dropout; at the cost of exact attention.
+
+        Returns: (batch, length, d_model); if asked for, weights (batch, heads, length, length) as well, the rounds'
+            under one softmax. Without batch if x has none.
+        Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed. ShapeError: x has
+            neither two nor three axes.
+        """
+        if x.dim() not in (2, 3):
+            raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
+        alone = x.dim() == 2
+        if alone:
+            x = x[None]
+            lengths, buckets = (None if given is None else given[None] for given in (lengths, buckets))
+        order = None if buckets is None else sorting_order(buckets, self.settings, lengths)
+        qk, v, order = self._prepare(x, lengths, order, rotations, seed, num_hashes)
+        weights = None
+        if need_weights:
+            attended, weights = self._attend_openly(qk, v, order, lengths)
+        else:
+            attended = self._attend(qk, v, order, lengths)
+        out: Tensor = self.out_proj(merge_heads(attended))
+        if weights is not None:
+            return (out[0], weights[0]) if alone else (out, weights)
+        return out[0] if alone else out
+
+    def forward_in_order(
         self,
         x: Float[Tensor, "batch length d_model"],
         *,
         lengths: Int[Tensor, " batch"] | None = None,
-        buckets: Int[Tensor, "batch heads rounds length"] | None = None,
         order: Int[Tensor, "batch heads rounds places"] | None = None,
         rotations: Tensor | None = None,
         seed: int | Tensor | None = None,
         num_hashes: int | None = None,
-        need_order: bool = False,
-    ) -> (
-        Float[Tensor, "batch length d_model"]
-        | tuple[Float[Tensor, "batch length d_model"], Int[Tensor, "batch heads rounds places"] | None]
-    ):
-        """Attend among the positions of x.
+    ) -> tuple[Float[Tensor, "batch length d_model"], Int[Tensor, "batch heads rounds places"] | None]:
+        """`forward`, and the order that it sorted by: to be given to another call, which then neither hashes nor sorts.
 
-        Args:
-            lengths: real positions of each row, padding on the right; None: all.
-            buckets: from an earlier pass; else they come from rotations, else from rotations drawn by the seed.
-            order: that an earlier pass over the same x sorted by: instead of buckets, it spares hashing and sorting.
-            num_hashes: rounds, where they are to be others than the settings say; 0 attends exactly.
-            need_order: return the order too, which is None where nothing is hashed (see `lsh_chunks.sorting_order`).
-
-        Raises: RequestError: neither buckets, order, rotations nor a seed, and something must be hashed.
+        Returns: None for an order where nothing is hashed. See `lsh_chunks.sorting_order`.
         """
-        qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
-        if order is None and (buckets is not None or not self.is_exact(x.shape[1], num_hashes)):
-            with torch.no_grad():
-                if buckets is None:
-                    buckets = self.hash_queries(qk, lengths, rotations, seed, num_hashes)
-                order = sorting_order(buckets, self.settings, lengths)
+        qk, v, order = self._prepare(x, lengths, order, rotations, seed, num_hashes)
         out: Tensor = self.out_proj(merge_heads(self._attend(qk, v, order, lengths)))
-        return (out, order) if need_order else out
+        return out, order
+
+    def _prepare(
+        self,
+        x: Tensor,
+        lengths: Tensor | None,
+        order: Tensor | None,
+        rotations: Tensor | None,
+        seed: int | Tensor | None,
+        num_hashes: int | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and values by head, and the order to sort by, the one given or a new one; None: nothing to hash."""
+        qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
+        if order is None and not self.is_exact(x.shape[1], num_hashes):
+            with torch.no_grad():
+                buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
+                order = sorting_order(buckets, self.settings, lengths)
+        return qk, v, order
 
     def _attend(self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None) -> Tensor:
-        rate = self.dropout_rate if self.training else 0.0
         if self.weights_hook is not None:
-            weights = self._weights(qk, None if order is None else ranks_of(order, qk.shape[2]), lengths)
-            self.weights_hook(weights)
-            return torch.matmul(dropout(weights, rate), v)
+            return self._attend_openly(qk, v, order, lengths)[0]
+        rate = self.dropout_rate if self.training else 0.0
         if order is None:
             return _exact(qk, v, self.settings, lengths, rate, qk.shape[2])
         return _attend_in_order(qk, v, order, self.settings, lengths, rate)
+
+    def _attend_openly(
+        self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`_attend` pair by pair, and the weights, which somebody wants to see."""
+        weights = self._weights(qk, None if order is None else ranks_of(order, qk.shape[2]), lengths)
+        if self.weights_hook is not None:
+            self.weights_hook(weights)
+        return torch.matmul(dropout(weights, self.dropout_rate if self.training else 0.0), v), weights
 
     def _weights(self, qk: Tensor, buckets: Tensor | None, lengths: Tensor | None) -> Tensor:
         """(batch, heads, length, length)"""
