@@ -50,18 +50,24 @@ def lsh_attention(
             f"queries {tuple(qk.shape)}, values {tuple(v.shape)} (batch, heads, length, width) and buckets"
             f" {tuple(buckets.shape)} (batch, heads, rounds, length) do not belong together."
         )
-    return _attend_in_order(qk, v, sorting_order(buckets, settings, lengths), settings, lengths, dropout_rate)
+    return _attend_in_order(qk, v, sorting_order(buckets, settings, lengths), settings, lengths, dropout_rate)[0]
 
 
 def _attend_in_order(
-    qk: Tensor, v: Tensor, order: Tensor, settings: LSHSettings, lengths: Tensor | None, dropout_rate: float
-) -> Tensor:
-    """`lsh_attention` where the order is known."""
-    out = chunked_attention(qk, v, order, settings, lengths, dropout_rate)
+    qk: Tensor,
+    v: Tensor,
+    order: Tensor,
+    settings: LSHSettings,
+    lengths: Tensor | None,
+    dropout_rate: float,
+    known: tuple[Tensor, ...] = (),
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """`lsh_attention` where the order is known; and what is known then, see `chunked_attention`."""
+    out, known = chunked_attention(qk, v, order, settings, lengths, dropout_rate, known)
     exact = min(settings.exact_len, qk.shape[2]) if settings.visible == "bucket" else 0
-    if not exact:
-        return out
-    return torch.cat([_exact(qk, v, settings, lengths, dropout_rate, exact), out[:, :, exact:]], dim=2)
+    if exact:
+        out = torch.cat([_exact(qk, v, settings, lengths, dropout_rate, exact), out[:, :, exact:]], dim=2)
+    return out, known
 
 
 def _exact(
@@ -224,29 +230,34 @@ class LSHSelfAttention(nn.Module):
         if need_weights:
             attended, weights = self._attend_openly(qk, v, order, lengths)
         else:
-            attended = self._attend(qk, v, order, lengths)
+            attended, _ = self._attend(qk, v, order, lengths)
         out: Tensor = self.out_proj(merge_heads(attended))
         if weights is not None:
             return (out[0], weights[0]) if alone else (out, weights)
         return out[0] if alone else out
 
-    def forward_in_order(
+    def forward_keeping(
         self,
         x: Float[Tensor, "batch length d_model"],
+        kept: tuple[Tensor, ...] | None = None,
         *,
         lengths: Int[Tensor, " batch"] | None = None,
-        order: Int[Tensor, "batch heads rounds places"] | None = None,
         rotations: Tensor | None = None,
         seed: int | Tensor | None = None,
         num_hashes: int | None = None,
-    ) -> tuple[Float[Tensor, "batch length d_model"], Int[Tensor, "batch heads rounds places"] | None]:
-        """`forward`, and the order that it sorted by: to be given to another call, which then neither hashes nor sorts.
+        keep_output: bool = False,
+    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
+        """`forward`, and what is worth keeping for another call on the same x: nothing where nothing is hashed.
 
-        Returns: None for an order where nothing is hashed. See `lsh_chunks.sorting_order`.
+        Args:
+            kept: by an earlier call. This one neither hashes nor sorts.
+            keep_output: keep, beside the order, what the heads put out. The other call then attends only backwards.
         """
+        order, *known = kept or (None,)
         qk, v, order = self._prepare(x, lengths, order, rotations, seed, num_hashes)
-        out: Tensor = self.out_proj(merge_heads(self._attend(qk, v, order, lengths)))
-        return out, order
+        attended, found = self._attend(qk, v, order, lengths, tuple(known))
+        out: Tensor = self.out_proj(merge_heads(attended))
+        return out, () if order is None else (order, *(found if keep_output else ()))
 
     def _prepare(
         self,
@@ -265,13 +276,16 @@ class LSHSelfAttention(nn.Module):
                 order = sorting_order(buckets, self.settings, lengths)
         return qk, v, order
 
-    def _attend(self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None) -> Tensor:
+    def _attend(
+        self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None, known: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The heads' outputs, and what spares their computation another time."""
         if self.weights_hook is not None:
-            return self._attend_openly(qk, v, order, lengths)[0]
+            return self._attend_openly(qk, v, order, lengths)[0], ()
         rate = self.dropout_rate if self.training else 0.0
         if order is None:
-            return _exact(qk, v, self.settings, lengths, rate, qk.shape[2])
-        return _attend_in_order(qk, v, order, self.settings, lengths, rate)
+            return _exact(qk, v, self.settings, lengths, rate, qk.shape[2]), ()
+        return _attend_in_order(qk, v, order, self.settings, lengths, rate, known)
 
     def _attend_openly(
         self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None
@@ -342,7 +356,7 @@ class LSHSelfAttention(nn.Module):
             buckets = mark_padding(hash_vectors(qk, cache.rotations, self.factors), added, self.num_buckets)
         if cache.is_empty and x.shape[1] > 1:
             order = None if buckets is None else sorting_order(buckets, self.settings, lengths)
-            attended = self._attend(qk, v, order, lengths)
+            attended, _ = self._attend(qk, v, order, lengths)
             cache = cache.filled(qk, v, buckets, lengths, self.settings)
         else:
             attended, cache = cache.extended(qk, v, buckets, lengths, self.settings)
