@@ -105,6 +105,8 @@ class LSHSelfAttention(nn.Module):
         bias: of the output projection alone, as in the peers that have one.
         dropout: rate on the attention weights, in training.
 
+    torch.compile takes hashing with `fullgraph=False` only: how it computes depends on the numbers' size. Give it
+    `rotations` (of `draw`), since a seed's generator cannot be compiled.
     Raises: ConfigError: head_dim is 0 and num_heads does not divide d_model.
     """
 
