@@ -13,7 +13,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check check-long bench recipes setup clean
+.PHONY: demo test check check-long bench recipes docs setup clean
 
 demo: $(READY)
 	$(BIN)/manyheads train --preset demo --run-dir runs/demo --resume none --minutes $(MINUTES)
@@ -39,6 +39,11 @@ bench: $(READY)
 recipes: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) tests/integration/test_recipes.py
 
+# The documentation as a site: site/index.html. Every link and name must hold.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 setup: $(READY)
 
 # torch goes first and alone, so that TORCH_INDEX serves nothing else; its pin gives way to TORCH_SPEC.
@@ -53,4 +58,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

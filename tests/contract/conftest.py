@@ -64,10 +64,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "exact, learned, plain": {"layers": ("full",), "positions": "learned", "reversible": False, "ff_chunk_len": 0},
         "first positions exact": {"layers": ("lsh", "full"), "exact_len": 6, "activation": "gelu", "num_buckets": (4,)},
+        "attention kept": {"layers": ("lsh", "local"), "keep_attention": True, "exact_len": 3},
     },
     "reformer-seq2seq": {
         "debug": {},
         "exact": {"attention": "full", "tie_embeddings": "decoder", "ff_chunk_len": 3},
+        "attention kept": {"keep_attention": True},
         "plain, learned": {"reversible": False, "positions": "learned", "tie_embeddings": "none", "num_hashes": 1},
     },
     "transformer-xl": {

@@ -17,7 +17,7 @@ from manyheads.architectures.reformer.layers import AttentionSublayer
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.nn.attention import lsh
+from manyheads.nn.attention import lsh, lsh_chunks
 
 VOCAB = 23
 CHUNK = 4
@@ -395,7 +395,7 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_depth(reformer: A
     """Numbers in the graph of a loss, weights and whole numbers (buckets) not counted."""
 
     def kept(num_layers: int) -> int:
-        model, sizes = reformer.build(num_layers=num_layers, reversible=True), {}
+        model, sizes = reformer.build(num_layers=num_layers, reversible=True, keep_attention=False), {}
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -479,3 +479,25 @@ def test_presets_can_be_built(preset: str) -> None:
     with torch.device("meta"):
         model = build_model(config)
     assert preset in ("debug", "small", "million") or sum(p.numel() for p in model.parameters()) > 1e7
+
+
+def test_kept_attention_is_not_computed_again(monkeypatch: pytest.MonkeyPatch, reformer: Any) -> None:
+    """One pass over a layer's chunks forwards and one backwards, instead of two and one; and the same gradients."""
+    forward, passes = lsh_chunks._forward, []
+
+    def counted(*given: Any) -> Any:
+        passes.append(1)
+        return forward(*given)
+
+    monkeypatch.setattr(lsh_chunks, "_forward", counted)
+    gradients, counts = [], []
+    for kept in (False, True):
+        model = reformer.build(reversible=True, keep_attention=kept, layers=("lsh",), num_layers=3).double().train()
+        passes.clear()
+        torch.manual_seed(0)
+        loss = model(batch_of(ids(2, 14))).loss_sum
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+        counts.append(len(passes))
+    assert counts == [6, 3]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-8)

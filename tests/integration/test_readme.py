@@ -13,6 +13,7 @@ import pytest
 from manyheads.data.corpora.tatoeba import load_tatoeba
 
 README = Path(__file__).resolve().parents[2] / "README.md"
+CHINESE = README.with_name("README.zh-CN.md")
 BLOCKS = re.findall(r"<!-- test -->\n```(\w*)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 pytestmark = pytest.mark.readme
@@ -53,3 +54,15 @@ def test_readme_blocks_run(folder: Path) -> None:
                 run(["bash", "-eo", "pipefail", "-c", line], folder)
     assert len((folder / "sentences.de").read_text(encoding="utf-8").split("\n")) == 5
     assert (folder / "runs/mine/model/model.safetensors").exists()
+
+
+def test_the_chinese_readme_has_the_same_commands() -> None:
+    """Its blocks of code are blocks of README.md, and each README links to the other."""
+    blocks = {
+        path: re.findall(r"^```\w*\n(.*?)^```$", path.read_text("utf-8"), re.DOTALL | re.M)
+        for path in (README, CHINESE)
+    }
+    assert len(blocks[CHINESE]) >= 8
+    assert set(blocks[CHINESE]) <= set(blocks[README])
+    assert f"({CHINESE.name})" in README.read_text(encoding="utf-8")
+    assert f"({README.name})" in CHINESE.read_text(encoding="utf-8")

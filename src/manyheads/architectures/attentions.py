@@ -67,18 +67,13 @@ def buckets_of(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, Tens
     found: dict[str, Tensor] = {}
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LSHSelfAttention)}
 
-    def watched(name: str, layer: LSHSelfAttention, *given: Any, **more: Any) -> Tensor | None:
-        buckets = LSHSelfAttention.buckets_of(layer, *given, **more)
-        if buckets is not None:
-            found[name.removeprefix("body.")] = buckets
-        return buckets
-
+    before = {name: layer.buckets_hook for name, layer in layers.items()}
     try:
         for name, layer in layers.items():
-            layer.buckets_of = partial(watched, name, layer)  # type: ignore[method-assign]
+            layer.buckets_hook = partial(found.__setitem__, name.removeprefix("body."))
         with torch.no_grad():
             model.log_probs(*inputs, **options)  # type: ignore[operator]
     finally:
-        for layer in layers.values():
-            vars(layer).pop("buckets_of", None)
+        for name, layer in layers.items():
+            layer.buckets_hook = before[name]
     return found

@@ -144,7 +144,9 @@ def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
                 undo.append(_watch_attention(module, shown, lines))
             known = next((entry for kind, entry in EQUATIONS.items() if isinstance(module, kind)), None)
             if known is not None:
-                hooks.append(module.register_forward_hook(_writer(shown, known[0], known[1](module), lines)))
+                # Hashed layers are called by another name than forward, which hooks do not see; their last map is not.
+                called = module.out_proj if isinstance(module, LSHSelfAttention) else module
+                hooks.append(called.register_forward_hook(_writer(shown, known[0], known[1](module), lines)))
         yield
     finally:
         for hook in hooks:

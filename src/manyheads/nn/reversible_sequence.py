@@ -27,6 +27,7 @@ class ReversibleSequence(nn.Module):
         layers: pairs of modules that take a stream and return one of its shape; of a tuple the first is taken.
         reversible: False backpropagates as torch does, for comparison.
 
+    torch.compile takes it in one graph without gradients, or with `reversible=False`; else `fullgraph=False`.
     Cost: see `nn.reversible.through_sublayers`: the backward pass computes every F and G once more.
     """
 

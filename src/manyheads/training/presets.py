@@ -247,6 +247,7 @@ def duplication() -> TextConfig:
             d_ff=1024,
             num_layers=1,
             layers=("lsh",),
+            positions="learned",  # axial ones cannot point back by one distance across the ends of their rows
             max_len=256,
             chunk_len=32,
             num_hashes=4,

@@ -143,3 +143,25 @@ def test_the_users_own_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())  # a system without glibc
     assert machine.set_up_machine() is False
     assert machine.os.environ["GOMP_SPINCOUNT"] == "7"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="changes nothing elsewhere")
+@pytest.mark.parametrize(
+    ("looks", "spins"),
+    [(["1"], "10000"), (["2", "1"], "10000"), (["2", "3", "2"], "3000"), ([], "3000")],
+    ids=["free", "free again", "busy", "cannot look"],
+)
+def test_threads_wait_shorter_in_company(monkeypatch: pytest.MonkeyPatch, looks: list[str], spins: str) -> None:
+    given = iter(looks)
+
+    def read(path: Path, encoding: str) -> str:
+        assert (str(path), encoding) == ("/proc/loadavg", "ascii")
+        running = next(given, None)
+        if running is None:
+            raise FileNotFoundError(path)
+        return f"0.50 0.40 0.30 {running}/134 4711\n"
+
+    monkeypatch.setattr(machine.Path, "read_text", read)
+    monkeypatch.setattr(machine.os, "environ", {})
+    machine.set_up_machine()
+    assert machine.os.environ["GOMP_SPINCOUNT"] == spins

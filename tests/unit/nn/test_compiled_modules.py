@@ -19,11 +19,16 @@ from manyheads.nn import (
     Causal,
     Dense,
     DotProductAttention,
+    FeedForward,
     KeyPadding,
     LearnedRelativeMultiHeadAttention,
     Lengths,
+    LocalSelfAttention,
+    LSHSelfAttention,
+    LSHSettings,
     MultiHeadAttention,
     RelativeMultiHeadAttention,
+    ReversibleSequence,
     TorchMultiheadAttention,
     Window,
 )
@@ -61,6 +66,23 @@ class Called(nn.Module):
         return self.call(self.module, x, lengths)
 
 
+def hashed(num_hashes: int) -> LSHSelfAttention:
+    return LSHSelfAttention(D, H, settings=LSHSettings(num_hashes=num_hashes, chunk_len=2), max_len=16)
+
+
+def layers(reversible: bool) -> ReversibleSequence:
+    return ReversibleSequence([(MultiHeadAttention(D, H), FeedForward(D, 20))], reversible=reversible)
+
+
+def stacked(module: Any, x: Tensor, lengths: Tensor) -> Tensor:
+    return torch.cat(module(x, x.flip(1)), dim=-1) + lengths[0]
+
+
+ROTATIONS = hashed(num_hashes=2).draw(3)
+FIXED_BATCH = {"multi-head, no batch", "hashed, exact", "hashed, weights"}
+"""Exported for the example's batch alone: one sequence, or how much is done at once follows from the batch."""
+
+
 def cases() -> dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]]:
     def padded(m: Any, x: Tensor, lengths: Tensor) -> Any:
         return m(x, mask=Causal() & Lengths(lengths))[0]
@@ -93,6 +115,16 @@ def cases() -> dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]]:
             lambda: LearnedRelativeMultiHeadAttention(D, H, max_len=4, num_future=2),
             lambda m, x, n: m(x, mask=Lengths(n), need_weights=True),
         ),
+        "local": (
+            lambda: LocalSelfAttention(D, H, chunk_len=2),
+            lambda m, x, n: m(x, lengths=n, need_weights=True),
+        ),
+        "hashed, exact": (lambda: hashed(num_hashes=0), lambda m, x, n: m(x, lengths=n)),
+        "hashed, weights": (
+            lambda: hashed(num_hashes=2),
+            lambda m, x, n: m(x, lengths=n, rotations=ROTATIONS, need_weights=True),
+        ),
+        "reversible layers, plainly": (lambda: layers(reversible=False), lambda m, x, n: stacked(m, x, n)),
         "dot product": (DotProductAttention, one_head),
         "additive": (lambda: AdditiveAttention(D, D, 5), one_head),
         "torch's": (lambda: TorchMultiheadAttention(D, H, batch_first=True), like_torch),
@@ -137,9 +169,9 @@ def test_exported(case: str) -> None:
     module = Called(build(), call).eval()
     example = (torch.randn(B + 1, L, D), torch.tensor([4, 0, 6]))
     shapes = ({0: torch.export.Dim.DYNAMIC}, {0: torch.export.Dim.DYNAMIC})
-    program = torch.export.export(module, example, dynamic_shapes=None if "no batch" in case else shapes)
+    program = torch.export.export(module, example, dynamic_shapes=None if case in FIXED_BATCH else shapes)
     x, lengths = torch.randn(B, L, D), LENGTHS
-    if "no batch" in case:
+    if case in FIXED_BATCH:
         x, lengths = torch.randn(B + 1, L, D), torch.tensor([1, 2, 3])
     assert_same(program.module()(x, lengths), module(x, lengths))
 
@@ -173,3 +205,31 @@ def test_in_training_with_dropout() -> None:
         assert not torch.equal(out[0], out[1])
         wanted = module.eval()(x, x, x)[0] + LENGTHS[0]
         torch.testing.assert_close(out.mean(0), wanted[0], atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("case", ["reversible", "hashed"])
+def test_what_has_a_backward_pass_of_its_own_compiles_in_parts(case: str) -> None:
+    """Not in one graph, as the docstrings say; in several, with the same numbers and gradients."""
+    if case == "reversible":
+        module = Called(layers(reversible=True), stacked).eval()
+    else:
+        module = Called(hashed(num_hashes=2), lambda m, x, n: m(x, lengths=n, rotations=ROTATIONS)).eval()
+    x = torch.randn(B, L, D, requires_grad=True)
+    with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)):
+        torch.compile(module, backend="aot_eager", fullgraph=True)(x, LENGTHS)
+    torch._dynamo.reset()
+    eager, compiled = module(x, LENGTHS), torch.compile(module, backend="aot_eager")(x, LENGTHS)
+    assert_same(compiled, eager)
+    found, wanted = (torch.autograd.grad(y.square().sum(), [x, *module.parameters()]) for y in (compiled, eager))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_reversible_layers_without_gradients() -> None:
+    """In one graph, and as a program."""
+    module = Called(layers(reversible=True), stacked).eval()
+    x = torch.randn(B, L, D)
+    eager = module(x, LENGTHS)
+    with torch.no_grad():
+        assert_same(torch.compile(module, backend="aot_eager", fullgraph=True)(x, LENGTHS), eager)
+        assert_same(torch.export.export(module, (x, LENGTHS)).module()(x, LENGTHS), eager)

@@ -12,9 +12,11 @@ from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention import lsh_chunks
+from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vectors, lsh_attention, rotations
 from manyheads.nn.attention.lsh_pairs import attend_pairs, shared_qk_attention, visible_pairs
 from manyheads.nn.attention.lsh_settings import automatic_buckets
+from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.attention.naive import naive_dot_product_attention, naive_lsh_attention
 
 B, H, D, E, CHUNK = 2, 2, 8, 6, 4
@@ -305,3 +307,29 @@ def test_requests_that_cannot_be_served() -> None:
         LSHSelfAttention(10, 3, settings=LSHSettings(), max_len=8)
     with pytest.raises(ShapeError, match="do not belong together"):
         lsh_attention(*(torch.randn(1, 1, 4, 2) for _ in range(2)), torch.zeros(1, 1, 1, 5).long(), LSHSettings())
+
+
+@pytest.mark.parametrize("kind", ["lsh", "exact", "local"])
+def test_weights_on_request_and_one_sequence_alone(kind: str) -> None:
+    """Weights times values are what comes out; a sequence alone is a batch of one; other ranks are refused."""
+    torch.manual_seed(0)
+    settings = LSHSettings(num_hashes=0 if kind == "exact" else 2, chunk_len=4)
+    local = LocalSelfAttention(16, 2, chunk_len=4).eval()
+    hashed = LSHSelfAttention(16, 2, settings=settings, max_len=32).eval()
+    module: Any = local if kind == "local" else hashed
+    more: dict[str, Any] = {} if kind == "local" else {"seed": 3}
+    x, lengths = torch.randn(2, 18, 16), torch.tensor([18, 11])
+    out, weights = module(x, lengths=lengths, need_weights=True, **more)
+    assert weights.shape == (2, 2, 18, 18)
+    plain = module(x, lengths=lengths, **more)
+    real = torch.arange(18) < lengths[:, None]
+    torch.testing.assert_close(out[real], plain[real], atol=1e-5, rtol=1e-5)
+    values = split_heads(module.v_proj(x), 2)
+    torch.testing.assert_close(module.out_proj(merge_heads(weights @ values))[real], plain[real], atol=1e-5, rtol=1e-5)
+    for row, length in zip(range(2), lengths, strict=True):
+        alone, of_one = module(x[row], lengths=length, need_weights=True, **more)
+        torch.testing.assert_close(alone[:length], plain[row, :length], atol=1e-5, rtol=1e-5)
+        assert of_one.shape == (2, 18, 18)
+        torch.testing.assert_close(module(x[row, :length], **more), plain[row, :length], atol=1e-5, rtol=1e-5)
+    with pytest.raises(ShapeError, match="must be"):
+        module(x[None], **more)

@@ -60,6 +60,7 @@ class AttentionSublayer(nn.Module):
         self.kind: LayerKind = config.kinds[index]
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.self_attn = _attention(config, self.kind)
+        self.keep_attention = config.keep_attention
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -69,20 +70,21 @@ class AttentionSublayer(nn.Module):
         shared: tuple[Tensor, ...] = (),
         kept: tuple[Tensor, ...] | None = None,
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
-        """What to add to the other stream; and what is sorted by, if anything, for the recomputation."""
+        """What to add to the other stream; and what attention keeps for the recomputation."""
         h = low_precision(self.norm(x))
         if isinstance(self.self_attn, LocalSelfAttention):
             return self.dropout(self.self_attn(h, lengths=call.lengths)), ()
         num_hashes = 0 if self.kind == "full" else call.num_hashes
-        out, order = self.self_attn.forward_in_order(
+        out, kept = self.self_attn.forward_keeping(
             h,
+            kept,
             lengths=call.lengths,
-            order=kept[0] if kept else None,
             rotations=call.rotations.get(self.index),
             seed=call.seed_of(self.index),
             num_hashes=num_hashes,
+            keep_output=self.keep_attention,
         )
-        return self.dropout(out), () if order is None else (order,)
+        return self.dropout(out), kept
 
     def buckets_of(
         self, x: Float[Tensor, "batch length d_model"], call: Call

@@ -63,6 +63,7 @@ class SelfSublayer(nn.Module):
             self.self_attn = LSHSelfAttention(
                 config.d_model, heads, width, settings=settings, max_len=config.max_len, dropout=rate
             )
+        self.keep_attention = config.keep_attention
         self.dropout = Dropout(config.dropout)
 
     def seed(self, side: Side) -> int:
@@ -71,14 +72,15 @@ class SelfSublayer(nn.Module):
     def forward(
         self, x: Tensor, side: Side, shared: tuple[Tensor, ...] = (), kept: Kept | None = None
     ) -> tuple[Tensor, Kept]:
-        """What to add to the other stream; and what is sorted by, if anything."""
+        """What to add to the other stream; and what attention keeps for the recomputation."""
         h = self.norm(x)
         if isinstance(self.self_attn, MultiHeadAttention):
             mask = Causal() if self.causal else Lengths(cast(Tensor, side.lengths))
             return self.dropout(self.self_attn(h, mask=mask)[0]), ()
-        order = kept[0] if kept else None
-        out, order = self.self_attn.forward_in_order(h, lengths=side.lengths, order=order, seed=self.seed(side))
-        return self.dropout(out), () if order is None else (order,)
+        out, kept = self.self_attn.forward_keeping(
+            h, kept, lengths=side.lengths, seed=self.seed(side), keep_output=self.keep_attention
+        )
+        return self.dropout(out), kept
 
     def start(self, rows: int, side: Side, like: Tensor) -> KeyValueState | LSHCache:
         """A cache of nothing."""

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, RequestError
+from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.dropout import dropout
 
-__all__ = ["LocalCache", "LocalSelfAttention", "local_attention"]
+__all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "spread_chunks"]
 
 
 def local_attention(
@@ -103,6 +103,24 @@ def _visible(
     return allowed if lengths is None else allowed & (key < lengths[:, None, None, None, None])
 
 
+def spread_chunks(
+    weights: Float[Tensor, "batch heads chunks chunk_len seen"], chunks_before: int, length: int
+) -> Float[Tensor, "batch heads length length"]:
+    """Weights of local attention, which knows neighbourhoods alone, on all keys.
+
+    Args: chunks_before: neighbours before a query's own chunk; length: without the last chunk's padding.
+    """
+    batch, heads, chunks, chunk_len, seen = weights.shape
+    first = -chunks_before if seen > chunk_len else 0  # a short sequence is one chunk, without neighbours
+    numbers = torch.arange(chunks, device=weights.device)[:, None] + first
+    numbers = (numbers + torch.arange(seen // chunk_len, device=weights.device)) % chunks
+    keys = numbers[..., None] * chunk_len + torch.arange(chunk_len, device=weights.device)
+    keys = keys.flatten(1)[:, None].expand(chunks, chunk_len, seen).expand_as(weights)
+    spread = weights.new_zeros(batch, heads, chunks, chunk_len, chunks * chunk_len)
+    # Beyond the ends a neighbour is another chunk, whose weights there are zero: they add nothing to its own.
+    return spread.scatter_add(4, keys, weights).flatten(2, 3)[:, :, :length, :length]
+
+
 @dataclass(frozen=True)
 class LocalCache:
     """Keys and values of the last chunks. A call consumes the cache it is given; `clone()` to branch.
@@ -140,6 +158,9 @@ class LocalSelfAttention(nn.Module):
 
         >>> LocalSelfAttention(16, 4, chunk_len=8)(torch.randn(2, 64, 16)).shape
         torch.Size([2, 64, 16])
+        >>> out, weights = LocalSelfAttention(16, 4, chunk_len=8)(torch.randn(20, 16), need_weights=True)
+        >>> out.shape, weights.shape, weights[0, 19, :8].sum().item()  # chunks 0 and 1 are 8 long, 2 sees 1 and itself
+        (torch.Size([20, 16]), torch.Size([4, 20, 20]), 0.0)
 
     Args:
         d_model: width of input and output.
@@ -201,16 +222,46 @@ class LocalSelfAttention(nn.Module):
         return q, k, v
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"], *, lengths: Int[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch length d_model"]:
-        """Attend among the positions of x; see `local_attention`."""
-        return self._finish(self._attend(*self._project(x), lengths))
+        self,
+        x: Float[Tensor, "*batch length d_model"],
+        *,
+        lengths: Int[Tensor, "*batch"] | None = None,
+        need_weights: bool = False,
+    ) -> Float[Tensor, "*batch length d_model"] | tuple[Tensor, Tensor]:
+        """Attend among the positions of x; see `local_attention`.
+
+        Args:
+            x: (batch, length, d_model), or one sequence without a batch, (length, d_model).
+            need_weights: hand out the attention weights as well, those before dropout, spread over all keys.
+
+        Returns: (batch, length, d_model); if asked for, weights (batch, heads, length, length) as well. Without batch
+            if x has none.
+        Raises: ShapeError: x has neither two nor three axes.
+        """
+        if x.dim() not in (2, 3):
+            raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
+        alone = x.dim() == 2
+        if alone:
+            x, lengths = x[None], None if lengths is None else lengths[None]
+        seen: list[Tensor] = []
+        out = self._finish(self._attend(*self._project(x), lengths, seen.append if need_weights else None))
+        if not need_weights:
+            return out[0] if alone else out
+        weights = spread_chunks(seen[0], self.chunks_before, x.shape[1])
+        return (out[0], weights[0]) if alone else (out, weights)
 
     def _finish(self, attended: Tensor) -> Tensor:
         out: Tensor = self.out_proj(merge_heads(attended))
         return out
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, show: Callable[[Tensor], None] | None
+    ) -> Tensor:
+        def shown(weights: Tensor) -> None:
+            for hook in (self.weights_hook, show):
+                if hook is not None:
+                    hook(weights)
+
         return local_attention(
             q,
             k,
@@ -222,7 +273,7 @@ class LocalSelfAttention(nn.Module):
             wrap=self.wrap,
             lengths=lengths,
             dropout_rate=self.dropout_rate if self.training else 0.0,
-            weights_hook=self.weights_hook,
+            weights_hook=shown,
         )
 
     def start(self, rows: int) -> LocalCache:

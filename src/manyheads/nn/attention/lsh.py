@@ -50,18 +50,24 @@ def lsh_attention(
             f"queries {tuple(qk.shape)}, values {tuple(v.shape)} (batch, heads, length, width) and buckets"
             f" {tuple(buckets.shape)} (batch, heads, rounds, length) do not belong together."
         )
-    return _attend_in_order(qk, v, sorting_order(buckets, settings, lengths), settings, lengths, dropout_rate)
+    return _attend_in_order(qk, v, sorting_order(buckets, settings, lengths), settings, lengths, dropout_rate)[0]
 
 
 def _attend_in_order(
-    qk: Tensor, v: Tensor, order: Tensor, settings: LSHSettings, lengths: Tensor | None, dropout_rate: float
-) -> Tensor:
-    """`lsh_attention` where the order is known."""
-    out = chunked_attention(qk, v, order, settings, lengths, dropout_rate)
+    qk: Tensor,
+    v: Tensor,
+    order: Tensor,
+    settings: LSHSettings,
+    lengths: Tensor | None,
+    dropout_rate: float,
+    known: tuple[Tensor, ...] = (),
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """`lsh_attention` where the order is known; and what is known then, see `chunked_attention`."""
+    out, known = chunked_attention(qk, v, order, settings, lengths, dropout_rate, known)
     exact = min(settings.exact_len, qk.shape[2]) if settings.visible == "bucket" else 0
-    if not exact:
-        return out
-    return torch.cat([_exact(qk, v, settings, lengths, dropout_rate, exact), out[:, :, exact:]], dim=2)
+    if exact:
+        out = torch.cat([_exact(qk, v, settings, lengths, dropout_rate, exact), out[:, :, exact:]], dim=2)
+    return out, known
 
 
 def _exact(
@@ -86,6 +92,9 @@ class LSHSelfAttention(nn.Module):
         >>> attention = LSHSelfAttention(16, 4, settings=settings, max_len=64)
         >>> attention(torch.randn(2, 64, 16), seed=0).shape
         torch.Size([2, 64, 16])
+        >>> out, weights = attention(torch.randn(64, 16), seed=0, need_weights=True)  # one sequence, without a batch
+        >>> out.shape, weights.shape
+        (torch.Size([64, 16]), torch.Size([4, 64, 64]))
 
     Paper: Kitaev et al. 2020, sec. 2.
     Args:
@@ -96,6 +105,8 @@ class LSHSelfAttention(nn.Module):
         bias: of the output projection alone, as in the peers that have one.
         dropout: rate on the attention weights, in training.
 
+    torch.compile takes hashing with `fullgraph=False` only: how it computes depends on the numbers' size. Give it
+    `rotations` (of `draw`), since a seed's generator cannot be compiled.
     Raises: ConfigError: head_dim is 0 and num_heads does not divide d_model.
     """
 
@@ -121,6 +132,7 @@ class LSHSelfAttention(nn.Module):
         self.v_proj = nn.Linear(d_model, inner, bias=False)
         self.out_proj = nn.Linear(inner, d_model, bias=bias)
         self.weights_hook: Callable[[Tensor], None] | None = None
+        self.buckets_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -178,63 +190,113 @@ class LSHSelfAttention(nn.Module):
             if seed is None:
                 raise RequestError("hashing needs buckets, rotations or a seed; none is given.")
             rotations = self.draw(seed, num_hashes)
-        return mark_padding(hash_vectors(qk, rotations, self.factors), lengths, self.num_buckets)
+        buckets = mark_padding(hash_vectors(qk, rotations, self.factors), lengths, self.num_buckets)
+        if self.buckets_hook is not None:
+            self.buckets_hook(buckets)
+        return buckets
 
     def forward(
         self,
-        x: Float[Tensor, "batch length d_model"],
+        x: Float[Tensor, "*batch length d_model"],
         *,
-        lengths: Int[Tensor, " batch"] | None = None,
-        buckets: Int[Tensor, "batch heads rounds length"] | None = None,
+        lengths: Int[Tensor, "*batch"] | None = None,
+        buckets: Int[Tensor, "*batch heads rounds length"] | None = None,
         rotations: Tensor | None = None,
         seed: int | Tensor | None = None,
         num_hashes: int | None = None,
-    ) -> Float[Tensor, "batch length d_model"]:
+        need_weights: bool = False,
+    ) -> Float[Tensor, "*batch length d_model"] | tuple[Tensor, Tensor]:
         """Attend among the positions of x.
 
         Args:
+            x: (batch, length, d_model), or one sequence without a batch, (length, d_model).
             lengths: real positions of each row, padding on the right; None: all.
             buckets: from an earlier pass; else they come from rotations, else from rotations drawn by the seed.
             num_hashes: rounds, where they are to be others than the settings say; 0 attends exactly.
+            need_weights: hand out the attention weights as well, those before dropout; at the cost of exact attention.
 
-        Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed.
+        Returns: (batch, length, d_model); if asked for, weights (batch, heads, length, length) as well, the rounds'
+            under one softmax. Without batch if x has none.
+        Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed. ShapeError: x has
+            neither two nor three axes.
         """
+        if x.dim() not in (2, 3):
+            raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
+        alone = x.dim() == 2
+        if alone:
+            x = x[None]
+            lengths, buckets = (None if given is None else given[None] for given in (lengths, buckets))
         order = None if buckets is None else sorting_order(buckets, self.settings, lengths)
-        return self.forward_in_order(
-            x, lengths=lengths, order=order, rotations=rotations, seed=seed, num_hashes=num_hashes
-        )[0]
+        qk, v, order = self._prepare(x, lengths, order, rotations, seed, num_hashes)
+        weights = None
+        if need_weights:
+            attended, weights = self._attend_openly(qk, v, order, lengths)
+        else:
+            attended, _ = self._attend(qk, v, order, lengths)
+        out: Tensor = self.out_proj(merge_heads(attended))
+        if weights is not None:
+            return (out[0], weights[0]) if alone else (out, weights)
+        return out[0] if alone else out
 
-    def forward_in_order(
+    def forward_keeping(
         self,
         x: Float[Tensor, "batch length d_model"],
+        kept: tuple[Tensor, ...] | None = None,
         *,
         lengths: Int[Tensor, " batch"] | None = None,
-        order: Int[Tensor, "batch heads rounds places"] | None = None,
         rotations: Tensor | None = None,
         seed: int | Tensor | None = None,
         num_hashes: int | None = None,
-    ) -> tuple[Float[Tensor, "batch length d_model"], Int[Tensor, "batch heads rounds places"] | None]:
-        """`forward`, and the order that it sorted by: to be given to another call, which then neither hashes nor sorts.
+        keep_output: bool = False,
+    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
+        """`forward`, and what is worth keeping for another call on the same x: nothing where nothing is hashed.
 
-        Returns: None for an order where nothing is hashed. See `lsh_chunks.sorting_order`.
+        Args:
+            kept: by an earlier call. This one neither hashes nor sorts.
+            keep_output: keep, beside the order, what the heads put out. The other call then attends only backwards.
         """
+        order, *known = kept or (None,)
+        qk, v, order = self._prepare(x, lengths, order, rotations, seed, num_hashes)
+        attended, found = self._attend(qk, v, order, lengths, tuple(known))
+        out: Tensor = self.out_proj(merge_heads(attended))
+        return out, () if order is None else (order, *(found if keep_output else ()))
+
+    def _prepare(
+        self,
+        x: Tensor,
+        lengths: Tensor | None,
+        order: Tensor | None,
+        rotations: Tensor | None,
+        seed: int | Tensor | None,
+        num_hashes: int | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and values by head, and the order to sort by, the one given or a new one; None: nothing to hash."""
         qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
         if order is None and not self.is_exact(x.shape[1], num_hashes):
             with torch.no_grad():
                 buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
                 order = sorting_order(buckets, self.settings, lengths)
-        out: Tensor = self.out_proj(merge_heads(self._attend(qk, v, order, lengths)))
-        return out, order
+        return qk, v, order
 
-    def _attend(self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None) -> Tensor:
-        rate = self.dropout_rate if self.training else 0.0
+    def _attend(
+        self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None, known: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The heads' outputs, and what spares their computation another time."""
         if self.weights_hook is not None:
-            weights = self._weights(qk, None if order is None else ranks_of(order, qk.shape[2]), lengths)
-            self.weights_hook(weights)
-            return torch.matmul(dropout(weights, rate), v)
+            return self._attend_openly(qk, v, order, lengths)[0], ()
+        rate = self.dropout_rate if self.training else 0.0
         if order is None:
-            return _exact(qk, v, self.settings, lengths, rate, qk.shape[2])
-        return _attend_in_order(qk, v, order, self.settings, lengths, rate)
+            return _exact(qk, v, self.settings, lengths, rate, qk.shape[2]), ()
+        return _attend_in_order(qk, v, order, self.settings, lengths, rate, known)
+
+    def _attend_openly(
+        self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`_attend` pair by pair, and the weights, which somebody wants to see."""
+        weights = self._weights(qk, None if order is None else ranks_of(order, qk.shape[2]), lengths)
+        if self.weights_hook is not None:
+            self.weights_hook(weights)
+        return torch.matmul(dropout(weights, self.dropout_rate if self.training else 0.0), v), weights
 
     def _weights(self, qk: Tensor, buckets: Tensor | None, lengths: Tensor | None) -> Tensor:
         """(batch, heads, length, length)"""
@@ -296,7 +358,7 @@ class LSHSelfAttention(nn.Module):
             buckets = mark_padding(hash_vectors(qk, cache.rotations, self.factors), added, self.num_buckets)
         if cache.is_empty and x.shape[1] > 1:
             order = None if buckets is None else sorting_order(buckets, self.settings, lengths)
-            attended = self._attend(qk, v, order, lengths)
+            attended, _ = self._attend(qk, v, order, lengths)
             cache = cache.filled(qk, v, buckets, lengths, self.settings)
         else:
             attended, cache = cache.extended(qk, v, buckets, lengths, self.settings)

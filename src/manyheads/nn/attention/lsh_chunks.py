@@ -79,13 +79,17 @@ def chunked_attention(
     settings: LSHSettings,
     lengths: Int[Tensor, " batch"] | None = None,
     dropout_rate: float = 0.0,
-) -> Float[Tensor, "batch heads length value_dim"]:
+    known: tuple[Tensor, ...] = (),
+) -> tuple[Float[Tensor, "batch heads length value_dim"], tuple[Tensor, ...]]:
     """See `lsh_attention`.
 
     Args:
         order: of `sorting_order`, with the same lengths.
         dropout_rate: a query that sees nothing keeps its own value whatever the rate.
+        known: what an earlier call with the same arguments, up to rounding, returned second: nothing is computed but,
+            in time, gradients.
 
+    Returns: the output, and what makes another call's forward pass unnecessary: the output again and a number a query.
     Cost: time rounds x length x chunk_len; memory rounds x length x width for a few heads at a time; for the backward
         pass inputs, output and a whole number a round and position.
     """
@@ -93,9 +97,9 @@ def chunked_attention(
     if not keeps:
         qk, v = qk.detach(), v.detach()
     seed = int(torch.randint(1 << 62, ())) if dropout_rate else 0
-    arguments = (qk, v, order, settings, lengths, dropout_rate, seed, keeps)
-    out: Tensor = _ChunkedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
-    return out
+    arguments = (qk, v, order, settings, lengths, dropout_rate, seed, keeps, known)
+    out, *rest = _ChunkedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
+    return out, (out.detach(), *rest)
 
 
 class _ChunkedAttention(torch.autograd.Function):
@@ -112,27 +116,35 @@ class _ChunkedAttention(torch.autograd.Function):
         rate: float,
         seed: int,
         keeps: bool,
-    ) -> Tensor:
-        with torch.autocast(qk.device.type, enabled=False):
-            layout = _lay_out(order, qk.shape[2], lengths)
-            inputs = _Inputs.of(qk, v, settings, safe=None)
-            out, log_sums, alone = _forward(_groups(inputs, layout, settings, rate, seed), inputs)
-            out = out.view(v.shape)
+        known: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
+        if known:
+            out, log_sums, alone, safe = known
+        else:
+            with torch.autocast(qk.device.type, enabled=False):
+                layout = _lay_out(order, qk.shape[2], lengths)
+                inputs = _Inputs.of(qk, v, settings, safe=None)
+                out, log_sums, alone = _forward(_groups(inputs, layout, settings, rate, seed), inputs)
+                safe = torch.tensor(inputs.safe)
+        out = out.view(v.shape)
         if keeps:
             ctx.save_for_backward(qk, v, out, log_sums, alone, order, lengths)
-            ctx.settings, ctx.rate, ctx.seed, ctx.safe = settings, rate, seed, inputs.safe
-        return out
+            ctx.settings, ctx.rate, ctx.seed, ctx.safe = settings, rate, seed, bool(safe)
+        rest = tuple(one.view_as(one) for one in (log_sums, alone, safe))  # new ones: outputs belong to one graph
+        ctx.mark_non_differentiable(*rest)
+        ctx.set_materialize_grads(False)
+        return out, *rest
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         qk, v, out, log_sums, alone, order, lengths = ctx.saved_tensors
         with torch.autocast(qk.device.type, enabled=False):
             inputs = _Inputs.of(qk, v, ctx.settings, ctx.safe)
             layout = _lay_out(order, qk.shape[2], lengths)
             groups = _groups(inputs, layout, ctx.settings, ctx.rate, ctx.seed)
             grad_qk, grad_v = _backward(groups, inputs, out.flatten(0, 1), log_sums, alone, grad_out.flatten(0, 1))
-        return grad_qk.view(qk.shape).to(qk.dtype), grad_v.view(v.shape).to(v.dtype), None, None, None, None, None, None
+        return grad_qk.view(qk.shape).to(qk.dtype), grad_v.view(v.shape).to(v.dtype), *[None] * 7
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,9 @@ class LinearHead(nn.Module):
         Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size; tokens x num_sampled with candidates.
         """
         rows = keep.flatten().nonzero().squeeze(1)
-        if again is None and _nothing_to_drop(rows, keep):
-            return smoothed_loss(
-                hidden.flatten(0, -2), targets.flatten(), self.weight, self.bias, label_smoothing, chunk_tokens
-            )
-        kept = hidden.flatten(0, -2).index_select(0, rows)
-        wanted = targets.flatten().index_select(0, rows)
+        kept, wanted = hidden.flatten(0, -2), targets.flatten()
+        if not _nothing_to_drop(rows, keep):
+            kept, wanted = kept.index_select(0, rows), wanted.index_select(0, rows)
         if num_sampled:
             if label_smoothing or again is not None:
                 raise ConfigError(

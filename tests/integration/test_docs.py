@@ -1,0 +1,337 @@
+"""The documentation runs: every block of code of a page, in order, and what it prints is what the page shows.
+
+Python blocks of a page share one namespace and a folder; commands run there too. Budgets are cut to what a test can
+afford (`CUTS`); a block that cannot run here says why in a comment above it, and `NOT_RUN` lists those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import gzip
+import importlib
+import inspect
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doc_pages import REPOSITORY, Block, blocks_of, differing, headings_of, links_of
+from PIL import Image
+
+from manyheads.cli.main import main
+from manyheads.data.corpora.novel import load_novel
+from manyheads.data.corpora.tatoeba import load_tatoeba
+
+TUTORIALS = ["attention", "transformer", "transformer-xl", "reformer"]
+PAGES = [
+    "docs/attention.md",
+    "docs/inspecting.md",
+    "docs/language-models.md",
+    "docs/long-sequences.md",
+    *(f"docs/tutorials/{name}.md" for name in TUTORIALS),
+]
+
+CUTS = [
+    # What a page says, for a reader with minutes -> what a test does, in seconds.
+    (r"--preset demo --minutes \d+", "--preset debug --data.path {pairs}"),
+    (r"--preset xl-demo --minutes \d+", "--preset xl-debug"),
+    (r"--preset xl-demo(?!.*--run-dir)", "--preset xl-debug --run-dir runs/xl-demo"),
+    (r"--preset xl-demo", "--preset xl-debug"),
+    (r"--preset reformer-demo --minutes \d+", "--preset reformer-debug"),
+    (r"--preset reformer-demo(?!.*--run-dir)", "--preset reformer-debug --run-dir runs/reformer-demo"),
+    (r"--preset reformer-demo", "--preset reformer-debug"),
+    (
+        r"(?<=train )--config recipes/wikitext-2.yaml",
+        r"\g<0> --data.path data/wikitext-2 --model.cutoffs '[3, 6]' --dry-run",
+    ),
+    (r"info reformer-demo --length \d+", "info reformer-debug --length 64"),
+    (r"info my.yaml --length \d+", "info my.yaml --length 256"),
+    (r"info runs/(\S+) --length \d+", r"info runs/\1 --length 64"),
+    (r"--valid-bytes 50000 --test-bytes 50000", "--valid-bytes 5000 --test-bytes 5000"),
+    (r"--vocab-size 8000", "--vocab-size 300"),
+    (r"--memory-len 0 64 128 256( 512)?", "--memory-len 0 8"),
+    (r"--segment-len 64 --memory-len 640 --clamp-len 400", "--segment-len 16 --memory-len 32 --clamp-len 20"),
+    (r"--max-new-tokens \d+|-n 400", "--max-new-tokens 5"),
+    (r"the cat sat on the mat and [^\"]*", "the cat sat on the mat"),  # a debug Reformer has 64 positions
+    (r"head -c 6144", "head -c 24"),  # half of a picture of 4 x 4
+    (r"--layer 3", "--layer 2"),  # debug models have two
+    (r"--num-hashes 1 2 4 full", "--num-hashes 1 full"),
+]
+PYTHON_CUTS = [(r"max_new_tokens=\d+", "max_new_tokens=5")]
+RUNS = {
+    # What a page supposes to have been trained before.
+    "docs/inspecting.md": ["demo", "reformer"],
+    "docs/long-sequences.md": ["pictures"],
+    "docs/tutorials/attention.md": ["small"],
+}
+NOT_RUN: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that pages name as the reader's own, all small, and prepared pairs."""
+    place = tmp_path_factory.mktemp("docs")
+    pairs = load_tatoeba("train")[:300]
+    for name, side in (("train.en", 0), ("train.de", 1)):
+        (place / name).write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8", newline="\n")
+    sides = ["--source", "train.en", "--target", "train.de", "--valid-source", "train.en", "--valid-target", "train.de"]
+    with contextlib.chdir(place):
+        in_process(["prepare", *sides, "--vocab-size", "300", "--output", "pairs"])
+    novel = load_novel()["train"]
+    for name, piece in (("novel.txt", novel[:60_000]), ("a.txt", novel[:9000]), ("c.txt", novel[:3000])):
+        (place / name).write_bytes(piece)
+    (place / "b.txt.gz").write_bytes(gzip.compress(novel[9000:18_000]))
+    (place / "other.txt").write_bytes(novel[20_000:21_000])
+    (place / "sentences.txt").write_text("He went in.\nShe laughed.\n", encoding="utf-8")
+    (place / "prompts.txt").write_text("He \nShe \n", encoding="utf-8")
+    (place / "wikitext-2").mkdir()
+    for split in ("train", "valid", "test"):
+        (place / "wikitext-2" / f"wiki.{split}.tokens").write_text(" = A title = \n \n the cat sat . \n" * 50, "utf-8")
+    (place / "png").mkdir()
+    for number in range(8):
+        Image.new("RGB", (4, 4), (30 * number, 90, 200)).save(place / "png" / f"{number}.png")
+    (place / "picture.raw").write_bytes(bytes(48))
+    (place / "recipes").symlink_to(REPOSITORY / "recipes")
+    (place / "my.yaml").write_text(
+        "model: {architecture: reformer, d_model: 32, num_heads: 2, d_ff: 64, num_layers: 2, max_len: 256}\n",
+        encoding="utf-8",
+    )
+    return place
+
+
+@pytest.fixture
+def folder(texts: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Where a page's blocks run: the texts, and the runs that it supposes."""
+    for file in texts.iterdir():
+        (tmp_path / file.name).symlink_to(file, target_is_directory=file.is_dir())
+    presets = {
+        "reformer": ["reformer-debug"],
+        "pictures": ["reformer-debug", "--data.path", "data/pixels", "--data.documents", "separate"],
+    }
+    with contextlib.chdir(tmp_path):
+        for name in RUNS.get(request.node.callspec.params["page"], []):
+            preset = presets.get(name, ["debug", "--data.path", str(texts / "pairs")])
+            if name == "pictures":
+                images = ["--layout", "images", "--image-size", "4", "--corpus", "png", "--valid-corpus", "png"]
+                in_process(["prepare", "--task", "lm", *images, "--output", "data/pixels"])
+            in_process(["train", "--preset", *preset, "--run-dir", f"runs/{name}"])
+    return tmp_path
+
+
+def in_process(arguments: list[str]) -> str:
+    """What a command prints; it must succeed."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    told = []
+    for stream in (out, err):
+        stream.seek(0)
+        told.append(stream.read())
+    assert code == 0, "\n".join([f"manyheads {shlex.join(arguments)} gave {code}:", *told])
+    return told[0]
+
+
+def cut(text: str, cuts: list[tuple[str, str]], texts: Path) -> str:
+    for pattern, replacement in cuts:
+        text = re.sub(pattern, replacement.replace("{pairs}", str(texts / "pairs")), text)
+    return text
+
+
+def shell(block: Block, folder: Path, texts: Path) -> str:
+    """A line at a time: `manyheads ...` in this process, what has pipes by bash."""
+    printed = []
+    for line in cut(block.text, CUTS, texts).strip().split("\n"):
+        words = shlex.split(line, comments=True)
+        if words[0] == "manyheads" and not set("|<>") & set(re.sub(r'"[^"]*"', "", line)):
+            printed.append(in_process(words[1:]))
+            continue
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", line],
+            cwd=folder,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{block.place}: {line}\n{done.stdout}\n{done.stderr}"
+        printed.append(done.stdout)
+    return "".join(printed)
+
+
+def python(block: Block, namespace: dict[str, Any], texts: Path) -> str:
+    out = io.StringIO()
+    # As many lines before it as on the page, so that a traceback names the page's line.
+    code = "\n" * (block.line - 1) + cut(block.text, PYTHON_CUTS, texts)
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, block.page, "exec"), namespace)  # noqa: S102 - our own pages
+    return out.getvalue()
+
+
+def run_doctest(block: Block, namespace: dict[str, Any]) -> None:
+    test = doctest.DocTestParser().get_doctest(block.text, namespace, block.place, block.page, block.line - 1)
+    report = io.StringIO()
+    failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.write, clear_globs=False).failed
+    assert not failed, report.getvalue()
+    namespace.update(test.globs)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs(page: str, folder: Path, texts: Path) -> None:
+    """All its blocks, in order; outputs are compared where the page has them and does not say why not."""
+    torch.manual_seed(0)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    mistakes = []
+    with contextlib.chdir(folder):
+        for block in blocks_of(page):
+            if block.not_run:
+                continue
+            if block.text.startswith(">>>"):
+                run_doctest(block, namespace)
+                continue
+            assert block.language in ("python", "sh", ""), f"{block.place}: who runs {block.language}?"
+            printed = python(block, namespace, texts) if block.language == "python" else shell(block, folder, texts)
+            if block.output is not None and not block.not_compared:
+                difference = differing(block.output, printed)
+                mistakes += [f"{block.place} prints something else. {difference}"] if difference else []
+            elif block.output is None and block.language == "python" and page.startswith("docs/tutorials/"):
+                mistakes += [f"{block.place} prints what the page does not show:\n{printed}"] if printed else []
+    assert not mistakes, "\n\n".join(mistakes)
+
+
+def test_what_is_not_run_is_known() -> None:
+    """A new block that is not run, or not compared, is seen here."""
+    found = {block.place: block.not_run for page in PAGES for block in blocks_of(page) if block.not_run}
+    assert found == NOT_RUN
+
+
+def test_no_page_with_python_is_forgotten() -> None:
+    pages = sorted((REPOSITORY / "docs").rglob("*.md"))
+    names = [str(page.relative_to(REPOSITORY)) for page in pages if "```python" in page.read_text(encoding="utf-8")]
+    assert set(names) <= set(PAGES)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("loss 0.50", "loss 0.52", True),
+        ("loss 0.50", "loss 0.53", False),
+        ("(2, 10) True", "(2,  10)\nTrue", True),
+        ("(2, 10)", "(2, 11)", False),
+        ("equal: True", "equal: False", False),
+        ("a ... z 1.0", "a b c z 1.1", True),
+        ("1.7e-07", "1.9e-07", True),
+        ("1.7e-07", "1.7e-06", False),
+        ("tensor([0.1, -0.2])", "tensor([ 0.1, -0.2])", True),
+        ("a", "a b", False),
+    ],
+)
+def test_outputs_are_told_apart(shown: str, printed: str, same: bool) -> None:
+    assert (differing(shown, printed) == "") == same
+
+
+SYMBOLS = [
+    (name, code)
+    for name in TUTORIALS
+    for row in re.findall(
+        r"^\|.*", (REPOSITORY / f"docs/tutorials/{name}.md").read_text("utf-8").split("## Symbols")[-1], re.MULTILINE
+    )[2:]
+    for code in re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", row)[2])
+]
+ARCHITECTURES = "manyheads.architectures"
+ROOMS = [
+    "manyheads",
+    "manyheads.nn",
+    "manyheads.nn.embedding",
+    "manyheads.nn.attention.lsh_hash",
+    "manyheads.nn.attention.relative",
+    f"{ARCHITECTURES}.reformer.config",
+    f"{ARCHITECTURES}.reformer.layers",
+    f"{ARCHITECTURES}.transformer.config",
+    f"{ARCHITECTURES}.transformer.layers",
+    f"{ARCHITECTURES}.transformer.model",
+    f"{ARCHITECTURES}.transformer.state",
+    f"{ARCHITECTURES}.transformer_xl.config",
+    f"{ARCHITECTURES}.transformer_xl.state",
+    "manyheads.data.settings",
+    "manyheads.decoding.settings",
+    "manyheads.training.settings",
+]
+
+
+def test_there_are_symbols() -> None:
+    assert {name for name, _ in SYMBOLS} == set(TUTORIALS)
+    assert len(SYMBOLS) > 60
+
+
+@pytest.mark.parametrize(("page", "code"), SYMBOLS)
+def test_a_symbols_name_is_in_the_code(page: str, code: str) -> None:
+    """A module's name, a class's attribute or field, or an argument of its constructor or call."""
+    assert any(found_in(room, code.split(".")) for room in ROOMS), f"{page}: `{code}` is nowhere"
+
+
+def found_in(room: str, names: list[str]) -> bool:
+    found: Any = importlib.import_module(room)
+    for place, name in enumerate(names):
+        if inspect.ismodule(found) and not hasattr(found, name):
+            try:
+                found = importlib.import_module(f"{found.__name__}.{name}")
+            except ModuleNotFoundError:
+                return False
+        elif not inspect.isclass(found):
+            if not hasattr(found, name):
+                return False
+            found = getattr(found, name)
+        else:
+            return place == len(names) - 1 and name in names_of(found)
+    return True
+
+
+def names_of(kind: type) -> set[str]:
+    """Whatever one may write after the dot, or give by name."""
+    given = [set(inspect.signature(f).parameters) for f in (kind, getattr(kind, "forward", kind))]
+    made = {
+        name
+        for base in kind.__mro__
+        if base.__module__.startswith("manyheads")
+        for name in re.findall(r"self\.(\w+)(?:: [^=\n]+)? =|self\.(\w+), ", inspect.getsource(base))
+        for name in name
+    }
+    return set(dir(kind)).union(*given, made)
+
+
+TEXTS = [
+    "README.md",
+    "README.zh-CN.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "EXPERIMENTS.md",
+    "recipes/README.md",
+    "benchmarks/README.md",
+]
+LINKING = sorted({*TEXTS, *(str(p.relative_to(REPOSITORY)) for p in (REPOSITORY / "docs").rglob("*.md"))})
+
+
+@pytest.mark.parametrize("page", LINKING)
+def test_links_hold(page: str) -> None:
+    """Files that relative links name are there, and so are headings."""
+    for link in links_of(page):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (REPOSITORY / page).parent / path if path else REPOSITORY / page
+        assert target.exists(), f"{page} links to {link}, which is not there"
+        if anchor and target.suffix == ".md":
+            assert anchor in headings_of(str(target.resolve().relative_to(REPOSITORY))), f"{page}: no heading {link}"
+
+
+def test_pictures_are_small() -> None:
+    for picture in (REPOSITORY / "docs" / "pictures").iterdir():
+        assert picture.stat().st_size < 150_000, picture.name
