@@ -540,7 +540,7 @@ def test_one_batch_is_learned_by_heart(language_model: Any, precision: Any) -> N
     tokens[:, 0] = torch.tensor([3, 4])
     batch = batch_of(tokens)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(150):
+    for _ in range(250):
         optimiser.zero_grad()
         with precision.on():
             output = model(batch)

@@ -159,13 +159,13 @@ def test_what_a_validation_says(text: Callable[..., TextConfig]) -> None:
 
 def test_candidates_stand_for_the_vocabulary_in_training_alone(text: Callable[..., TextConfig]) -> None:
     for name, training in (("whole", {}), ("some", {"num_sampled": 40})):
-        train(text(name, training={"max_steps": 60, **training}, optimiser={"learning_rate": 5e-3}))
+        train(text(name, training={"max_steps": 120, **training}, optimiser={"learning_rate": 5e-3}))
     records = {
         name: [json.loads(line) for line in (Path(text(name).run_dir) / "metrics.jsonl").read_text().splitlines()]
         for name in ("whole", "some")
     }
     losses = {name: [one["valid_nll"] for one in found if "valid_nll" in one][-1] for name, found in records.items()}
-    assert losses["some"] < 5.0  # ln 256 is 5.5
+    assert losses["some"] < 4.2  # ln 256 is 5.5
     assert losses["some"] == pytest.approx(losses["whole"], rel=0.15)
 
 
