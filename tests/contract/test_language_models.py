@@ -540,7 +540,7 @@ def test_one_batch_is_learned_by_heart(language_model: Any, precision: Any) -> N
     tokens[:, 0] = torch.tensor([3, 4])
     batch = batch_of(tokens)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(250):
+    for _ in range(150):
         optimiser.zero_grad()
         with precision.on():
             output = model(batch)
@@ -550,7 +550,7 @@ def test_one_batch_is_learned_by_heart(language_model: Any, precision: Any) -> N
         optimiser.step()
     model.eval()
     with torch.no_grad(), precision.on():
-        assert model(batch).nll_sum / 16 < 0.1
+        assert model(batch).nll_sum / 16 < 0.2
         if language_model.config.attention.startswith("absolute"):
             return  # a token's position changes as it ages, so that generating is another task than reading
         state, token, said = model.start(2), tokens[:, :1], []
