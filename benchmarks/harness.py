@@ -1,8 +1,8 @@
 """Sides that take turns: a child process each, all alive at once, one working while the others wait on a pipe.
 
 A child builds its model and warms up, says that it is ready, and waits blocked in a read. The parent asks one after
-another, A B C A B C, for so many seconds of steps, and is told the rate. A ratio is that of two sides in the same round,
-so a machine that is slower for a minute is so for both; what is reported is the median of the rounds' ratios.
+another, A B C A B C, for so many seconds of steps, and is told the rate. A ratio is of two sides in the same round, so
+a machine that is slower for a minute is so for both; what is reported is the median of the rounds' ratios.
 
 This file knows neither torch nor manyheads: parent and children of every environment import it.
 """

@@ -1,4 +1,4 @@
-"""Our sides that do not compute: the program's start, preparing text, tokenising, and how long a step waits for data."""
+"""Our sides that do not compute: the program's start, preparing text, tokenising, and how long a step waits."""
 
 from __future__ import annotations
 

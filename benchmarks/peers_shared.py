@@ -17,7 +17,7 @@ from typing import Any
 
 from harness import Step
 
-__all__ = ["build", "shared_peers"]
+__all__ = ["build", "reformer", "shared_peers"]
 
 NUM_TOKENS = 64  # that decoding is made to produce
 
@@ -52,7 +52,19 @@ def build(task: str, peer: str, bf16: bool = False, folder: str | None = None) -
     handed: _Handed = peers.TASKS[task][peer](bf16)
     if folder is not None:
         _export(_captured(handed.step), Path(folder))
-    precision = "int8" if "int8" in peer else "bf16" if bf16 else "fp32"
+    return _step(handed, "int8" if "int8" in peer else "bf16" if bf16 else "fp32")
+
+
+def reformer(function: str, length: int) -> Step:
+    """A Reformer's peer at any length, in bf16. function: of `peers.py`: `ref_hf`, `ref_lucid`, `ref_full`."""
+    import torch
+
+    peers = _load()
+    torch.manual_seed(0)
+    return _step(getattr(peers, function)(True, length), "bf16")
+
+
+def _step(handed: _Handed, precision: str) -> Step:
     return Step(handed.step, handed.tokens, handed.warm, precision, _count(_captured(handed.step)))
 
 
@@ -76,15 +88,17 @@ def _captured(step: Any) -> dict[str, Any]:
 
 
 def _count(held: dict[str, Any]) -> int | None:
-    """Parameters that are trained: the optimiser's, or where there is none all modules' that could be."""
+    """Parameters that are trained: of the optimiser, or of modules where there is none."""
     import torch
 
-    optimiser = next((one for one in held.values() if isinstance(one, torch.optim.Optimizer)), None)
-    if optimiser is not None:
-        return sum(parameter.numel() for group in optimiser.param_groups for parameter in group["params"])
-    modules = [one for one in held.values() if isinstance(one, torch.nn.Module)]
-    found = {id(p): p.numel() for module in modules for p in module.parameters() if p.requires_grad}
-    return sum(found.values()) or None
+    given: list[torch.nn.Parameter] = []
+    for one in held.values():
+        if isinstance(one, torch.optim.Optimizer):
+            given += [parameter for group in one.param_groups for parameter in group["params"]]
+        elif isinstance(one, torch.nn.Module):
+            given += one.parameters()
+    # Of both, each once; a table of sinusoidal positions may be a parameter that is not trained.
+    return sum({id(p): p.numel() for p in given if p.requires_grad}.values()) or None
 
 
 def _export(held: dict[str, Any], folder: Path) -> None:

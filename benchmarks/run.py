@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,6 @@ def main() -> int:
     for name, comparison in chosen:
         start = time.perf_counter()
         found = measure(comparison, options, say)
-        report["machine"].setdefault("torch", found[PRODUCTS["bf16"]].about.get("torch"))
         try:
             some = tables(comparison, found)
         except SizeError as error:
@@ -106,9 +106,10 @@ def measure(comparison: Comparison, options: argparse.Namespace, say: Any) -> di
         ]
         seconds = options.seconds * comparison.pace
         sides = [(side_of(entry, options.peer_python), seconds) for entry in entries]
-        for name, dtype in zip(PRODUCTS.values(), ("bfloat16", "float32"), strict=True):
-            entry = Entry(name, "machine:products", {"dtype": dtype})
-            sides.append((side_of(entry, options.peer_python), min(seconds, 1.0)))
+        if comparison.has_products:
+            for name, dtype in ((PRODUCTS["bf16"], "bfloat16"), (PRODUCTS["fp32"], "float32")):
+                entry = Entry(name, "machine:products", {"dtype": dtype})
+                sides.append((side_of(entry, options.peer_python), min(seconds, 1.0)))
         say(comparison.title)
         return take_turns(sides, options.rounds, say)
 
@@ -192,7 +193,7 @@ def shares(turns: Turns, found: dict[str, Turns]) -> dict[str, Spread]:
     return {
         kind: spread(turns.rates, found[PRODUCTS[kind]].rates, flops / units)
         for kind in kinds
-        if found[PRODUCTS[kind]].rates
+        if PRODUCTS[kind] in found and found[PRODUCTS[kind]].rates
     }
 
 
@@ -229,6 +230,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "torch": version("torch"),
         "commit": commit(),
     }
 
@@ -259,7 +261,7 @@ def header(report: dict[str, Any]) -> Sequence[str]:
     """Of a dated file of results."""
     machine = report["machine"]
     return [
-        f"# {machine['date']}, {machine['cores']} cores of {machine['cpu']}, torch {machine.get('torch')},"
+        f"# {machine['date']}, {machine['cores']} cores of {machine['cpu']}, torch {machine['torch']},"
         f" at {machine['commit']}",
         "",
         f"`make bench`: {report['rounds']} rounds in which every side works {report['seconds']:g} s (some tasks less),"

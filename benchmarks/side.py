@@ -1,6 +1,6 @@
 """A side's process: builds what it is told to, then takes steps when it is asked. Started by `harness.Child`.
 
-    python side.py module:function '{"keyword": "value"}'
+python side.py module:function '{"keyword": "value"}'
 """
 
 from __future__ import annotations

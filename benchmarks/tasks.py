@@ -35,6 +35,7 @@ class Comparison:
         entries: the sides, built in this order.
         pairs: (ours, peer) by name: the ratios.
         pace: times the seconds of a turn that were asked for.
+        has_products: the machine's products take turns with the sides, whose share of them is told.
         same_size: ours of a pair may have 5% more or fewer parameters than the peer, no more.
     """
 
@@ -43,6 +44,7 @@ class Comparison:
     entries: tuple[Entry, ...]
     pairs: tuple[tuple[str, str], ...] = ()
     pace: float = 1.0
+    has_products: bool = True
     same_size: bool = True
 
     @property
@@ -132,9 +134,7 @@ _PREPARED = ("pairs", "pairs, tokenizer given", "text")
 
 TASKS: dict[str, tuple[Comparison, ...]] = {
     "seq2seq-train": (_seq2seq("bf16"), _seq2seq("fp32")),
-    "xl-train": (
-        _xl("xl-train", "ours:xl_training", "Training a Transformer-XL: segment 128, memory 128, 16 lanes"),
-    ),
+    "xl-train": (_xl("xl-train", "ours:xl_training", "Training a Transformer-XL: segment 128, memory 128, 16 lanes"),),
     "xl-eval": (
         _xl("xl-eval", "ours:xl_evaluation", "Evaluating one: segment 64, memory 640, clamp 400, same_length, 8 lanes"),
     ),
@@ -154,6 +154,7 @@ TASKS: dict[str, tuple[Comparison, ...]] = {
             entries=tuple(Entry(name, "ours_data:start_up", {"program": name}) for name in _PROGRAMS),
             pairs=(("manyheads --help", "bare interpreter"),),
             pace=0.5,
+            has_products=False,
         ),
     ),
     "data": (
@@ -165,11 +166,13 @@ TASKS: dict[str, tuple[Comparison, ...]] = {
                 Entry("encode_batch alone", "ours_data:tokenise", {}, "one thread"),
             ),
             pace=0.5,
+            has_products=False,
         ),
         Comparison(
             title="Waiting for data: training steps of the preset demo, bf16",
             unit="steps/s",
             entries=(Entry("manyheads, bf16", "ours_data:data_loading", {"precision": "bf16"}),),
+            has_products=False,
         ),
     ),
 }
