@@ -122,6 +122,7 @@ class Child:
         assert pipe is not None
         # A child writes a line at a time and only when asked, so nothing is ever left in the buffer.
         if not select.select([pipe], [], [], seconds + self._patience)[0]:
+            self._process.kill()  # it would not hear that it is to end
             raise SideError(f"{self.side.name} gave no answer for {seconds + self._patience:.0f} s.")
         line = pipe.readline()
         if not line:

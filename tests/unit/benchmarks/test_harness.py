@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,12 +26,12 @@ def harness(benchmark_module: Import) -> ModuleType:
     return benchmark_module("harness")
 
 
-def side(harness: ModuleType, name: str, build: str, **options: Any) -> Any:
+def side(harness: ModuleType, name: str, build: str, /, **options: Any) -> Any:
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     return harness.Side(name, f"trivial_sides:{build}", options, sys.executable, environment)
 
 
-def sleeper(harness: ModuleType, name: str, milliseconds: float, log: Path, **options: Any) -> Any:
+def sleeper(harness: ModuleType, name: str, milliseconds: float, log: Path, /, **options: Any) -> Any:
     return side(harness, name, "sleeper", name=name, milliseconds=milliseconds, log=str(log), **options)
 
 
@@ -138,6 +139,12 @@ def test_header_has_date_hardware_and_commit(benchmark_module: Import) -> None:
         assert part in text
 
 
+@cache
+def functions_of(module: str) -> dict[str, ast.FunctionDef]:
+    tree = ast.parse((BENCHMARKS / f"{module}.py").read_text("utf-8"))
+    return {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+
+
 def test_every_side_of_every_task_can_be_called(benchmark_module: Import) -> None:
     """Builders exist and take their options; pairs name sides. (They are not imported: they set the machine up.)"""
     tasks = benchmark_module("tasks").TASKS
@@ -147,8 +154,7 @@ def test_every_side_of_every_task_can_be_called(benchmark_module: Import) -> Non
         assert {name for pair in comparison.pairs for name in pair} <= set(names)
         for entry in comparison.entries:
             module, _, function = entry.build.partition(":")
-            tree = ast.parse((BENCHMARKS / f"{module}.py").read_text("utf-8"))
-            defined = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function)
+            defined = functions_of(module)[function]
             parameters = [argument.arg for argument in defined.args.args]
             needed = parameters[: len(parameters) - len(defined.args.defaults)]
             given = {*entry.options, *(["folder"] if entry.shares else [])}
