@@ -22,7 +22,7 @@ from typing import Any
 
 __all__ = ["Child", "Side", "SideError", "Spread", "Step", "Turns", "markdown_table", "spread", "take_turns"]
 
-BUILD_SECONDS = 600.0
+BUILD_SECONDS = 1800.0
 """Longest that a side may take to build and warm up, or to answer beyond the seconds it was asked for."""
 
 
