@@ -23,6 +23,7 @@ from harness import Step  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from manyheads.architectures.language_model import LanguageModel  # noqa: E402
 from manyheads.architectures.reformer.config import ReformerConfig  # noqa: E402
 from manyheads.architectures.table import build_model  # noqa: E402
 from manyheads.architectures.transformer.config import TransformerConfig  # noqa: E402
@@ -147,9 +148,9 @@ def decode(folder: str) -> Step:
     settings = settings_from_peer(generation, marian.ids)
 
     def step() -> list[list[int]]:
-        ids = {"pad_id": marian.ids.pad, "bos_id": marian.ids.start, "eos_id": marian.ids.eos}
+        ids = marian.ids
         with inference(CPU, "fp32"):
-            found = search(model, source, lengths, settings, **ids)
+            found = search(model, source, lengths, settings, pad_id=ids.pad, bos_id=ids.start, eos_id=ids.eos)
         return [hypotheses[0].ids for hypotheses in found]
 
     different = sum(mine != theirs for mine, theirs in zip(step(), told["found"], strict=True))
@@ -181,7 +182,7 @@ def attention(kind: str, precision: Precision, batch: int, length: int) -> Step:
         x.grad = None
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             out = run(x)
-        out.float().sum().backward()
+        out.float().sum().backward()  # type: ignore[no-untyped-call]
 
     width = ATTENTION_WIDTH
     work = 3.0 * batch * length * (8 * width**2 + 4 * length * width)
@@ -214,7 +215,7 @@ def _training(config: RunConfig, batch: Any) -> tuple[Callable[[], None], int]:
     """
     torch.manual_seed(0)
     model = build_model(config.model)  # type: ignore[attr-defined]
-    begin = partial(begin_hashing, config, model) if isinstance(config, TextConfig) else None
+    begin = partial(begin_hashing, config, cast(LanguageModel, model)) if isinstance(config, TextConfig) else None
     stepper = Stepper(model, build_optimiser(model, config.optimiser), config, CPU, begin=begin)
     numbers = itertools.count(1)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness import Step
 
@@ -66,7 +66,7 @@ def tokenise() -> Step:
     return Step(lambda: [side.encode_batch(part) for part in parts], units=num_bytes / 1e6, warm=1)
 
 
-def data_loading(precision: str) -> Step:
+def data_loading(precision: Literal["fp32", "bf16"]) -> Step:
     """Training steps of the preset `demo` on its embedded corpus, and the share of their time spent on getting batches.
 
     The plan of an epoch is made once an epoch: what it takes is told apart, with the number of steps it serves.

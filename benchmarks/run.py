@@ -39,7 +39,11 @@ class SizeError(RuntimeError):
 def main() -> int:
     options = parse()
     peers = shared_peers()
-    say = (lambda text: None) if options.quiet else (lambda text: print(f"  {text}", file=sys.stderr, flush=True))
+
+    def say(text: str) -> None:
+        if not options.quiet:
+            print(f"  {text}", file=sys.stderr, flush=True)
+
     chosen = [(name, one) for name in options.tasks or TASKS for one in TASKS[name]]
     lacking = None
     if peers is None:
@@ -151,7 +155,9 @@ def tables(comparison: Comparison, found: dict[str, Turns]) -> list[str]:
 
 
 def check_sizes(comparison: Comparison, found: dict[str, Turns]) -> None:
-    for ours, peer in comparison.pairs if comparison.same_size else ():
+    for ours, peer in comparison.pairs:
+        if peer in comparison.other_kind:
+            continue
         mine, theirs = (found[name].about.get("parameters") for name in (ours, peer))
         if mine and theirs and abs(mine - theirs) > MOST_APART * theirs:
             raise SizeError(

@@ -36,7 +36,7 @@ class Comparison:
         pairs: (ours, peer) by name: the ratios.
         pace: times the seconds of a turn that were asked for.
         has_products: the machine's products take turns with the sides, whose share of them is told.
-        same_size: ours of a pair may have 5% more or fewer parameters than the peer, no more.
+        other_kind: peers of another architecture, whose parameters need not be within 5% of ours, as others' must.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Comparison:
     pairs: tuple[tuple[str, str], ...] = ()
     pace: float = 1.0
     has_products: bool = True
-    same_size: bool = True
+    other_kind: tuple[str, ...] = ()
 
     @property
     def needs_peers(self) -> bool:
@@ -101,6 +101,7 @@ def _reformer(task: str, length: int) -> Comparison:
         unit="tokens/s",
         entries=(ours, *peers),
         pairs=tuple((ours.name, peer.name) for peer in peers),
+        other_kind=(peers[2].name,),
     )
 
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -120,6 +121,7 @@ def test_tables_of_a_comparison(harness: ModuleType, benchmark_module: Import) -
     found["peer"].about["parameters"] = 98
     with pytest.raises(run.SizeError, match="ours has 104 parameters, peer 98: more than 5% apart"):
         run.tables(comparison, found)
+    assert run.tables(replace(comparison, other_kind=("peer",)), found)
 
 
 @pytest.mark.parametrize(
