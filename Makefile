@@ -9,9 +9,17 @@ TORCH_INDEX ?=
 MINUTES ?= 5
 # Test processes.
 JOBS ?= 2
+# `make bench`: which tasks (all), seconds of a turn, and any other options of benchmarks/run.py.
+TASKS ?=
+SECONDS ?= 4
+BENCH ?=
+# Where the peers that it measures against are installed, apart from everything else.
+PEERS_VENV ?= .venv-peers
 
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+PEERS_READY := $(PEERS_VENV)/ready
+SHARED := $(or $(MANYHEADS_SHARED),../shared)
 
 .PHONY: demo test check check-long bench recipes docs setup clean
 
@@ -32,8 +40,9 @@ check: $(READY)
 check-long: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) -m slow --figures reliability.json
 
-bench: $(READY)
-	@for script in $(wildcard benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+# Without the shared peers only what needs none is measured, and none is installed.
+bench: $(READY) $(if $(wildcard $(SHARED)/peers.py),$(PEERS_READY))
+	$(BIN)/python benchmarks/run.py $(TASKS) --seconds $(SECONDS) --peer-python $(PEERS_VENV)/bin/python $(BENCH)
 
 # The commands of every recipe, on a little of the data; needs the folder of large fixtures (MANYHEADS_SHARED).
 recipes: $(READY)
@@ -57,5 +66,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $(READY)
 
+$(PEERS_READY): benchmarks/peers-requirements.txt
+	@echo "Setting up $(PEERS_VENV), once: torch and the peers of the benchmarks."
+	@$(PYTHON) -m venv $(PEERS_VENV)
+	@grep -v '^torch==' benchmarks/peers-requirements.txt > $(PEERS_VENV)/requirements.txt
+	@echo '$(TORCH_SPEC)' > $(PEERS_VENV)/constraints.txt
+	$(PEERS_VENV)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH_SPEC)'
+	$(PEERS_VENV)/bin/python -m pip install --quiet -c $(PEERS_VENV)/constraints.txt -r $(PEERS_VENV)/requirements.txt
+	@touch $(PEERS_READY)
+
 clean:
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,19 @@
+"""The scripts of benchmarks/ are no package: they import one another by name, from their own folder."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A script by name, imported as its neighbours import it."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
