@@ -121,7 +121,8 @@ def overrides(
         if not has_value and rest and not rest[0].startswith("--"):
             text, has_value = rest.pop(0), "="
         if path not in known:
-            near = did_you_mean(path, [*also, *known], prefix="--")
+            shown = (other if "." in other else other.replace("_", "-") for other in known)  # as the help has them
+            near = did_you_mean(path, [*also, *shown], prefix="--")
             found.append(f"--{option} is no option or setting.{near}")
             continue
         _set(classes, values, path.split("."), _value(text) if has_value else True)

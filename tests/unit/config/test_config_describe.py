@@ -73,10 +73,11 @@ def test_values_as_they_are_typed() -> None:
 def test_mistakes_can_be_gathered() -> None:
     mistakes: list[str] = []
     source = overrides(
-        TrainConfig, ["--seed", "2", "--prest", "demo", "--data.max_token", "9"], also=["preset"], mistakes=mistakes
+        TrainConfig, ["--seed", "2", "--prest", "demo", "--data.max_token", "9", "--threads", "1"], also=["preset"], mistakes=mistakes
     )
     assert source.values == {"seed": "2"}
     assert mistakes == [
         "--prest is no option or setting. Did you mean --preset?",
         "--data.max_token is no option or setting. Did you mean --data.max_tokens?",
+        "--threads is no option or setting. Did you mean --num-threads?",
     ]
