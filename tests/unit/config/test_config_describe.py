@@ -73,7 +73,10 @@ def test_values_as_they_are_typed() -> None:
 def test_mistakes_can_be_gathered() -> None:
     mistakes: list[str] = []
     source = overrides(
-        TrainConfig, ["--seed", "2", "--prest", "demo", "--data.max_token", "9", "--threads", "1"], also=["preset"], mistakes=mistakes
+        TrainConfig,
+        ["--seed", "2", "--prest", "demo", "--data.max_token", "9", "--threads", "1"],
+        also=["preset"],
+        mistakes=mistakes,
     )
     assert source.values == {"seed": "2"}
     assert mistakes == [
