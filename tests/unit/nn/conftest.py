@@ -21,7 +21,7 @@ def _seeded() -> None:
 @pytest.fixture(params=["short", "sdpa"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to compute dot-product attention, whatever the length (an empty product never reaches SDPA)."""
-    monkeypatch.setattr(dot_product, "_SHORT", 0 if request.param == "sdpa" else 1 << 40)
+    monkeypatch.setattr(dot_product, "_products_pay", lambda *_: request.param == "short")
     return str(request.param)
 
 

@@ -19,9 +19,7 @@ from manyheads.nn.dropout import dropout
 
 __all__ = ["DotProductAttention", "dot_product_attention", "dot_product_weights", "one_head"]
 
-# Longest q_len x k_len for which plain matrix products beat SDPA on a CPU: its kernel has a cost a (batch, head)
-# pair that
-# short sentences never earn back (bfloat16, 300 x 4 heads x 14 tokens, forward and backward: 10 ms against 70).
+# Longest q_len x k_len for which matrix products may beat SDPA on a CPU, where they can at all: see `_products_pay`.
 _SHORT = 128 * 128
 
 
@@ -51,7 +49,7 @@ def dot_product_attention(
     Cost: O(q_len x k_len) time; memory too on the short path, O(q_len + k_len) on SDPA's.
     """
     q_len, k_len = query.shape[2], key.shape[2]
-    if query.device.type == "cpu" and q_len * k_len <= _SHORT:
+    if not q_len * k_len or _products_pay(query, key, value, dropout_rate):
         weights = dot_product_weights(query, key, mask, scale, first_query)
         return torch.matmul(dropout(weights, dropout_rate), value)
     # SDPA's own causal flag counts from the first key and takes no second mask.
@@ -67,6 +65,18 @@ def dot_product_attention(
         # Not every SDPA kernel gives zeros for a fully masked row; ours does, on every device.
         out = out.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
     return out
+
+
+def _products_pay(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float) -> bool:
+    """Whether plain matrix products are faster than SDPA: on a CPU, at short lengths, in two cases (decision 001).
+
+    With dropout SDPA has no kernel but draws a number for every weight. In 16 bits its backward pass has a cost for
+    each (batch, head) pair that sentences never earn back; forwards, and in float32, it is the faster one throughout.
+    """
+    if query.device.type != "cpu" or query.shape[2] * key.shape[2] > _SHORT:
+        return False
+    differentiated = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    return bool(dropout_rate) or (differentiated and query.element_size() < 4)
 
 
 def dot_product_weights(

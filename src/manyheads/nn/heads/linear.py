@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from manyheads.errors import ConfigError
-from manyheads.nn.heads.chunks import pad_rows, rows_at_once, rows_in_a_tile
+from manyheads.nn.heads.chunks import add_tiles, pad_rows, rows_at_once, rows_in_a_tile
 from manyheads.nn.heads.consistency import consistent_loss
 from manyheads.nn.heads.sampled import LogUniformCandidates, sampled_loss
 
@@ -204,20 +204,22 @@ class _SmoothedLoss(torch.autograd.Function):
         sums = hidden.new_zeros(2, dtype=statistics)
         needs = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden) if needs[0] else None
-        grad_weight = torch.zeros_like(weight, dtype=statistics) if needs[2] else None
-        grad_bias = torch.zeros_like(weight[:, 0], dtype=statistics) if bias is not None and needs[3] else None
         chunk_tokens = rows_at_once(chunk_tokens, vocab_size, hidden.device)
         tile_rows = rows_in_a_tile(chunk_tokens, vocab_size, hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             low_weight = weight.to(compute)
             low_bias = None if bias is None else bias.to(compute)
             summed_weight = low_weight.sum(dim=0, dtype=statistics)
-            summed_hidden = hidden.new_zeros(hidden.shape[1], dtype=statistics)
+            summed_hidden = hidden.to(compute).sum(dim=0, dtype=statistics)
+            # Smoothing's share of the gradients, which is the same for every token, is where their sums begin.
+            grad_weight = (-share * summed_hidden).expand(vocab_size, -1).contiguous() if needs[2] else None
+            grad_bias = None
+            if bias is not None and needs[3]:
+                grad_bias = torch.full_like(bias, -share * hidden.shape[0], dtype=statistics)
             for start in range(0, hidden.shape[0], chunk_tokens):
                 wanted = targets[start : start + chunk_tokens, None]
                 count = wanted.shape[0]
                 low_hidden = pad_rows(hidden[start : start + chunk_tokens].to(compute), chunk_tokens)
-                summed_hidden += low_hidden.sum(dim=0, dtype=statistics)
                 padded = F.linear(low_hidden, low_weight, low_bias)
                 padded[count:] = 0  # nobody's rows: no error, so no gradient
                 totals = torch.ones_like(padded[:, :1], dtype=statistics)
@@ -229,15 +231,11 @@ class _SmoothedLoss(torch.autograd.Function):
                     error = (padded[:count] @ low_weight).to(statistics) / totals[:count] - share * summed_weight
                     grad_hidden[start : start + chunk_tokens] = error
                 if grad_weight is not None:
-                    grad_weight += padded.t() @ (low_hidden / totals).to(compute)
+                    add_tiles(grad_weight, padded.t() @ (low_hidden / totals).to(compute))
                 if grad_bias is not None:
                     grad_bias += padded.to(statistics).t() @ totals.reciprocal()[:, 0]
             summed_bias = 0.0 if low_bias is None else low_bias.sum(dtype=statistics)
             mean_logits = (summed_hidden @ summed_weight + hidden.shape[0] * summed_bias) / vocab_size
-            if grad_weight is not None:
-                grad_weight -= share * summed_hidden
-            if grad_bias is not None:
-                grad_bias -= share * hidden.shape[0]
         nll_sum, normalisers = sums.unbind()
         nll_sum = nll_sum.clone()
         loss_sum = (1 - smoothing) * nll_sum + smoothing * (normalisers - mean_logits)
