@@ -38,7 +38,14 @@ _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n)+")
 _COMMENTED = re.compile(r"^#   (manyheads .*)", re.MULTILINE)
 _PROMPT = re.compile(r"^>>> .*|^\.\.\. .*", re.MULTILINE)
 # Names in capitals, in running text, and a mounted file: they stand for something of the reader's.
-_STANDS_FOR = {"/config/my.yaml": "my.yaml", "N": "3", "PATH": "runs/demo", "RUN": "runs/demo", "FILE": "a.txt", "MODEL": "runs/demo"}
+_STANDS_FOR = {
+    "/config/my.yaml": "my.yaml",
+    "N": "3",
+    "PATH": "runs/demo",
+    "RUN": "runs/demo",
+    "FILE": "a.txt",
+    "MODEL": "runs/demo",
+}
 
 
 class ParsedError(Exception):

@@ -169,7 +169,7 @@ def test_a_reformer_learns_to_translate(
     for view in views[:2]:
         assert len(view["buckets"]) == (2 if attention == "lsh" else 0)
         for layer in view["buckets"]:
-            assert [len(rounds) for rounds in layer] == [2, 2]  # heads, each of two rounds
+            assert [len(rounds) for rounds in layer] == [2] * config.num_heads
             assert {len(round_) for rounds in layer for round_ in rounds} == {len(view["keys"])}
     assert views[2]["buckets"] == []
     picture = tmp_path / "buckets.svg"
