@@ -57,8 +57,8 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     told: list[str] = []
     contexts = []
 
-    def show(shown: list[AttentionView], scheme: str = "light") -> Any:
-        path = save_page(attention_page(shown, title="a <title>", note="a note"), tmp_path / "page.html")
+    def show(shown: list[AttentionView], scheme: str = "light", title: str = "a <title>") -> Any:
+        path = save_page(attention_page(shown, title=title, note="a note"), tmp_path / "page.html")
         context = browser.new_context(
             viewport={"width": 1280, "height": 860}, color_scheme=scheme, accept_downloads=True
         )
@@ -228,6 +228,34 @@ def test_any_length_in_light_and_dark(opened: Callable[..., Any], length: int, s
     assert ("a cell is 2 × 2 tokens" in status(page)) == (length == 700)
     settled(page, lambda: page.keyboard.press("t"))
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != paper
+
+
+@pytest.mark.parametrize(("length", "faint"), [(60, "false"), (512, "true")])
+def test_long_texts_begin_with_faint_weights_shown_and_their_controls_in_sight(
+    opened: Callable[..., Any], length: int, faint: str
+) -> None:
+    """As a title, a text of 512 tokens would fill the screen."""
+    page = opened(views(1, 1, length), title="He opened the door and went in. " * length)
+    assert page.locator("#contrast").get_attribute("aria-pressed") == faint
+    assert page.locator("#title").bounding_box()["height"] < 80
+    stage = page.locator("#stage").bounding_box()
+    assert stage["y"] + stage["height"] <= 860
+    assert stage["height"] > 500
+
+
+def test_the_names_of_both_sides_are_whole(opened: Callable[..., Any]) -> None:
+    """Beside names of one letter there is less room than `query` takes."""
+    letters = attention_view("decoder", stack(1, 1, 6, 6), query_tokens=list("abcdef"), is_self=True)
+    page = opened([letters])
+    settled(page, lambda: page.keyboard.press("l"))
+    cut = page.evaluate(
+        """() => {
+          const canvas = document.getElementById("canvas"), ratio = canvas.width / canvas.clientWidth;
+          const strip = canvas.getContext("2d").getImageData(0, 0, Math.ceil(2 * ratio), Math.ceil(20 * ratio)).data;
+          return strip.some((part, index) => index % 4 < 3 && part < 200);
+        }"""
+    )
+    assert not cut  # nothing is written at the very edge
 
 
 def test_memory_is_set_apart(opened: Callable[..., Any]) -> None:

@@ -92,6 +92,16 @@ def test_the_source_is_read(subject: Any, make_batch: Any) -> None:
             assert ((after - before)[:, t:].abs().amax(-1) > 1e-6).all()
 
 
+def test_an_encoder_sees_what_follows(subject: Any, make_batch: Any) -> None:
+    """The first place depends on the last token: also where an encoder hashes, whose decoder looks back alone."""
+    model, batch = subject.build(), make_batch([6], [4])
+    changed = batch.source.clone()
+    changed[0, -1] = (changed[0, -1] + 3) % VOCAB
+    with torch.no_grad():
+        before, after = (model.body.encode(source, batch.source_lengths) for source in (batch.source, changed))
+    assert float((after - before)[0, 0].abs().max()) > 1e-6
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_the_loss_is_cross_entropy_over_real_tokens(
     subject: Any, precision: Any, make_batch: Any, label_smoothing: float

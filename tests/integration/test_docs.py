@@ -15,26 +15,36 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from doc_pages import REPOSITORY, Block, blocks_of, differing, headings_of, links_of
+from marian_models import write_peer_folder
+from official_xl import Official
 from PIL import Image
+from safetensors.torch import load_file
 
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.cli.main import main
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.interop import PEERS
 
 TUTORIALS = ["attention", "transformer", "transformer-xl", "reformer"]
 PAGES = [
     "docs/attention.md",
+    "docs/converting.md",
     "docs/inspecting.md",
     "docs/language-models.md",
     "docs/long-sequences.md",
+    "docs/parsing.md",
     *(f"docs/tutorials/{name}.md" for name in TUTORIALS),
 ]
 
@@ -63,6 +73,10 @@ CUTS = [
     (r"head -c 6144", "head -c 24"),  # half of a picture of 4 x 4
     (r"--layer 3", "--layer 2"),  # debug models have two
     (r"--num-hashes 1 2 4 full", "--num-hashes 1 full"),
+    (r"convert opus-mt-en-de --from-pickle --output models/en-de", "convert opus-mt-pickled --from-pickle -o models/2"),
+    (r"prepare --task parsing", r"\g<0> --vocab-size 320"),
+    (r"train (?=--data.path data/my-(trees|words))", "train --preset debug "),
+    (r"--beam 21", "--beam 2"),
 ]
 PYTHON_CUTS = [(r"max_new_tokens=\d+", "max_new_tokens=5")]
 RUNS = {
@@ -103,6 +117,25 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model: {architecture: reformer, d_model: 32, num_heads: 2, d_ff: 64, num_layers: 2, max_len: 256}\n",
         encoding="utf-8",
     )
+    trees = "".join(
+        f"(ROOT (S (NP (PRP {who})) (VP (VBZ {what})) (. .)))\n"
+        for who in ("She", "He", "It", "One")
+        for what in ("sleeps", "sings", "reads")
+    )
+    for name in ("train", "dev", "test"):
+        (place / f"{name}.ptb").write_text(trees, encoding="utf-8")
+    write_peer_folder(place / "opus-mt-en-de")
+    shutil.copytree(place / "opus-mt-en-de", place / "opus-mt-pickled")
+    weights = load_file(place / "opus-mt-pickled" / "model.safetensors")
+    (place / "opus-mt-pickled" / "model.safetensors").unlink()
+    torch.save(weights, place / "opus-mt-pickled" / "pytorch_model.bin")
+    work = place / "LM-TFM-wt103" / "20190101-000000"
+    work.mkdir(parents=True)
+    sizes = {"vocab_size": 31, "d_model": 12, "num_heads": 2, "d_ff": 20, "num_layers": 2, "memory_len": 6}
+    peer, weights = PEERS["kimiyoung/TransformerXL"].to_peer(build_model(TransformerXLConfig(**sizes)))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that was made here has no source to be kept
+        torch.save(Official(patch).model(peer["model"], weights), work / "model.pt")
     return place
 
 

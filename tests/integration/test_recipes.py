@@ -19,8 +19,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
+from manyheads.training.schedule import learning_rate
 from manyheads.training.settings import RUNS, TextConfig, TrainConfig
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
@@ -79,6 +81,18 @@ def test_a_recipe_and_its_commands_agree(recipe: Path) -> None:
     for command in commands(recipe):
         if command[0] == "evaluate":
             assert command[1].startswith(config.run_dir)
+
+
+def test_the_paper_s_pictures_have_the_sizes_of_its_preset() -> None:
+    [recipe] = [path for path in RECIPES if path.stem == "reformer-imagenet64"]
+    config = config_of(recipe)
+    assert isinstance(config, TextConfig)
+    assert config.model == REFORMERS["imagenet64"]()
+    assert config.data.segment_len == config.reading.segment_len == config.model.max_len == 64 * 64 * 3
+    # trax: 0.03125 x step / 8000 up to there, over the root of the larger of the two.
+    for step in (1, 8000, 32_000):
+        rate = learning_rate(config.schedule, peak=config.optimiser.learning_rate, d_model=1024, step=step)
+        assert rate == pytest.approx(0.03125 * min(1, step / 8000) * max(step, 8000) ** -0.5)
 
 
 def lay_out(folder: Path, shared: Path) -> None:

@@ -14,7 +14,7 @@ from manyheads.nn.attention.recording import record_attention
 
 __all__ = ["Attentions", "attentions_of", "buckets_of"]
 
-_LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?layers\.(\d+)\.([\w.]+)$")
+_LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)[._])?layers\.(\d+)\.([\w.]+)$")
 
 
 class Attentions(NamedTuple):
@@ -36,8 +36,8 @@ def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:
         bertviz.head_view(found.cross, ...)                             # or any viewer of (batch, heads, q_len, k_len)
 
     Works with any model that has `log_probs` and whose attention layers stand in `layers`, or in `encoder.layers` and
-    `decoder.layers`. Weights of padding keys are zero; rows of padding queries mean nothing. The model is left as it
-    was; no gradients are kept.
+    `decoder.layers` (or `encoder_layers` and `decoder_layers`). Weights of padding keys are zero; rows of padding
+    queries mean nothing. The model is left as it was; no gradients are kept.
 
     Args:
         model: in evaluation mode, unless dropout is wanted in what the later layers read.

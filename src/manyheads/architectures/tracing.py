@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.architectures.tracing_reformer import JOINED, STREAMS, watch_hashed, watch_local
+from manyheads.architectures.transformer.model import Decoder, Encoder
 from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
@@ -25,7 +28,7 @@ from manyheads.nn.residual import Residual
 
 __all__ = ["EQUATIONS", "TracedTensor", "folded", "trace"]
 
-_LAYER = re.compile(r"^(.*?\blayers)\.(\d+)(.*)$")
+_LAYER = re.compile(r"^(.*?layers)\.(\d+)(.*)$")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,16 @@ def _sinusoid(module: Any) -> str:
     return f"x + PE; PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos, {order}"
 
 
+def _axial(module: Any) -> str:
+    """Position p of a grid (a, b) lies in row p // b and column p % b."""
+    parts, below = [], 1
+    for number, size in reversed(list(enumerate(module.shape, start=1))):
+        place = "pos" if below == 1 else f"⌊pos / {below}⌋"
+        parts.append(f"P{'₀₁₂₃₄₅₆₇₈₉'[number % 10]}[{place}{f' mod {size}' if number > 1 else ''}]")
+        below *= size
+    return f"x + [{', '.join(reversed(parts))}], side by side"
+
+
 EQUATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], str]]] = {
     TokenEmbedding: ("embedded", _embedding),
     AdaptiveEmbedding: ("embedded", _adaptive_embedding),
@@ -68,13 +81,18 @@ EQUATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], str]]] = {
     LearnedPositions: ("with positions", lambda _: "x + P[pos]"),
     DistanceEncoding: ("encoded distances R", lambda _: "sin, then cos of (i - j) / 10000^(2k/d)"),
     AdditiveScore: ("scores", lambda _: "wᵀ tanh(Wq q + Wk k)"),
-    AxialPositions: ("with positions", lambda _: "x + [row(pos), column(pos), ...]"),
-    LSHSelfAttention: ("output", lambda _: "concat(A V) W_O; A = softmax(q·q'/|q'|) within buckets, q = x W_QK"),
-    LocalSelfAttention: ("output", lambda _: "concat(A V) W_O; A = softmax(Q Kᵀ / √d_k) within near chunks"),
+    AxialPositions: ("with positions", _axial),
     FeedForward: ("feed-forward", _feed_forward),
     Residual: ("sublayer's output", _residual),
 }
-"""Class -> what comes out of it, and how. What attention makes inside is told by `_attention_lines`."""
+"""Class -> what comes out of it, and how. What attention makes inside is told by those that watch it."""
+
+LAST_NORMS: dict[type[nn.Module], Mapping[str, tuple[str, str]]] = {
+    Encoder: {"norm": ("memory", "LN(x)")},
+    Decoder: {"norm": ("hidden states", "LN(x)")},
+    **JOINED,
+}
+"""Stack -> name of the norm behind its layers, where it has one -> what comes out, and how."""
 
 
 def trace(model: nn.Module, inputs: dict[str, Any], **options: Any) -> list[TracedTensor]:
@@ -95,11 +113,27 @@ def trace(model: nn.Module, inputs: dict[str, Any], **options: Any) -> list[Trac
     with torch.no_grad(), _watching(model, lines):
         log_probs = model.log_probs(*inputs.values(), **options)  # type: ignore[operator]
     lines.append(TracedTensor("head", "log-probabilities", tuple(log_probs.shape), _head_equation(model)))
-    return lines
+    return _chunks_joined(lines)
+
+
+def _chunks_joined(lines: list[TracedTensor]) -> list[TracedTensor]:
+    """What was made in several calls, some positions at a time, in one line."""
+    found: dict[tuple[str, str], list[TracedTensor]] = {}
+    for line in lines:
+        found.setdefault((line.module, line.name), []).append(line)
+    joined = []
+    for first, *others in found.values():
+        if others:
+            batch, some, *rest = first.shape
+            length = some + sum(other.shape[1] for other in others)
+            told = f"{first.equation}; {some} positions at a time"
+            first = replace(first, shape=(batch, length, *rest), equation=told)
+        joined.append(first)
+    return joined
 
 
 def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
-    """The same without layers that repeat the first of their stack, told in one line each time."""
+    """The same without layers that repeat an earlier one of their stack, told in one line behind the stack."""
     kept: list[TracedTensor] = []
     layers: dict[tuple[str, str], list[tuple[str, TracedTensor]]] = {}
     order: list[tuple[str, str] | TracedTensor] = []
@@ -119,17 +153,28 @@ def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
             kept.append(entry)
             continue
         stack, index = entry
-        first = next(key for key in layers if key[0] == stack)
-        if entry != first and layers[entry] == layers[first]:
-            alike.setdefault(stack, []).append(int(index))
+        model = next(key for key in layers if key[0] == stack and layers[key] == layers[entry])
+        if entry != model:
+            alike.setdefault(model[1], []).append(int(index))
         else:
             kept += [replace(line, module=f"{stack}.{index}{rest}") for rest, line in layers[entry]]
         after = order[place + 1] if place + 1 < len(order) else None
-        if stack in alike and (isinstance(after, TracedTensor | None) or after[0] != stack):
-            indices = alike.pop(stack)
-            names = f"{stack}.{indices[0]}" if len(indices) == 1 else f"{stack}.{indices[0]} to {indices[-1]}"
-            kept.append(TracedTensor(names, f"as in {stack}.{first[1]}", (), ""))
+        if isinstance(after, TracedTensor | None) or after[0] != stack:
+            for first, indices in alike.items():
+                kept.append(TracedTensor(f"{stack}.{_runs(indices)}", f"as in {stack}.{first}", (), ""))
+            alike = {}
     return kept
+
+
+def _runs(numbers: list[int]) -> str:
+    """Rising numbers in words: [1, 2, 3, 5, 7, 8] as `1 to 3, 5, 7 to 8`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 @contextlib.contextmanager
@@ -142,17 +187,35 @@ def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
             shown = name.removeprefix("body.")
             if isinstance(module, MultiHeadAttention | RelativeAttention):
                 undo.append(_watch_attention(module, shown, lines))
-            known = next((entry for kind, entry in EQUATIONS.items() if isinstance(module, kind)), None)
-            if known is not None:
-                # Hashed layers are called by another name than forward, which hooks do not see; their last map is not.
-                called = module.out_proj if isinstance(module, LSHSelfAttention) else module
-                hooks.append(called.register_forward_hook(_writer(shown, known[0], known[1](module), lines)))
+            elif isinstance(module, LSHSelfAttention):
+                undo.append(watch_hashed(module, partial(_write, lines, shown)))
+            elif isinstance(module, LocalSelfAttention):
+                undo.append(watch_local(module, partial(_write, lines, shown)))
+            for inner, label, equation in _told_of(name, module):
+                called = model.get_submodule(inner)
+                hooks.append(called.register_forward_hook(_writer(inner.removeprefix("body."), label, equation, lines)))
         yield
     finally:
         for hook in hooks:
             hook.remove()
         for function in undo:
             function()
+
+
+def _told_of(name: str, module: nn.Module) -> Iterator[tuple[str, str, str]]:
+    """Modules whose outputs get a line because of this one: full name, what comes out, and how."""
+    known = next((entry for kind, entry in EQUATIONS.items() if isinstance(module, kind)), None)
+    if known is not None:
+        yield name, known[0], known[1](module)
+    if type(module) in STREAMS:
+        yield name, "changed stream", STREAMS[type(module)]
+    for norm, (label, equation) in LAST_NORMS.get(type(module), {}).items():
+        if getattr(module, norm) is not None:
+            yield f"{name}.{norm}", label, equation
+
+
+def _write(lines: list[TracedTensor], module: str, name: str, shape: tuple[int, ...], equation: str) -> None:
+    lines.append(TracedTensor(module, name, tuple(shape), equation))
 
 
 def _writer(module: str, name: str, equation: str, lines: list[TracedTensor]) -> Callable[..., None]:

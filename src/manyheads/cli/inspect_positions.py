@@ -61,37 +61,44 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("--d-model and --layout are the model's own where a model is given; leave them out.")
     from manyheads.visualise.positions import positions_figure
 
-    table, title = _of_model(options.model, options.length) if options.model else _of_width(options)
-    figure = positions_figure(table, features=options.features or None, title=title)
+    table, title, place_name = _of_model(options.model, options.length) if options.model else _of_width(options)
+    figure = positions_figure(table, features=options.features or None, title=title, place_name=place_name)
     write_figure(figure, options.output)
     return 0
 
 
-def _of_width(options: PositionsOptions) -> tuple[torch.Tensor, str]:
+def _of_width(options: PositionsOptions) -> tuple[torch.Tensor, str, str]:
     import torch
 
     from manyheads.nn.positions import sinusoidal_table
 
     width = options.d_model or 64
     table = sinusoidal_table(torch.arange(float(options.length)), width, options.layout or "interleaved")
-    return table, f"Sinusoidal positions, width {width}"
+    return table, f"Sinusoidal positions, width {width}", "position"
 
 
-def _of_model(path: str, length: int) -> tuple[torch.Tensor, str]:
+def _of_model(path: str, length: int) -> tuple[torch.Tensor, str, str]:
+    """The first table of a model, what it is, and what a row of it is."""
     import torch
 
     import manyheads
     from manyheads.nn.attention.relative import DistanceEncoding
-    from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+    from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 
     for name, module in manyheads.load(path).named_modules():
         shown = name.removeprefix("body.")
         with torch.no_grad():
             if isinstance(module, SinusoidalPositions):
-                return module(torch.zeros(1, length, module.d_model))[0], f"Sinusoidal positions: {shown}"
+                return module(torch.zeros(1, length, module.d_model))[0], f"Sinusoidal positions: {shown}", "position"
             if isinstance(module, LearnedPositions):
                 rows = min(length, module.max_len)
-                return module(torch.zeros(1, rows, module.weight.shape[1]))[0], f"Trained positions: {shown}"
+                table = module(torch.zeros(1, rows, module.weight.shape[1]))[0]
+                return table, f"Trained positions: {shown}", "position"
             if isinstance(module, DistanceEncoding):
-                return module(torch.arange(length), length), f"Encodings of distances: {shown}"
+                return module(torch.arange(length), length), f"Sinusoidal distances: {shown}", "distance"
+            if isinstance(module, AxialPositions):
+                rows = min(length, module.max_len)
+                grid = " x ".join(map(str, module.shape))
+                table = module(torch.zeros(1, rows, sum(module.dims)))[0]
+                return table, f"Axial positions, {grid}: {shown}", "position"
     raise RequestError(f"{path} has no table of positions to draw: it learns a vector a distance in every layer.")

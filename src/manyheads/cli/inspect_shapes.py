@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ShapesOptions", "run"]
 
 _DESCRIPTION = """Print every tensor that a model makes of a text, from input to output: where it is made, what it is,
-its shape, and the equation that makes it. Layers that repeat the first of their stack are told in one line."""
+its shape, and the equation that makes it. Layers that repeat an earlier one of their stack are told in one line."""
 
 _EXAMPLES = (
     'manyheads inspect shapes runs/demo --text "I am hungry."',
@@ -39,7 +39,7 @@ class ShapesOptions:
     target: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="(default: the model's own)")] = None
     """The translation that it writes."""
     every_layer: Annotated[bool, arg(help_behavior_hint="")] = False
-    """All layers, also those that repeat the first."""
+    """All layers, also those that repeat an earlier one."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print a JSON array of objects with module, name, shape and equation."""
     run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)

@@ -72,5 +72,6 @@ def run(arguments: Sequence[str]) -> int:
     last = options.smoothing[-1]
     asked = torch.full((len(options.targets), size), last / size)
     asked[torch.arange(len(options.targets)), torch.tensor(options.targets)] += 1 - last
-    write_figure(label_smoothing_figure(asked, sure, losses), options.output)
+    title = f"What smoothing {last:g} asks for"
+    write_figure(label_smoothing_figure(asked, sure, losses, title=title), options.output)
     return 0

@@ -50,10 +50,24 @@ def translation_views(translator: Translator, source: str, target: str | None = 
     read, written = legible(reader.tokens(source_ids)), legible(writer.tokens([*seen_ids[1:], writer.eos_id]))
     with inference(translator.device, translator.precision):
         found = attentions_of(_module(translator), *inputs.values())
+        hashed = buckets_of(_module(translator), *inputs.values())
     seen = legible(writer.tokens(seen_ids))
+    sides = {side: {name: b for name, b in hashed.items() if name.startswith(side)} for side in ("encoder", "decoder")}
     return [
-        attention_view("encoder", found.encoder, query_tokens=read),
-        attention_view("decoder", found.decoder, query_tokens=written, key_tokens=seen, is_self=True),
+        attention_view(
+            "encoder",
+            found.encoder,
+            query_tokens=read,
+            buckets=_of_layers(sides["encoder"], len(found.encoder)),
+        ),
+        attention_view(
+            "decoder",
+            found.decoder,
+            query_tokens=written,
+            key_tokens=seen,
+            is_self=True,
+            buckets=_of_layers(sides["decoder"], len(found.decoder)),
+        ),
         attention_view("cross", found.cross, query_tokens=written, key_tokens=read),
     ]
 
@@ -122,6 +136,8 @@ def shapes_of(reader: Translator | Generator, text: str, target: str | None = No
 def text_buckets(reader: Translator | Generator, text: str) -> tuple[dict[str, Tensor], list[str]]:
     """The buckets of a Reformer's hashed layers: name -> (heads, rounds, length); and a label a position.
 
+    Of a translator they are its encoder's, which reads the text.
+
     Raises: RequestError: the text is empty. ModelFileError: no layer of the model hashes texts of this length.
     """
     if isinstance(reader, Generator):
@@ -132,7 +148,7 @@ def text_buckets(reader: Translator | Generator, text: str) -> tuple[dict[str, T
         labels = reader.tokenizer.source.tokens(inputs["source"][0].tolist())
     with inference(reader.device, reader.precision):
         found = buckets_of(_module(reader), *inputs.values())
-    found = {name: buckets[0] for name, buckets in found.items() if buckets.shape[-1] == len(labels)}
+    found = {name: buckets[0] for name, buckets in found.items() if not name.startswith("decoder")}
     if not found:
         raise ModelFileError(
             "no layer of this model hashes a text of this length; it takes a Reformer with lsh layers."

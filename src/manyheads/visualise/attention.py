@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.visualise.figure import COLOURS, INK, MUTED, Array, as_array, new_figure, plain_text, style_axes
+from manyheads.visualise.figure import (
+    COLOURS,
+    INK,
+    MUTED,
+    Array,
+    as_array,
+    new_figure,
+    plain_text,
+    slant_long,
+    style_axes,
+)
 from manyheads.visualise.fonts import legible_texts
 
 if TYPE_CHECKING:
@@ -36,6 +46,9 @@ def attention_figure(
     num_memory: int = 0,
 ) -> Figure:
     """A heat map a head, on one colour scale; rows are queries, columns the keys they attend to.
+
+    Where a query spreads its weight over more keys than can be named, colours go by the weights' root, and the scale
+    says so: a few large weights, as those of the first rows of a causal model, would else leave all others blank.
 
     Args:
         weights: (q_len, k_len), or (heads, q_len, k_len).
@@ -65,11 +78,11 @@ def attention_figure(
     figure = new_figure(min(width, 24.0), min(max(main, cell_height * rows) + 1.7, 22.0))
     if title:
         plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
-    top = float(np.nanmax(array)) or 1.0
+    top, by_root = float(np.nanmax(array)) or 1.0, k_len > MAX_LABELS
     panels = _panels(figure, num_heads, rows, columns, mean, main_width / max(cell_width * columns, 0.1))
     image = None
     for panel, axes in panels:
-        image = _heat_map(axes, array.mean(axis=0) if panel == "mean" else array[int(panel)], top)
+        image = _heat_map(axes, array.mean(axis=0) if panel == "mean" else array[int(panel)], top, by_root)
         if num_memory:
             axes.axvline(num_memory - 0.5, color=COLOURS[1], linewidth=1.2)
         large = panel == "mean" or num_heads == 1
@@ -90,7 +103,7 @@ def attention_figure(
         bar = figure.colorbar(image, ax=[axes for _, axes in panels], shrink=0.6, aspect=30, pad=0.015)
         bar.ax.tick_params(labelsize=8, colors=INK, length=2)
         bar.outline.set_visible(False)
-        bar.set_label("attention weight", fontsize=9, color=MUTED)
+        bar.set_label(f"attention weight{', coloured by its root' if by_root else ''}", fontsize=9, color=MUTED)
     return figure
 
 
@@ -106,8 +119,11 @@ def _panels(
     return panels + [(str(h), figure.add_subplot(grid[h // columns, 1 + h % columns])) for h in range(num_heads)]
 
 
-def _heat_map(axes: Axes, weights: Array, top: float) -> Any:
-    return axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=top, aspect="auto", interpolation="nearest")
+def _heat_map(axes: Axes, weights: Array, top: float, by_root: bool) -> Any:
+    from matplotlib.colors import PowerNorm
+
+    norm = PowerNorm(0.5 if by_root else 1.0, vmin=0.0, vmax=top)
+    return axes.imshow(weights, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
 
 
 def _label(axes: Axes, which: str, tokens: Sequence[str] | None, length: int) -> None:
@@ -119,9 +135,9 @@ def _label(axes: Axes, which: str, tokens: Sequence[str] | None, length: int) ->
     size = 9.5 if length <= 24 else 8 if length <= MAX_LABELS else 7
     if which == "x":
         flat = (max(map(len, names)) + 1) * len(names) <= MAX_FLAT_CHARS  # the longest fits into its column
-        axes.set_xticks(places, names, rotation=0 if flat else 55, ha="center" if flat else "right", fontsize=size)
-        for text in axes.get_xticklabels():
-            text.set_rotation_mode("anchor")
+        axes.set_xticks(places, names, ha="center", fontsize=size)
+        if not flat:
+            slant_long(axes.get_xticklabels())
     else:
         axes.set_yticks(places, names, fontsize=size)
     labels = axes.get_xticklabels() if which == "x" else axes.get_yticklabels()

@@ -167,7 +167,8 @@ def _joined(tokens: tuple[str, ...], starts: list[int]) -> tuple[str, ...]:
 
 def shown_token(token: str) -> str:
     """A token with nothing in it that could move, hide or turn around what stands beside it."""
+    alone = not token.strip(_JOINERS + "₁₂₃₄")  # or a byte of one: there is nothing to join
     shown = "".join(
-        char if char.isprintable() or (char in _JOINERS and len(token) > 1) else f"⟨{ord(char):04X}⟩" for char in token
+        char if char.isprintable() or (char in _JOINERS and not alone) else f"⟨{ord(char):04X}⟩" for char in token
     )
     return shown or "⟨⟩"

@@ -10,7 +10,7 @@ import numpy as np
 
 from manyheads.errors import ShapeError
 from manyheads.visualise.attention_views import shown_token
-from manyheads.visualise.figure import INK, as_array, new_figure, plain_text, style_axes
+from manyheads.visualise.figure import INK, as_array, new_figure, plain_text, slant_long, style_axes
 from manyheads.visualise.fonts import legible_texts
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["buckets_figure"]
 
-_MOST_NUMBERED = 48
+_MOST_NUMBERED = 60
 """Positions that a cell's number can still be read at."""
 
 
@@ -59,6 +59,9 @@ def buckets_figure(
     order = np.argsort(array[head], axis=1, kind="stable")
     ordered = np.take_along_axis(array[head], order, axis=1)
     _cells(below, ordered, None, top)
+    for row, change in zip(*np.nonzero(ordered[:, 1:] != ordered[:, :-1]), strict=True):
+        # Twenty colours are fewer than buckets: two that touch may share one.
+        below.plot([change + 0.5] * 2, [row - 0.5, row + 0.5], color="white", linewidth=1.6)
     below.set_yticks(range(rounds), [f"round {r + 1}" for r in range(rounds)])
     cut = f", cut into chunks of {chunk_len}" if chunk_len else ""
     style_axes(below, title=f"Head {head + 1}, sorted by bucket{cut}", grid=False)
@@ -91,8 +94,8 @@ def _name(axes: Axes, names: Sequence[str]) -> None:
     shown, families = legible_texts(
         [names[place] if len(names[place]) <= 16 else f"{names[place][:15]}…" for place in places]
     )
-    axes.set_xticks(places, shown, rotation=55, ha="right", fontsize=8)
+    axes.set_xticks(places, shown, fontsize=8)
     plain_text(axes.get_xticklabels())
+    slant_long(axes.get_xticklabels())
     for text in axes.get_xticklabels():
-        text.set_rotation_mode("anchor")
         text.set_fontfamily(families)

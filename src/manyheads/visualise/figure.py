@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "INK", "MUTED", "Array", "as_array", "new_figure", "plain_text", "save_figure", "style_axes"]
+__all__ = [
+    "COLOURS",
+    "INK",
+    "MUTED",
+    "Array",
+    "as_array",
+    "new_figure",
+    "plain_text",
+    "save_figure",
+    "slant_long",
+    "style_axes",
+]
 
 Array = npt.NDArray[np.float64]
 
@@ -78,6 +89,15 @@ def plain_text(texts: Any) -> None:
     """Keep `$` in tokens from being read as a formula."""
     for text in texts:
         text.set_parse_math(False)
+
+
+def slant_long(texts: Any) -> None:
+    """Names below columns: long ones slanted, those of one or two signs upright, or `▁` would read as a slash."""
+    for text in texts:
+        upright = len(text.get_text()) <= 2
+        text.set_rotation(0 if upright else 55)
+        text.set_horizontalalignment("center" if upright else "right")
+        text.set_rotation_mode("anchor")
 
 
 def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png", "svg")) -> tuple[Path, ...]:

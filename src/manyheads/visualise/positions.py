@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["positions_figure"]
 
 
-def positions_figure(table: Any, *, features: Sequence[int] | None = None, title: str = "Position encodings") -> Figure:
+def positions_figure(
+    table: Any,
+    *,
+    features: Sequence[int] | None = None,
+    title: str = "Position encodings",
+    place_name: str = "position",
+) -> Figure:
     """The table as a heat map, and some of its features as curves (as in the Annotated Transformer).
 
     Args:
         table: (length, d_model).
         features: columns drawn as curves; by default four neighbours a sixth of the way up.
+        place_name: what a row is.
 
     Raises: ShapeError: another rank, or a feature that the table lacks. MissingExtraError: no matplotlib.
     """
@@ -49,7 +56,9 @@ def positions_figure(table: Any, *, features: Sequence[int] | None = None, title
     bar.outline.set_visible(False)
     for number, feature in enumerate(features):
         below.plot(array[:, feature], color=COLOURS[number % len(COLOURS)], linewidth=1.8, label=f"feature {feature}")
-    style_axes(below, x_label="position", y_label="value")
+    style_axes(below, x_label=place_name, y_label="value")
+    above.yaxis.get_major_locator().set_params(integer=True)
+    below.xaxis.get_major_locator().set_params(integer=True)
     below.legend(
         frameon=False, fontsize=9, labelcolor=INK, ncols=len(list(features)), loc="lower right", bbox_to_anchor=(1, 1)
     )

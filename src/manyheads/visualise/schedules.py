@@ -44,13 +44,16 @@ def schedule_figure(
     return figure
 
 
-def label_smoothing_figure(targets: Any, probabilities: Any, losses: Mapping[str, Any]) -> Figure:
+def label_smoothing_figure(
+    targets: Any, probabilities: Any, losses: Mapping[str, Any], *, title: str = "What is asked for"
+) -> Figure:
     """What the model is asked to say, and what it costs to be sure (as in the Annotated Transformer).
 
     Args:
         targets: (tokens, vocab_size), the smoothed distribution asked for at each place.
         probabilities: (n,), probability that a model gives to the right token.
         losses: name -> (n,), the loss at those probabilities.
+        title: of the targets.
 
     Raises: ShapeError: another rank or length. MissingExtraError: no matplotlib.
     """
@@ -60,7 +63,7 @@ def label_smoothing_figure(targets: Any, probabilities: Any, losses: Mapping[str
     figure = new_figure(10.5, 4.0)
     left, right = figure.subplots(1, 2)
     image = left.imshow(asked, cmap="Blues", vmin=0.0, aspect="auto", interpolation="nearest")
-    style_axes(left, title="What is asked for", x_label="token id", y_label="place", grid=False)
+    style_axes(left, title=title, x_label="token id", y_label="place", grid=False)
     for axis, count in ((left.xaxis, asked.shape[1]), (left.yaxis, asked.shape[0])):
         if count <= 12:
             axis.set_ticks(range(count))

@@ -90,22 +90,56 @@ def test_the_trace_names_every_tensor_once_and_leaves_the_model_as_it_was() -> N
     assert all(line.equation for line in lines)
 
 
+TOLD_BY_OTHERS = {
+    # What holds others, and parts whose numbers belong to the line of what holds them.
+    *("Seq2Seq", "LanguageModel", "Transformer", "TransformerXL", "Reformer", "ReformerTranslator"),
+    *("Encoder", "Decoder", "EncoderLayer", "DecoderLayer", "RelativeLayer", "ReformerLayer"),
+    *("ModuleList", "ParameterList", "Dropout", "LayerNorm", "Linear"),
+}
+
+
+def inputs_of(name: str) -> dict[str, Tensor]:
+    return pair() if ARCHITECTURES[name].task == "translation" else {"tokens": torch.randint(0, 20, (2, 11))}
+
+
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_every_part_of_every_architecture_has_its_equation(name: str) -> None:
     """A module of ours that makes tensors is in the table, or is told by what holds it."""
-    if name not in ("transformer", "transformer-xl"):
-        pytest.skip(f"{name} has tests of its own")
-    model, inputs = (
-        (translator(), pair()) if name == "transformer" else (language_model(), {"tokens": torch.ones(1, 3).long()})
-    )
-    told = {line.module for line in trace(model, inputs)}
-    held = {"Dropout", "LayerNorm", "Linear", "Encoder", "Decoder", "EncoderLayer", "DecoderLayer", "RelativeLayer"}
-    held |= {"Transformer", "TransformerXL", "Seq2Seq", "LanguageModel", "ModuleList", "ParameterList"}
+    model, inputs = small(name), inputs_of(name)
+    lines = trace(model, inputs)
+    told = {line.module for line in lines}
     for module_name, module in model.named_modules():
         shown = module_name.removeprefix("body.")
-        if type(module).__name__ not in held:
+        if type(module).__name__ not in TOLD_BY_OTHERS:
             assert shown in told, f"{shown} ({type(module).__name__}) has no line; add it to EQUATIONS"
+    assert all(line.equation for line in lines)
+    assert len({(line.module, line.name) for line in lines}) == len(lines)
     assert all(callable(equation) for _, equation in EQUATIONS.values())
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_every_architecture_shows_its_attention_in_every_layer(name: str) -> None:
+    model, inputs = small(name), inputs_of(name)
+    found = attentions_of(model, *inputs.values())
+    config: Any = model.config
+    if ARCHITECTURES[name].task == "translation":
+        counts = (config.num_encoder_layers, config.num_decoder_layers, config.num_decoder_layers)
+    else:
+        counts = (0, config.num_layers, 0)
+    assert (len(found.encoder), len(found.decoder), len(found.cross)) == counts
+    ends = (inputs.get("source_lengths"), None, inputs.get("source_lengths"))
+    for layers, lengths in zip(found, ends, strict=True):
+        for weights in layers:
+            torch.testing.assert_close(weights.sum(-1)[0], torch.ones_like(weights.sum(-1)[0]))
+            if lengths is not None:
+                assert bool((weights[1, ..., int(lengths[1]) :][:, : int(lengths[1])] == 0).all())  # padding
+
+
+def small(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    config = ARCHITECTURES[name].presets["debug"]()
+    sizes = {field.name: 20 for field in dataclasses.fields(config) if field.name.endswith("vocab_size")}
+    return build_model(dataclasses.replace(config, **sizes)).eval()
 
 
 def test_the_trace_of_a_model_with_memory() -> None:
@@ -134,12 +168,19 @@ def test_layers_like_the_first_are_told_in_a_line() -> None:
     ]
 
 
-def test_a_layer_that_differs_is_told_whole() -> None:
-    first = [TracedTensor(f"layers.{i}.a", "x", (1, 2), "e") for i in range(3)]
-    lines = [*first, TracedTensor("layers.3.a", "x", (1, 3), "e"), TracedTensor("head", "y", (1,), "f")]
-    assert [line.module for line in folded(lines)] == ["layers.0.a", "layers.1 to 2", "layers.3.a", "head"] or [
-        line.module for line in folded(lines)
-    ] == ["layers.0.a", "layers.3.a", "layers.1 to 2", "head"]
+def test_layers_are_folded_into_the_one_that_they_repeat() -> None:
+    """As in a pattern of two kinds, which would be told whole each time, or wrongly, if all were held to layer 0."""
+    sizes = (2, 3, 2, 2, 3, 4)
+    lines = [TracedTensor(f"layers.{i}.a", "x", (1, size), "e") for i, size in enumerate(sizes)]
+    found = [(line.module, line.name) for line in folded([*lines, TracedTensor("head", "y", (1,), "f")])]
+    assert found == [
+        ("layers.0.a", "x"),
+        ("layers.1.a", "x"),
+        ("layers.5.a", "x"),
+        ("layers.2 to 3", "as in layers.0"),
+        ("layers.4", "as in layers.1"),
+        ("head", "y"),
+    ]
 
 
 def test_an_error_on_the_way_leaves_no_hooks() -> None:

@@ -135,18 +135,35 @@ def test_shapes_as_a_table_and_as_json(
         ("positions", "--d-model", "20", "--length", "30", "--features", "4", "5"),
         ("positions", "MODEL", "--length", "12"),
         ("positions", "LANGUAGE", "--length", "12"),
+        ("positions", "REFORMER", "--length", "12"),
         ("schedule",),
         ("schedule", "base", "big", "--steps", "9000"),
         ("smoothing", "--smoothing", "0", "0.3"),
     ],
 )
 def test_pictures(
-    manyheads: Program, model_folder: Path, language_folder: Path, tmp_path: Path, arguments: tuple[str, ...]
+    manyheads: Program,
+    model_folder: Path,
+    language_folder: Path,
+    reformer_folder: Path,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
 ) -> None:
-    places = {"MODEL": str(model_folder), "LANGUAGE": str(language_folder)}
+    places = {"MODEL": str(model_folder), "LANGUAGE": str(language_folder), "REFORMER": str(reformer_folder)}
     output = tmp_path / "picture.svg"
     assert manyheads("inspect", *(places.get(word, word) for word in arguments), "--output", output) == 0
-    assert output.read_text(encoding="utf-8").startswith("<?xml")
+    picture = output.read_text(encoding="utf-8")
+    assert picture.startswith("<?xml")
+    if arguments[0] == "positions":
+        drawn = {
+            "MODEL": "Sinusoidal positions",
+            "LANGUAGE": "Sinusoidal distances",
+            "REFORMER": "Axial positions, 8 x 8",
+        }
+        assert drawn.get(arguments[1], "Sinusoidal positions, width 20") in picture
+        assert (">distance<" if arguments[1] == "LANGUAGE" else ">position<") in picture
+    if arguments[0] == "smoothing":
+        assert "What smoothing 0.3 asks for" in picture  # the last that was given
 
 
 @pytest.mark.parametrize(

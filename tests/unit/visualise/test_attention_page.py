@@ -77,6 +77,7 @@ def test_joined_emoji_stay_one() -> None:
     family = "👨\u200d👩\u200d👧"
     assert shown_token(family) == family
     assert shown_token("\u200d") == "⟨200D⟩"
+    assert [shown_token(f"\u200d{place}") for place in "₁₂₃"] == ["⟨200D⟩₁", "⟨200D⟩₂", "⟨200D⟩₃"]  # its bytes
 
 
 def test_twelve_layers_of_twelve_heads_are_small() -> None:

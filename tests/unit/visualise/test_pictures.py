@@ -13,6 +13,7 @@ import torch
 
 from manyheads.errors import DataError, MissingExtraError, SaveError, ShapeError
 from manyheads.visualise.attention import MAX_LABELS, attention_figure
+from manyheads.visualise.buckets import buckets_figure
 from manyheads.visualise.curves import learning_curve_figure, read_metrics, series
 from manyheads.visualise.figure import as_array, new_figure, save_figure
 from manyheads.visualise.positions import positions_figure
@@ -50,6 +51,35 @@ def test_long_inputs_are_named_now_and_then() -> None:
     assert [text.get_text() for text in axes.get_yticklabels()][:3] == ["t0", "t3", "t6"]
     assert len(axes.get_xticks()) <= MAX_LABELS
     assert list(axes.get_xticks()[:2]) == [0, 8]
+
+
+def test_short_names_stand_upright_and_long_ones_slant() -> None:
+    """A slanted `▁` is a slash."""
+    axes = attention_figure(attention(3, 30), key_tokens=["▁", "你₁", *["standing"] * 28]).axes[0]
+    assert [text.get_rotation() for text in axes.get_xticklabels()] == [0, 0, *[55] * 28]
+    assert [text.get_horizontalalignment() for text in axes.get_xticklabels()] == ["center"] * 2 + ["right"] * 28
+
+
+def test_among_many_keys_small_weights_are_seen() -> None:
+    """One weight of 1, as a causal model's first, beside even ones of 1/512: those are no longer paper on paper."""
+    weights = np.full((512, 512), 1 / 512)
+    weights[0] = np.eye(512)[0]
+    for length, least in ((512, 0.04), (40, 0.0)):
+        figure = attention_figure(weights[:length, :length])
+        image = figure.axes[0].images[0]
+        assert (float(image.norm(1 / 512)) > 0.04) == (least > 0)
+        assert float(image.norm(1.0)) == 1.0
+        assert ("root" in figure.axes[-1].get_ylabel()) == (length > MAX_LABELS)
+
+
+def test_buckets_that_touch_are_told_apart() -> None:
+    """Buckets 3 and 23 have one colour, as many more do."""
+    figure = buckets_figure(np.array([[[3, 23, 3, 23], [3, 3, 3, 3]]]), tokens=list("▁bcd"), chunk_len=3)
+    above, below = figure.axes
+    drawn = [(set(line.get_xdata()), sorted(line.get_ydata())) for line in below.lines]
+    assert ({1.5}, [-0.5, 0.5]) in drawn  # round 1: 3 3 | 23 23
+    assert len(drawn) == 2  # and the edge of a chunk
+    assert [text.get_rotation() for text in above.get_xticklabels()] == [0] * 4
 
 
 def test_attention_of_another_shape_is_refused() -> None:

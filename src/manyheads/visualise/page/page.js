@@ -7,7 +7,9 @@
   const FONT = 'system-ui, "Noto Sans", "Noto Sans CJK SC", "Noto Color Emoji", sans-serif';
   const MODES = ["grid", "matrix", "lines"];
   const LONGEST_SIDE = 8192; // what every browser can still hold as a canvas
-  const state = { view: 0, layer: 0, head: 0, mode: "grid", zoom: 1, faint: false, cursor: null };
+  // Among so many tokens a weight that matters is a small one, and would be paper on paper.
+  const isLong = () => data.views.some((v) => Math.max(v.queries.length, v.keys.length) > 128);
+  const state = { view: 0, layer: 0, head: 0, mode: "grid", zoom: 1, faint: isLong(), cursor: null };
   const cache = new Map();
   let hit = () => null, drawing = 0, moved = null;
 
@@ -252,7 +254,8 @@
         names.k.forEach((name, column) => {
           if (column % step) return;
           const x = left + (column + 0.5) * cell, fill = column < v.memory ? ink.muted : ink.ink;
-          if (flat) painter.text(name, x, top - size / 2 - 7, { size, anchor: "middle", fill });
+          // Short names stand upright, or ▁ would read as a slash.
+          if (flat || widest([name], size) + 2 <= cell * step) painter.text(name, x, top - size / 2 - 7, { size, anchor: "middle", fill });
           else painter.text(name, x, top - 8, { size, turn: -slant, fill });
         });
         names.q.forEach((name, row) => { if (row % step === 0) painter.text(name, left - 7 - beside, top + (row + 0.5) * cell, { size, anchor: "end" }); });
@@ -309,7 +312,7 @@
     const row = Math.max(4, Math.min(24, 900 / most)) * state.zoom;
     const size = Math.max(9, Math.min(14, row * 0.72)), step = Math.max(1, Math.ceil((size * 1.15) / row));
     const names = { q: v.queries.map((t) => short(t, 24)), k: v.keys.map((t) => short(t, 24)) };
-    const left = widest(names.q, size) + 14, right = widest(names.k, size) + 14;
+    const left = Math.max(widest(names.q, size), widest(["query"], 11)) + 14, right = widest(names.k, size) + 14;
     const between = Math.max(160, Math.min(460, width - left - right - 30));
     const x1 = left, x2 = left + between, top = 30;
     // The first query stands beside the column that is its own.
@@ -424,7 +427,7 @@
   async function draw() {
     const mine = ++drawing;
     controls();
-    const made = await SCENES[state.mode](Math.max(320, stage.clientWidth - 12), Math.max(300, window.innerHeight - 150));
+    const made = await SCENES[state.mode](Math.max(320, stage.clientWidth - 12), Math.max(300, window.innerHeight - stage.offsetTop - 22));
     if (mine !== drawing) return; // another picture was asked for meanwhile
     scene = made;
     hit = made.at;

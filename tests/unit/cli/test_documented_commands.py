@@ -1,0 +1,190 @@
+"""Every command that a page, a recipe or a help page shows is one that the program takes, with options that it has.
+
+Nothing is run: each is read by its command's own parser, which then goes no further. What a page's commands do is held
+by `tests/integration/test_docs.py`, `test_readme.py` and `test_recipes.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from manyheads.cli import parsing
+from manyheads.cli.inspect import KINDS
+from manyheads.cli.main import COMMANDS
+from manyheads.cli.train import read_arguments
+from manyheads.errors import ManyHeadsError
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/**/*.md", "recipes/*", "src/**/*.md", "benchmarks/README.md")
+    for path in ROOT.glob(pattern)
+    if path.name not in ("CHANGELOG.md", "EXPERIMENTS.md")  # what was, at its time
+)
+MODULES = [importlib.import_module(f"manyheads.cli.{path.stem}") for path in (ROOT / "src/manyheads/cli").glob("*.py")]
+_INLINE = re.compile(r"`(manyheads [^`\n]+)`")
+_FENCE = re.compile(r"^```(?!text|python|json|yaml)\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n)+")
+_COMMENTED = re.compile(r"^#   (manyheads .*)", re.MULTILINE)
+_PROMPT = re.compile(r"^>>> .*|^\.\.\. .*", re.MULTILINE)
+# Names in capitals, in running text, and a mounted file: they stand for something of the reader's.
+_STANDS_FOR = {
+    "/config/my.yaml": "my.yaml",
+    "N": "3",
+    "PATH": "runs/demo",
+    "RUN": "runs/demo",
+    "FILE": "a.txt",
+    "MODEL": "runs/demo",
+}
+
+
+class ParsedError(Exception):
+    """Raised in place of going on."""
+
+
+def shown_in(page: str) -> list[str]:
+    source = (ROOT / page).read_text(encoding="utf-8")
+    if page.endswith((".yaml", ".yml")):
+        return _COMMENTED.findall(source)
+    lines = []
+    for block in itertools.chain(_FENCE.findall(source), _INDENTED.findall(source)):
+        lines += _PROMPT.sub("", block).replace("\\\n", " ").split("\n")
+    return [line for line in lines if "manyheads " in line] + _INLINE.findall(_FENCE.sub("", source))
+
+
+def arguments_of(line: str) -> Iterator[list[str]]:
+    """Arguments of every call of the program in a line of shell: behind pipes, and behind `-m` of a launcher."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|<>;&")
+    lexer.whitespace_split = True
+    words, calls = list(lexer), [[]]  # type: ignore[var-annotated]
+    while words:
+        word = words.pop(0)
+        if set(word) <= set("|;&"):
+            calls.append([])
+        elif set(word) <= set("<>"):
+            words.pop(0)
+        else:
+            calls[-1].append(word)
+    for call in calls:
+        at = next((place for place, word in enumerate(call) if Path(word).name == "manyheads"), None)
+        if at is not None and (at == 0 or call[at - 1] == "-m"):
+            yield call[at + 1 :]
+
+
+def module_of(arguments: list[str]) -> ModuleType:
+    if arguments[0] == "inspect":
+        return importlib.import_module(f"manyheads.cli.inspect_{arguments[1]}")
+    return importlib.import_module(f"manyheads.cli.{arguments[0]}")
+
+
+def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the program says against these arguments; empty if it takes them."""
+    if not arguments or arguments[0].startswith("-") or arguments[0] == "COMMAND":
+        return ""
+    if arguments[0] not in COMMANDS or (arguments[0] == "inspect" and arguments[1] not in (*KINDS, "--help")):
+        return f"there is no {' '.join(arguments[:2])}"
+    if "--help" in arguments:
+        return ""
+    arguments = [_STANDS_FOR.get(word, word) for word in arguments]
+    cut_short = "..." in arguments
+    arguments = [word for word in arguments if word != "..."]
+    if arguments[0] == "train":
+        if cut_short:
+            arguments = [*arguments, "--preset", "debug"]
+        return said_by(lambda: read_arguments(arguments[1:]))
+
+    def reads(cls: Any, given: Any, **told: Any) -> Any:
+        if cut_short and (strange := parsing._unknown(cls, given)):
+            raise ManyHeadsError(strange)
+        if not cut_short:
+            parsing.parse(cls, given, **told)
+        raise ParsedError
+
+    complaints = []
+    # Some commands have other options for language models, which are told by the model's folder.
+    for is_language_model in (False, True):
+        with monkeypatch.context() as patch:
+            for module in MODULES:
+                if hasattr(module, "parse") and module is not parsing:
+                    patch.setattr(module, "parse", reads)
+                if hasattr(module, "names_language_model"):
+                    patch.setattr(module, "names_language_model", lambda _, answer=is_language_model: answer)
+                if hasattr(module, "set_up_machine"):
+                    patch.setattr(module, "set_up_machine", lambda: None)
+            rest = arguments[2:] if arguments[0] == "inspect" else arguments[1:]
+            complaint = said_by(lambda rest=rest: module_of(arguments).run(rest))
+        if not complaint:
+            return ""
+        complaints.append(complaint)
+    return complaints[0] if complaints[0] == complaints[1] else " / of a language model: ".join(complaints)
+
+
+def said_by(call: Any) -> str:
+    try:
+        call()
+    except ParsedError:
+        return ""
+    except ManyHeadsError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where pages' files are that say which settings there are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump({"data": {"path": "data/mine"}}), encoding="utf-8")
+    return tmp_path
+
+
+def test_there_are_many() -> None:
+    found = [call for page in PAGES for line in shown_in(page) for call in arguments_of(line)]
+    assert len(found) > 150
+    assert {call[0] for call in found if call} >= set(COMMANDS) - {"completion", "doctor"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_program_takes_what_a_page_shows(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = []
+    for line in shown_in(page):
+        for call in arguments_of(line):
+            complaint = complaint_of(call, monkeypatch)
+            wrong += [f"manyheads {shlex.join(call)}\n    {complaint}"] if complaint else []
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_program_takes_its_own_examples(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [line for module in MODULES for line in getattr(module, "_EXAMPLES", ())]
+    assert len(examples) > 30
+    for line in examples:
+        for call in arguments_of(line):
+            assert complaint_of(call, monkeypatch) == "", line
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("manyheads translate runs/demo --beems 2", "There is no option --beems"),
+        ("echo a | manyheads translat runs/demo", "there is no translat"),
+        ("manyheads inspect shape runs/demo --text a", "there is no inspect shape"),
+        ("manyheads inspect shapes runs/demo", "Missing: --text"),
+        ("torchrun --nproc-per-node 2 -m manyheads train --preset demoo", "there is no preset 'demoo'"),
+        ("manyheads train --preset demo --model.d-mode 3", "model.d_mode"),
+        ("manyheads prepare --task parsing --tree-tag keep ...", "There is no option --tree-tag"),
+        ("manyheads evaluate runs/demo --memory-length 3", "of a language model: There is no option --memory-length"),
+    ],
+)
+def test_a_mistake_is_seen(line: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [complaint] = [complaint_of(call, monkeypatch) for call in arguments_of(line)]
+    assert said in complaint
