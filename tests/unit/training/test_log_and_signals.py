@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import pytest
 
-from manyheads.errors import CheckpointError
+from manyheads.errors import CheckpointError, ConfigError
 from manyheads.training.log import MetricsLog, PlainReporter, format_seconds
 from manyheads.training.presets import PRESETS
 from manyheads.training.report import Sample, TrainResult, ValidationReport
-from manyheads.training.resume import differences
+from manyheads.training.resume import check_same_run, differences
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.signals import StopFlag, catch_signals
 from manyheads.training.state import Counters
@@ -119,6 +119,21 @@ def test_counters_survive_json_and_refuse_strangers() -> None:
 def test_differences_name_the_leaves() -> None:
     before, now = {"a": 1, "b": {"c": [1], "d": None}}, {"a": 1, "b": {"c": [2]}, "e": 0}
     assert [text for _, text in differences(before, now)] == ["b.c was [1], is [2]", "e was None, is 0"]
+
+
+def test_another_architecture_is_told_in_a_word() -> None:
+    """And not by the forty settings that differ with it; what else is another still is."""
+    before = {"seed": 1, "model": {"architecture": "transformer", "norm": "layer", "bias": True}}
+    now = {"seed": 2, "model": {"architecture": "reformer-seq2seq", "chunk_len": 64}}
+    digests = {"data_digest": "a", "tokenizer_digest": "b"}
+    scalars = {"config": before, **digests}
+    with pytest.raises(ConfigError) as error:
+        check_same_run(scalars, config=now, **digests)
+    said = str(error.value)
+    assert "model.architecture was 'transformer', is 'reformer-seq2seq'; seed was 1, is 2." in said
+    assert "choose another run_dir" in said
+    for name in ("norm", "bias", "chunk_len"):
+        assert name not in said
 
 
 def test_presets_are_what_they_cite() -> None:
