@@ -540,7 +540,8 @@ def test_one_batch_is_learned_by_heart(language_model: Any, precision: Any) -> N
     tokens[:, 0] = torch.tensor([3, 4])
     batch = batch_of(tokens)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(150):
+    nll = torch.inf
+    for step in range(600):  # how long it takes depends on dropout's luck
         optimiser.zero_grad()
         with precision.on():
             output = model(batch)
@@ -548,9 +549,15 @@ def test_one_batch_is_learned_by_heart(language_model: Any, precision: Any) -> N
         loss.backward()
         assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
         optimiser.step()
+        if step % 50 == 49:
+            with torch.no_grad(), precision.on():
+                nll = float(model.eval()(batch).nll_sum / 16)
+            model.train()
+            if nll < 0.05:
+                break
+    assert nll < 0.05
     model.eval()
     with torch.no_grad(), precision.on():
-        assert model(batch).nll_sum / 16 < 0.2
         if language_model.config.attention.startswith("absolute"):
             return  # a token's position changes as it ages, so that generating is another task than reading
         state, token, said = model.start(2), tokens[:, :1], []

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from manyheads.nn.attention import dot_product
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
@@ -17,3 +19,9 @@ def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleT
     """A script by name, imported as its neighbours import it."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
+
+
+@pytest.fixture
+def by_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's counter of FLOPs knows matrix products, and not SDPA's kernel for CPUs."""
+    monkeypatch.setattr(dot_product, "_products_pay", lambda *_: True)

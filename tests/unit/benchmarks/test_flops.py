@@ -33,6 +33,8 @@ HASHED = ReformerConfig(
     positions="sinusoidal",
 )  # fmt: skip
 
+pytestmark = pytest.mark.usefixtures("by_products")
+
 
 def added_product(into: Any, left: Any, right: Any, **_: Any) -> int:
     """Of shapes: a batch of products that is added to what is there, which the counter does not know by itself."""
