@@ -12,6 +12,7 @@ as they are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -107,24 +108,24 @@ class D2l:
         return {f"out.{name}": tensor for name, tensor in self.part.answer(self.module, inputs).items()}
 
 
-class Part:
+class Part(ABC):
     """One of d2l's modules; see `protocols.Exporter`."""
 
     name: str
     options: Mapping[str, Any]
     inputs: tuple[str, ...] = ("queries", "keys", "values", "valid_lens")
 
+    @abstractmethod
     def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
         """Our module. weights: the peer's, which say how wide inputs are."""
-        raise NotImplementedError
 
     def pairs(self, module: Any) -> list[Pair]:
         """The names of its weights."""
         return []
 
+    @abstractmethod
     def describe(self, module: Any) -> dict[str, Any]:
         """The peer's options. Raises: ConfigError: it has no such thing as one of ours."""
-        raise NotImplementedError
 
     def answer(self, module: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Outputs, named without `out.`."""

@@ -12,6 +12,7 @@ NaN there and zeros here.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,15 +49,15 @@ class Labml:
         return {"out.output": out, "out.attn": weights}
 
 
-class Part:
+class Part(ABC):
     """One of labml's modules; see `protocols.Exporter`."""
 
     name: str
     options: Mapping[str, Any]
 
+    @abstractmethod
     def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
         """Our module."""
-        raise NotImplementedError
 
     def pairs(self, module: Any) -> list[Pair]:
         """The names of its weights."""
@@ -77,11 +78,11 @@ class Part:
             raise ConfigError(f"labml's {self.name} cannot hold a module with a bias in one of q_proj and k_proj.")
         return {"heads": module.num_heads, "d_model": d_model, "dropout_prob": module.dropout_rate}
 
+    @abstractmethod
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None
     ) -> tuple[Tensor, Tensor]:
         """Output and weights, batch first."""
-        raise NotImplementedError
 
     def answer(self, module: Any, inputs: Mapping[str, Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output (q_len, batch, d_model) and weights (q_len, k_len, batch, heads)."""

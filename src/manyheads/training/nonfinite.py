@@ -51,7 +51,7 @@ class Fault:
 def total_of(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer) -> Tensor:
     """A number that is not finite if any weight or moment is not: what a step would build on, used in it or not.
 
-    Cost: reads weights and moments once, a hundredth of a step.
+    Cost: reads weights and moments once: a hundredth of a step, and several where memory is slow and batches are small.
     """
     kept = [parameter.detach() for parameter in parameters]
     for parameter in parameters:

@@ -79,13 +79,6 @@ def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, li
     return named, warnings
 
 
-_ARCHITECTURE = "model.architecture"
-
-
-def _of_model(name: str) -> bool:
-    return name.startswith("model.")
-
-
 def _nothing(resume: str) -> CheckpointError:
     return CheckpointError(f"There is no checkpoint {resume!r} to resume from; give a folder step-XXXXXXXX, or auto.")
 
@@ -110,10 +103,9 @@ def check_same_run(
     Raises: ConfigError: a setting changed that may not, or the data or the tokenizer did.
     """
     changed = differences(scalars.get("config"), config)
-    names = {name for name, _ in changed}
-    # Of another architecture nearly every setting is another: that it is one says it all.
-    told = [(n, text) for n, text in changed if n == _ARCHITECTURE or not (_ARCHITECTURE in names and _of_model(n))]
-    fatal = [text for name, text in told if not _may_change(name)]
+    if "model.architecture" in dict(changed):  # then nearly every other setting is another, too: this one says it all
+        changed = [(name, text) for name, text in changed if name == "model.architecture" or name[:6] != "model."]
+    fatal = [text for name, text in changed if not _may_change(name)]
     for what, now in (("data", data_digest), ("tokenizer", tokenizer_digest)):
         before = scalars.get(f"{what}_digest")
         if before != now:

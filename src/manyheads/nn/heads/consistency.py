@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from manyheads.nn.heads.chunks import pad_rows, rows_at_once, rows_in_a_tile
+from manyheads.nn.heads.chunks import add_tiles, pad_rows, rows_at_once, rows_in_a_tile
 
 __all__ = ["consistent_loss"]
 
@@ -130,7 +130,7 @@ class _ConsistentLoss(torch.autograd.Function):
                     if grad is not None:
                         grad[chunk] = (error @ low_weight)[:count]
                     if grad_weight is not None:
-                        grad_weight += error.t() @ x
+                        add_tiles(grad_weight, error.t() @ x)
                     if grad_bias is not None:
                         grad_bias += error.sum(dim=0, dtype=statistics)
         ctx.save_for_backward(*grads, grad_weight, grad_bias)
