@@ -56,7 +56,8 @@ def transformer(config: TransformerConfig, batch: int, source_len: int, target_l
 def decoding(config: TransformerConfig, batch: int, source_len: int, num_tokens: int, num_beams: int = 1) -> float:
     """Greedy or beam search with cached keys and values: the source once, then num_tokens steps.
 
-    The first step has one row a sentence, all others num_beams; cross-attention's keys are made once a sentence.
+    The first step has one row a sentence, all others num_beams; cross-attention's keys are made once a sentence. Each
+    row asks its own past alone (ours asks those of its sentence's other rows along with it, which is not counted).
     """
     width = _width(config)
     start = _encoder(config, source_len) + config.num_decoder_layers * source_len * 4 * width**2

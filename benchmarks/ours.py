@@ -36,6 +36,7 @@ from manyheads.interop import PEERS  # noqa: E402
 from manyheads.interop.marian import Marian  # noqa: E402
 from manyheads.interop.marian_generation import settings_from_peer  # noqa: E402
 from manyheads.nn import MultiHeadAttention  # noqa: E402
+from manyheads.training.device import settled  # noqa: E402
 from manyheads.training.language_modelling import begin_hashing  # noqa: E402
 from manyheads.training.optimiser import build_optimiser  # noqa: E402
 from manyheads.training.settings import (  # noqa: E402
@@ -218,6 +219,8 @@ def _training(config: RunConfig, batch: Any) -> tuple[Callable[[], None], int]:
     begin = partial(begin_hashing, config, cast(LanguageModel, model)) if isinstance(config, TextConfig) else None
     stepper = Stepper(model, build_optimiser(model, config.optimiser), config, CPU, begin=begin)
     numbers = itertools.count(1)
+    held = settled()  # as a run does, until the process ends
+    held.__enter__()
 
     def step() -> None:
         result = stepper.take([batch], next(numbers), RATE)

@@ -11,6 +11,7 @@ from torch import Tensor
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.sampling import Sampler
 from manyheads.decoding.task import Task
+from manyheads.decoding.top import likeliest
 from manyheads.decoding.trail import ROOT, Trail
 
 __all__ = ["single_search"]
@@ -41,7 +42,7 @@ class _Rows:
 
 
 def _likeliest(log_probs: Tensor, sentence: Tensor, step: int) -> Tensor:
-    return log_probs.argmax(-1)
+    return likeliest(log_probs)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import torch
 
 from manyheads.training.settings import RunConfig
 
-__all__ = ["computing", "peak_memory_bytes"]
+__all__ = ["computing", "peak_memory_bytes", "settled"]
 
 
 @contextmanager
@@ -33,6 +34,21 @@ def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)
         if config.num_threads:
             torch.set_num_threads(threads)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Around what goes on for long: the collector of garbage does not look again and again at what is there already.
+
+    Modules, classes and the model are some hundred thousand objects; to walk them all, now and then within a step, took
+    a fiftieth of the time of the demo's model.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -19,7 +19,7 @@ from manyheads.decoding.device import choose_device
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError
 from manyheads.training.assembly import Assembly, assemble
-from manyheads.training.device import computing
+from manyheads.training.device import computing, settled
 from manyheads.training.keeper import Keeper
 from manyheads.training.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.nonfinite import Fault
@@ -146,15 +146,13 @@ class Trainer:
         self._pace = Pace(self._config.training, counters.elapsed_seconds)
         self._recorder = Recorder(self._assembly, self._folder, self._metrics, self._reporter, self._pace)
         self._reporter.start(self._describe_start())
-        try:
+        with closing(self._recorder), settled():
             while True:
                 self._agree()
                 reason = self._do_duties(self._stop_reason())
                 if reason is not None:
                     return self._end(reason)
                 self._advance()
-        finally:
-            self._recorder.close()
 
     def _describe_start(self) -> RunStart:
         assembly, config = self._assembly, self._config

@@ -101,10 +101,11 @@ class Stepper:
                 states[micro] = output.state
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(gradients))
-        state = whole(total_of(self._parameters, self._optimiser))
-        totals = self._group.sum(self._totals(losses, nlls))
-        sums = torch.cat([totals, torch.stack([norm, state]).to(totals)]).tolist()  # one wait for the device
-        loss_sum, nll_sum, grad_norm, _ = sums
+        state = total_of(self._parameters, self._optimiser)
+        losses_and_state = self._totals(losses, nlls)
+        totals = self._group.sum(torch.cat([losses_and_state, state[None].to(losses_and_state)]))
+        sums = torch.cat([totals, norm[None].to(totals)]).tolist()  # one wait for the device
+        loss_sum, nll_sum, _, grad_norm = sums
         fault = None if all(map(math.isfinite, sums)) else self._find_fault(portions, step, loss_sum, grad_norm)
         if fault is None:
             self._update(norm, learning_rate)

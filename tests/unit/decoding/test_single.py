@@ -16,7 +16,7 @@ from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.sampling import draw
 from manyheads.decoding.search import cut_batches, search_all
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.top import top_k
+from manyheads.decoding.top import likeliest, top_k
 from manyheads.errors import NonFiniteError, RequestError
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
@@ -181,3 +181,14 @@ def test_ids_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(RequestError, match=message):
             check(**options)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 40), st.sampled_from([3, 64, 1000, 1024, 4099]), st.integers(0, 2**31), st.booleans())
+def test_the_likeliest_is_the_argmax(rows: int, size: int, seed: int, has_ties: bool) -> None:
+    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+    if has_ties:
+        values = values.round()
+    assert torch.equal(likeliest(values), values.argmax(-1))
+    values[0, seed % size] = math.nan
+    assert likeliest(values)[0] == seed % size

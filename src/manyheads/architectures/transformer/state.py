@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from manyheads.nn.attention.branches import BranchedKeyValueState
 from manyheads.nn.attention.state import KeyValueState, register_state
 
 __all__ = ["DecoderLayerState", "TransformerState"]
+
+# Most hypotheses of a sentence whose keys are kept together: each is compared with the keys of all.
+_MOST_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class DecoderLayerState:
         output, (sentences, heads, source_len, head_dim), one row a sentence however many hypotheses it has.
     """
 
-    past: KeyValueState
+    past: KeyValueState | BranchedKeyValueState
     memory_key: Tensor
     memory_value: Tensor
 
@@ -39,7 +43,7 @@ class TransformerState:
     def reorder(self, rows: Tensor) -> TransformerState:
         """See `protocols.SearchState.reorder`. rows: (sentences, beams) of old row ids."""
         old_sentences = self.source_lengths.shape[0]
-        old_beams = max(1, self.layers[0].past.key.shape[0] // max(1, old_sentences))
+        old_beams = max(1, self.layers[0].past.rows // max(1, old_sentences))
         sentences = torch.div(rows[:, 0], old_beams, rounding_mode="floor")
         same = rows.shape[0] == old_sentences  # lines keep their order, so as many as before are the same ones
         layers = []
@@ -47,15 +51,25 @@ class TransformerState:
             key, value = layer.memory_key, layer.memory_value
             if not same:
                 key, value = key.index_select(0, sentences), value.index_select(0, sentences)
-            layers.append(
-                DecoderLayerState(past=layer.past.reorder(rows.flatten()), memory_key=key, memory_value=value)
-            )
+            past = _branching(layer.past, rows, old_beams)
+            layers.append(DecoderLayerState(past=past, memory_key=key, memory_value=value))
         lengths = self.source_lengths if same else self.source_lengths.index_select(0, sentences)
         return TransformerState(layers=tuple(layers), source_lengths=lengths, length=self.length)
 
     def clone(self) -> TransformerState:
         """A copy to branch from: the next step of either leaves the other alone."""
         return replace(self, layers=tuple(replace(layer, past=layer.past.clone()) for layer in self.layers))
+
+
+def _branching(
+    past: KeyValueState | BranchedKeyValueState, rows: Tensor, old_beams: int
+) -> KeyValueState | BranchedKeyValueState:
+    """The cache of `rows`, with keys kept together from where a sentence has several hypotheses."""
+    if isinstance(past, KeyValueState):
+        if old_beams > 1 or not 1 < rows.shape[1] <= _MOST_TOGETHER:
+            return past.reorder(rows.flatten())
+        past = BranchedKeyValueState.of(past)
+    return past.reorder(rows)
 
 
 register_state(DecoderLayerState, "past", "memory_key", "memory_value")

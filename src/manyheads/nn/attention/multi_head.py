@@ -15,15 +15,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention.branches import BranchedKeyValueState
 from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
-from manyheads.nn.attention.masks import Mask, dense_bias
+from manyheads.nn.attention.masks import Dense, Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import dropout
+from manyheads.nn.precision import low_precision
 
 __all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads"]
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
+State = KeyValueState | BranchedKeyValueState
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -157,9 +160,9 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "*batch k_len value_dim"] | None = None,
         *,
         mask: Mask | None = None,
-        state: KeyValueState | None = None,
+        state: State | None = None,
         need_weights: bool = False,
-    ) -> tuple[Tensor, KeyValueState | None] | tuple[Tensor, KeyValueState | None, Tensor]:
+    ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Tensor]:
         """Attend.
 
         Args:
@@ -193,6 +196,9 @@ class MultiHeadAttention(nn.Module):
         if state is not None:
             first_query = int(state.length)
             state = state.append(k, v)
+            is_one = q.shape[2] == 1 and mask is None
+            if isinstance(state, BranchedKeyValueState) and is_one and not (need_weights or self._is_open()):
+                return self._attend_together(q[:, :, 0], state), state
             k, v = state.filled()
         if need_weights:
             out, weights = self._attend_openly(q, k, v, mask, first_query)
@@ -216,11 +222,21 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
         """Attention over projected heads, merged and projected out: (batch, q_len, d_model)."""
-        if self.score is not None or self._own_scores or self.weights_hook is not None:
+        if self._is_open():
             return self._attend_openly(q, k, v, mask, first_query)[0]
         rate = self.dropout_rate if self.training else 0.0
         out: Tensor = self.out_proj(merge_heads(dot_product_attention(q, k, v, mask, rate, first_query=first_query)))
         return out
+
+    def _is_open(self) -> bool:
+        """Whether the weights themselves must be there."""
+        return self.score is not None or self._own_scores or self.weights_hook is not None
+
+    def _attend_together(self, q: Tensor, state: BranchedKeyValueState) -> Tensor:
+        """One query a row, (rows, heads, head_dim): those of a group ask all its keys together. (rows, 1, d_model)"""
+        k, v, seen = state.shared()
+        together = q.reshape(seen.shape[0], seen.shape[2], *q.shape[1:]).transpose(1, 2)
+        return self.attend(together, k, v, Dense(seen)).flatten(0, 1)[:, None]
 
     def get_scores(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each query is for each key, before mask and softmax; a subclass may have its own.
@@ -262,6 +278,7 @@ class MultiHeadAttention(nn.Module):
         if mixed or x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
             # Joining the weights would cost more than the product saves: a decoding step.
             return tuple(projection(x) for projection in projections)
-        weight = torch.cat([projection.weight for projection in projections])
-        bias = None if biases[0] is None else torch.cat(biases)
+        # Under autocast the parts are narrowed first: half as many bytes are joined.
+        weight = torch.cat([low_precision(projection.weight) for projection in projections])
+        bias = None if biases[0] is None else torch.cat([low_precision(bias) for bias in biases])
         return F.linear(x, weight, bias).chunk(len(projections), dim=-1)

@@ -56,6 +56,11 @@ class KeyValueState:
         none = like.new_empty(rows, num_heads, 0, head_dim)
         return cls(key=none, value=none, length=torch.zeros((), dtype=torch.int64))
 
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.key.shape[0]
+
     def append(self, key: Tensor, value: Tensor) -> KeyValueState:
         """The state with new positions behind the old ones. key, value: (rows, heads, new_len, head_dim).
 

@@ -209,7 +209,7 @@ class _SmoothedLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             low_weight = weight.to(compute)
             low_bias = None if bias is None else bias.to(compute)
-            summed_weight = low_weight.sum(dim=0, dtype=statistics)
+            summed_weight = weight.sum(dim=0, dtype=statistics)  # unrounded: torch would widen a copy of what is
             summed_hidden = hidden.to(compute).sum(dim=0, dtype=statistics)
             # Smoothing's share of the gradients, which is the same for every token, is where their sums begin.
             grad_weight = (-share * summed_hidden).expand(vocab_size, -1).contiguous() if needs[2] else None

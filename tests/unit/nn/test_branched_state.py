@@ -1,0 +1,105 @@
+"""The cache of hypotheses that branch, beside one that copies every row."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from manyheads.nn import Causal, MultiHeadAttention
+from manyheads.nn.attention.branches import BranchedKeyValueState
+from manyheads.nn.attention.state import KeyValueState
+
+H, D = 2, 4
+
+
+def chunk(rows: int, new_len: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, H, new_len, D), torch.randn(rows, H, new_len, D)
+
+
+def begun(groups: int, length: int) -> tuple[KeyValueState, BranchedKeyValueState]:
+    plain = KeyValueState.empty(groups, H, D, like=torch.zeros(1)).append(*chunk(groups, length))
+    return plain, BranchedKeyValueState.of(plain.clone())
+
+
+def choose(generator: torch.Generator, groups: int, branches: int, after: int) -> Tensor:
+    """Rows that live on: of some groups, any of the branches."""
+    kept = torch.randperm(groups, generator=generator)[: max(1, groups - int(torch.rand(1, generator=generator) < 0.2))]
+    parents = torch.randint(branches, (len(kept), after), generator=generator)
+    return kept.sort().values[:, None] * branches + parents
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**31))
+def test_each_row_has_its_own_past(groups: int, length: int, seed: int) -> None:
+    """Appended, chosen from, grown: after each step every row reads what a cache of rows would."""
+    generator = torch.Generator().manual_seed(seed)
+    plain, branched = begun(groups, length)
+    branches = 1
+    for step in range(40):
+        after = branches if step else 4
+        if int(torch.rand(1, generator=generator) < 0.1):
+            after = 1 + int(torch.randint(5, (1,), generator=generator))
+        rows = choose(generator, groups, branches, after)
+        groups, branches = rows.shape
+        plain, branched = plain.reorder(rows.flatten()), branched.reorder(rows)
+        new = chunk(groups * branches, 1 + (step % 7 == 3))
+        plain, branched = plain.append(*new), branched.append(*new)
+        assert branched.rows == groups * branches
+        assert int(branched.length) == int(plain.length)
+        for mine, theirs in zip(branched.filled(), plain.filled(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_what_nobody_sees_is_dropped() -> None:
+    """If one hypothesis wins every time, a group keeps little more than one row's keys."""
+    _, state = begun(3, 1)
+    state = state.reorder(torch.arange(3)[:, None].expand(-1, 4))
+    for _ in range(200):
+        state = state.append(*chunk(12, 1)).reorder((torch.arange(3) * 4)[:, None].expand(-1, 4))
+    assert int(state.length) == 201
+    assert state.key.shape[2] <= 600  # and not 800
+
+
+@pytest.mark.parametrize("new_len", [1, 3])
+@pytest.mark.parametrize("openly", [False, True])
+def test_attention_is_the_same(new_len: int, openly: bool) -> None:
+    """Asked together or row by row, over any number of new tokens; and the weights are those of each row's own past."""
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(H * D, H).eval()
+    plain, branched = begun(3, 5)
+    rows = torch.tensor([[0, 0, 0], [2, 2, 2]])
+    plain, branched = plain.reorder(rows.flatten()), branched.reorder(rows)
+    for _ in range(6):
+        x = torch.randn(6, new_len, H * D)
+        mask = Causal() if new_len > 1 else None
+        one = attention(x, mask=mask, state=plain, need_weights=openly)
+        other = attention(x, mask=mask, state=branched, need_weights=openly)
+        torch.testing.assert_close(other[0], one[0], atol=1e-6, rtol=1e-5)
+        if openly:
+            torch.testing.assert_close(other[2], one[2], atol=1e-6, rtol=1e-5)
+        rows = torch.tensor([[1, 0, 1], [5, 4, 3]])
+        plain, branched = one[1].reorder(rows.flatten()), other[1].reorder(rows)
+
+
+def test_a_clone_shares_nothing_and_it_is_a_pytree() -> None:
+    _, state = begun(2, 3)
+    branch = state.clone()
+    before = branch.filled()[0].clone()
+    state.append(*chunk(2, 1)).key.zero_()
+    assert torch.equal(branch.filled()[0], before)
+    leaves, spec = pytree.tree_flatten(branch)
+    again = pytree.tree_unflatten(leaves, spec)
+    assert isinstance(again, BranchedKeyValueState)
+    assert torch.equal(again.filled()[0], before)
+
+
+def test_a_change_of_type_is_followed() -> None:
+    _, state = begun(2, 3)
+    key, value = (x.bfloat16() for x in chunk(2, 1))
+    state = state.append(key, value)
+    assert state.key.dtype == torch.bfloat16
+    assert torch.equal(state.filled()[0][:, :, 3:], key)
