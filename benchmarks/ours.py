@@ -124,6 +124,7 @@ def reformer(precision: Precision, length: int) -> Step:
     model_config = ReformerConfig(
         vocab_size=320, d_model=256, num_heads=4, d_ff=1024, num_layers=4, dropout=0.0, layers=("lsh",), chunk_len=64,
         num_hashes=4, max_len=length, positions="axial", axial_shape=(64, length // 64), axial_dims=(64, 192),
+        keep_attention=True,
     )  # fmt: skip
     training = TrainingSettings(label_smoothing=0.0)
     config = TextConfig(model=model_config, precision=precision, training=training, optimiser=_adam())
