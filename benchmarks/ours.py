@@ -30,7 +30,7 @@ from manyheads.architectures.transformer.config import TransformerConfig  # noqa
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.segments import SegmentBatch  # noqa: E402
-from manyheads.decoding.device import inference  # noqa: E402
+from manyheads.decoding.device import inference, narrow  # noqa: E402
 from manyheads.decoding.search import search  # noqa: E402
 from manyheads.interop import PEERS  # noqa: E402
 from manyheads.interop.marian import Marian  # noqa: E402
@@ -133,10 +133,10 @@ def reformer(precision: Precision, length: int) -> Step:
     return Step(step, length, 1, precision, parameters, work)
 
 
-def decode(folder: str) -> Step:
+def decode(folder: str, precision: Precision = "fp32") -> Step:
     """Decoding with a peer's weights, the source and the beams that it left in a folder.
 
-    Raises: RuntimeError: the ids found are not the peer's.
+    Raises: RuntimeError: in fp32, the ids found are not the peer's.
     """
     place = Path(folder)
     told = json.loads((place / "ids.json").read_text("utf-8"))
@@ -144,6 +144,8 @@ def decode(folder: str) -> Step:
     loaded = PEERS["transformers/Marian"].from_peer({"model": options}, load_file(place / "model.safetensors"))
     marian = cast(Marian, loaded)
     model = marian.module.eval()
+    parameters = _count(model)
+    narrow(model, precision)
     source, length = torch.tensor(told["source"]), len(told["found"][0])
     lengths = torch.full((len(source),), source.shape[1])
     generation = {"num_beams": told["num_beams"], "max_new_tokens": length, "min_new_tokens": length}
@@ -151,15 +153,15 @@ def decode(folder: str) -> Step:
 
     def step() -> list[list[int]]:
         ids = marian.ids
-        with inference(CPU, "fp32"):
+        with inference(CPU, precision):
             found = search(model, source, lengths, settings, pad_id=ids.pad, bos_id=ids.start, eos_id=ids.eos)
         return [hypotheses[0].ids for hypotheses in found]
 
     different = sum(mine != theirs for mine, theirs in zip(step(), told["found"], strict=True))
-    if different:
+    if different and precision == "fp32":
         raise RuntimeError(f"{different} of {len(source)} outputs have other ids than MarianMT's; nothing is timed.")
     work = flops.decoding(model.config, len(source), source.shape[1], length, settings.num_beams)
-    return Step(step, len(source) * length, 1, "fp32", _count(model), work)
+    return Step(step, len(source) * length, 1, precision, parameters, work)
 
 
 def attention(kind: str, precision: Precision, batch: int, length: int) -> Step:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.decoding.device import inference, narrow
 from manyheads.errors import ConfigError
 
 VOCAB = 23
@@ -279,3 +281,18 @@ def test_mistakes_in_a_config_are_named() -> None:
             config(**changes)
     with pytest.raises(ConfigError, match="source_vocab_size is not set"):
         build_model(config())
+
+
+def test_narrowing_the_maps_changes_no_bit(any_subject: Any) -> None:
+    """What autocast would cast in each call is cast once; tables stay as they are."""
+    model = any_subject.build()
+    tables = {name: module.weight.clone() for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    with inference(torch.device("cpu"), "bf16"):
+        before = any_subject.say(model)
+        narrow(model, "bf16")
+        after = any_subject.say(model)
+    assert torch.equal(before, after)
+    assert any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+    assert all(torch.equal(model.get_submodule(name).weight, table) for name, table in tables.items())
+    narrow(wide := any_subject.build(), "fp32")
+    assert all(parameter.dtype == torch.float32 for parameter in wide.parameters())

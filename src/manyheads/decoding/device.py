@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+from torch import nn
 
 from manyheads.errors import RequestError
+from manyheads.nn.heads.linear import LinearHead
 
-__all__ = ["Precision", "choose_device", "inference"]
+__all__ = ["Precision", "choose_device", "inference", "narrow"]
 
 Precision = Literal["fp32", "bf16"]
 
@@ -31,6 +33,22 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     if (device.index or 0) >= count:
         raise RequestError(f"device {name} was asked for, but this machine has {count} such devices; use auto or cpu.")
     return device
+
+
+def narrow(model: nn.Module, precision: Precision) -> None:
+    """For `bf16`, cast the weights of a model's maps in place, once, where autocast would in every call.
+
+    What is computed stays the same to the bit. Tables of embeddings stay as they are, so a head that shares one gets a
+    copy. For a model that only runs from now on: what it loses cannot be trained or saved again.
+    """
+    if precision != "bf16":
+        return
+    for module in model.modules():
+        if isinstance(module, nn.Linear | LinearHead):
+            for name in ("weight", "bias"):
+                wide = getattr(module, name)
+                if wide is not None:
+                    setattr(module, name, nn.Parameter(wide.detach().to(torch.bfloat16), requires_grad=False))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
 from manyheads.config.build import build
-from manyheads.decoding.device import Precision, choose_device, inference
+from manyheads.decoding.device import Precision, choose_device, inference, narrow
 from manyheads.decoding.ending import Ending
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
@@ -121,6 +121,7 @@ class Generator:
                 f"{folder}: the model knows {model.config.vocab_size:,} ids, its vocabulary has"
                 f" {vocabulary.vocab_size:,}; they do not fit."
             )
+        narrow(model, precision)
         return cls(model, vocabulary, read_settings(folder, GenerationSettings), chosen, precision)
 
     def options(self, **overrides: Any) -> GenerationSettings:

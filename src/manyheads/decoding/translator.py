@@ -17,7 +17,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
-from manyheads.decoding.device import Precision, choose_device, inference
+from manyheads.decoding.device import Precision, choose_device, inference, narrow
 from manyheads.decoding.fit import check_target_limit, fit, fit_sources, scored_limit
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.grammar import Grammar, TreeGrammar
@@ -86,6 +86,7 @@ class Translator:
         tokenizer = load_tokenizer(folder)
         model = cast(Seq2Seq, load(folder, device=chosen))
         _check_vocabularies(model.config, tokenizer, folder)
+        narrow(model, precision)
         return cls(model, tokenizer, load_settings(folder), chosen, precision)
 
     def options(self, **overrides: Any) -> DecodingSettings:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 __all__ = ["add_tiles", "pad_rows", "rows_at_once", "rows_in_a_tile"]
 
-# Numbers worked on at once by each thread of a CPU: 1 MB in float32, which stays in a core's own cache from one operation
-# to the next.
+# Numbers worked on at once by each thread of a CPU: 1 MB in float32, which stays in a core's own cache from one
+# operation to the next.
 _TILE_NUMBERS = 1 << 18
 # Logits at once on a CPU, however many `chunk_tokens` allows: beyond some 10 MB in bf16 they leave the cores' shared
 # cache between the product that makes them and the products that use them (measured: 5 ms a product against 25 ms).
