@@ -85,7 +85,8 @@ class Stepper:
 
         The loss of every micro-batch is divided by the target tokens of all of them, so that the split does not matter.
         """
-        self._model.train()
+        if not self._model.training:
+            self._model.train()
         self._optimiser.zero_grad(set_to_none=True)
         num_tokens = max(sum(batch.num_target_tokens() for batch in batches), 1)
         losses, nlls = [], []
@@ -148,7 +149,11 @@ class Stepper:
             state = self._begin(len(batch.sample_ids), derive_seed(self._config.seed, "hashes", step, micro))
         # Where rows are not numbered (see `nn.dropout`), each rank draws for itself.
         own = () if self._device.type == "cpu" or self._group.is_alone else (self._group.rank,)
-        torch.manual_seed(derive_seed(self._config.seed, "dropout", step, micro, *own))
+        seed = derive_seed(self._config.seed, "dropout", step, micro, *own)
+        if self._device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # without a round of all kinds of devices, which takes a while
+        else:
+            torch.manual_seed(seed)
         settings = self._config.training
         options: dict[str, Any] = {"r_drop": settings.r_drop} if settings.r_drop else {}
         if settings.num_sampled:
