@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.nn.heads import chunks, linear
 from manyheads.nn.heads.linear import LinearHead, smoothed_loss
@@ -206,3 +207,21 @@ def test_smoothing_over_two_words() -> None:
     log_probs = (hidden @ weight.t()).log_softmax(-1)
     share = torch.full((3, 2), 0.05).scatter_(1, targets[:, None], 0.95)
     torch.testing.assert_close(loss, -(share * log_probs).sum())
+
+
+def test_products_have_few_shapes() -> None:
+    """oneDNN makes a kernel, and keeps it, for every number of rows that a product ever had: so they are rounded up."""
+    sizes: set[int] = set()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+                sizes.update(size for x in args if isinstance(x, torch.Tensor) for size in x.shape)
+            return func(*args, **(kwargs or {}))
+
+    head = LinearHead(d_model=16, vocab_size=100)
+    for rows in (1, 63, 130, 191):
+        hidden, targets = torch.randn(rows, 16, requires_grad=True), torch.randint(100, (rows,))
+        with Products(), torch.autocast("cpu", dtype=torch.bfloat16):
+            head.loss(hidden, targets, torch.ones(rows, dtype=torch.bool), label_smoothing=0.1)[0].backward()
+    assert {64, 192} <= sizes <= {16, 100, 64, 192}

@@ -228,7 +228,7 @@ class _SmoothedLoss(torch.autograd.Function):
                     sums += _exponentiate(tile, tile_wanted, smoothing, tile_totals, any(needs))
                 # From here on `padded` holds the error times the totals.
                 if grad_hidden is not None:
-                    error = (padded[:count] @ low_weight).to(statistics) / totals[:count] - share * summed_weight
+                    error = (padded @ low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
                     grad_hidden[start : start + chunk_tokens] = error
                 if grad_weight is not None:
                     add_tiles(grad_weight, padded.t() @ (low_hidden / totals).to(compute))
