@@ -12,6 +12,7 @@ set_up_machine()  # before torch is imported, as the command line does
 import itertools  # noqa: E402
 import json  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from contextlib import ExitStack  # noqa: E402
 from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, Literal, cast  # noqa: E402
@@ -71,6 +72,7 @@ XL = TransformerXLConfig(
 )
 XL_READING = Attending(memory_len=640, clamp_len=400, same_length=True)
 ATTENTION_WIDTH, ATTENTION_HEADS = 512, 8
+_HELD = ExitStack()  # until the process ends
 
 
 def seq2seq(precision: Precision, like: str) -> Step:
@@ -222,8 +224,7 @@ def _training(config: RunConfig, batch: Any) -> tuple[Callable[[], None], int]:
     begin = partial(begin_hashing, config, cast(LanguageModel, model)) if isinstance(config, TextConfig) else None
     stepper = Stepper(model, build_optimiser(model, config.optimiser), config, CPU, begin=begin)
     numbers = itertools.count(1)
-    held = settled()  # as a run does, until the process ends
-    held.__enter__()
+    _HELD.enter_context(settled())  # as a run does
 
     def step() -> None:
         result = stepper.take([batch], next(numbers), RATE)

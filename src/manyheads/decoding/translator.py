@@ -69,6 +69,8 @@ class Translator:
     ) -> Self:
         """A translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
+        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train or to save again.
+
         Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: a file's content is bad.
         """
         folder = resolve_model_path(path)

@@ -49,7 +49,7 @@ class Fault:
 
 
 def total_of(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer) -> Tensor:
-    """A number that is not finite if any weight or moment is not: what a step would build on, used in it or not.
+    """A number, (), that is not finite if any weight or moment is not: what a step would build on, used in it or not.
 
     Of tensors that are spread over ranks, this rank's parts. A plain sum: it is the cheapest thing that reads them all
     (a fifth of a norm), and what is not finite cannot be cancelled.
