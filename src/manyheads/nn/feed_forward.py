@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.nn.chunking import in_chunks
 from manyheads.nn.dropout import Dropout
+from manyheads.nn.linear import Linear
 
 __all__ = ["ACTIVATIONS", "FeedForward"]
 
@@ -65,8 +66,8 @@ class FeedForward(nn.Module):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ConfigError(f"activation is {activation!r}; it must be one of {sorted(ACTIVATIONS)}.")
-        self.in_proj = nn.Linear(d_model, d_ff, bias=bias)
-        self.out_proj = nn.Linear(d_ff, d_model, bias=bias)
+        self.in_proj = Linear(d_model, d_ff, bias=bias)
+        self.out_proj = Linear(d_ff, d_model, bias=bias)
         self.activation = activation
         self.chunk_len = chunk_len
         self.dropout = Dropout(dropout)

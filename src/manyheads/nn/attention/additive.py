@@ -12,6 +12,7 @@ from manyheads.nn.attention.dot_product import one_head
 from manyheads.nn.attention.masks import Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.dropout import dropout
+from manyheads.nn.linear import Linear
 
 __all__ = ["AdditiveAttention", "AdditiveScore"]
 
@@ -78,9 +79,9 @@ class AdditiveAttention(nn.Module):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(query_dim, hidden_dim, bias=False)
-        self.k_proj = nn.Linear(key_dim, hidden_dim, bias=False)
-        self.score_proj = nn.Linear(hidden_dim, 1, bias=False)
+        self.q_proj = Linear(query_dim, hidden_dim, bias=False)
+        self.k_proj = Linear(key_dim, hidden_dim, bias=False)
+        self.score_proj = Linear(hidden_dim, 1, bias=False)
         self.dropout_rate = dropout
         self.reset_parameters()
 

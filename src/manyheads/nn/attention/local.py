@@ -19,6 +19,7 @@ from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.dropout import dropout
+from manyheads.nn.linear import Linear
 
 __all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "spread_chunks"]
 
@@ -203,10 +204,10 @@ class LocalSelfAttention(nn.Module):
         self.chunk_len, self.chunks_before, self.chunks_after = chunk_len, chunks_before, chunks_after
         self.causal, self.wrap, self.dropout_rate = causal, wrap, dropout
         inner = self.num_heads * self.head_dim
-        self.q_proj = nn.Linear(d_model, inner, bias=False)
-        self.k_proj = nn.Linear(d_model, inner, bias=False)
-        self.v_proj = nn.Linear(d_model, inner, bias=False)
-        self.out_proj = nn.Linear(inner, d_model, bias=bias)
+        self.q_proj = Linear(d_model, inner, bias=False)
+        self.k_proj = Linear(d_model, inner, bias=False)
+        self.v_proj = Linear(d_model, inner, bias=False)
+        self.out_proj = Linear(inner, d_model, bias=bias)
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 

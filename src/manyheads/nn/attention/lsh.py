@@ -19,6 +19,7 @@ from manyheads.nn.attention.lsh_pairs import pair_weights, shared_qk_attention, 
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.dropout import dropout
+from manyheads.nn.linear import Linear
 
 __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]
 
@@ -128,9 +129,9 @@ class LSHSelfAttention(nn.Module):
         self.settings, self.dropout_rate = settings, dropout
         self.factors = settings.factors(max_len)
         inner = self.num_heads * self.head_dim
-        self.qk_proj = nn.Linear(d_model, inner, bias=False)
-        self.v_proj = nn.Linear(d_model, inner, bias=False)
-        self.out_proj = nn.Linear(inner, d_model, bias=bias)
+        self.qk_proj = Linear(d_model, inner, bias=False)
+        self.v_proj = Linear(d_model, inner, bias=False)
+        self.out_proj = Linear(inner, d_model, bias=bias)
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.buckets_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()

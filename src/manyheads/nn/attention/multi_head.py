@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -21,6 +20,7 @@ from manyheads.nn.attention.masks import Dense, Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import dropout
+from manyheads.nn.linear import Linear, linear
 from manyheads.nn.precision import low_precision
 
 __all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads"]
@@ -138,10 +138,10 @@ class MultiHeadAttention(nn.Module):
         inner = self.num_heads * self.head_dim
         key_dim = key_dim or d_model
         biased = biased_projections(bias)
-        self.q_proj = nn.Linear(query_dim or d_model, inner, bias="q_proj" in biased)
-        self.k_proj = nn.Linear(key_dim, inner, bias="k_proj" in biased)
-        self.v_proj = nn.Linear(value_dim or key_dim, inner, bias="v_proj" in biased)
-        self.out_proj = nn.Linear(inner, d_model, bias="out_proj" in biased)
+        self.q_proj = Linear(query_dim or d_model, inner, bias="q_proj" in biased)
+        self.k_proj = Linear(key_dim, inner, bias="k_proj" in biased)
+        self.v_proj = Linear(value_dim or key_dim, inner, bias="v_proj" in biased)
+        self.out_proj = Linear(inner, d_model, bias="out_proj" in biased)
         self.score = score
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
@@ -281,4 +281,4 @@ class MultiHeadAttention(nn.Module):
         # Under autocast the parts are narrowed first: half as many bytes are joined.
         weight = torch.cat([low_precision(projection.weight) for projection in projections])
         bias = None if biases[0] is None else torch.cat([low_precision(bias) for bias in biases])
-        return F.linear(x, weight, bias).chunk(len(projections), dim=-1)
+        return linear(x, weight, bias).chunk(len(projections), dim=-1)

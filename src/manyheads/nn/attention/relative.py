@@ -25,6 +25,7 @@ from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads
 from manyheads.nn.attention.softmax import masked_softmax, some_row_is_empty
 from manyheads.nn.dropout import RowMasks, dropout
+from manyheads.nn.linear import Linear, linear
 from manyheads.nn.positions import sinusoidal_table
 
 __all__ = [
@@ -381,17 +382,17 @@ class RelativeAttention(nn.Module):
         self.num_heads, self.head_dim = num_heads, head_dim
         self.dropout_rate = dropout
         inner, biased = num_heads * head_dim, biased_projections(bias)
-        self.q_proj = nn.Linear(d_model, inner, bias="q_proj" in biased)
-        self.k_proj = nn.Linear(d_model, inner, bias="k_proj" in biased)
-        self.v_proj = nn.Linear(d_model, inner, bias="v_proj" in biased)
-        self.out_proj = nn.Linear(inner, d_model, bias="out_proj" in biased)
+        self.q_proj = Linear(d_model, inner, bias="q_proj" in biased)
+        self.k_proj = Linear(d_model, inner, bias="k_proj" in biased)
+        self.v_proj = Linear(d_model, inner, bias="v_proj" in biased)
+        self.out_proj = Linear(inner, d_model, bias="out_proj" in biased)
         self.content_bias = nn.Parameter(torch.empty(num_heads, head_dim))
         self._make_position_parameters(d_model)
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
     def _make_position_parameters(self, d_model: int) -> None:
-        self.position_proj = nn.Linear(d_model, self.num_heads * self.head_dim, bias=False)
+        self.position_proj = Linear(d_model, self.num_heads * self.head_dim, bias=False)
         self.position_bias: nn.Parameter | None = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
 
     def reset_parameters(self) -> None:
@@ -427,7 +428,7 @@ class RelativeAttention(nn.Module):
             # Joining the weights would cost more than the product saves: a step of generation.
             k, v = self.k_proj(x), self.v_proj(x)
         else:
-            k, v = F.linear(x, torch.cat([self.k_proj.weight, self.v_proj.weight])).chunk(2, dim=-1)
+            k, v = linear(x, torch.cat([self.k_proj.weight, self.v_proj.weight])).chunk(2, dim=-1)
         return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
     def attend(

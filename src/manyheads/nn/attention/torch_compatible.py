@@ -13,6 +13,7 @@ from manyheads.nn.attention.dot_product import dot_product_attention, dot_produc
 from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Mask
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.dropout import dropout as drop
+from manyheads.nn.linear import linear
 
 __all__ = ["TorchMultiheadAttention", "mask_of_torch"]
 
@@ -136,14 +137,14 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         # in_proj_weight is absent where widths differ; torch's annotation does not say so.
         if self._qkv_same_embed_dim:
             if same:
-                joined = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+                joined = linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
                 return tuple(split_heads(x, self.num_heads) for x in joined)
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         given = zip((query, key, value), weights, biases, strict=True)
-        return tuple(split_heads(F.linear(x, weight, bias), self.num_heads) for x, weight, bias in given)
+        return tuple(split_heads(linear(x, weight, bias), self.num_heads) for x, weight, bias in given)
 
     def _with_extra_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Behind the keys and values: a trained pair, and one of zeros, as the options say."""

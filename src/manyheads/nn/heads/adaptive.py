@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
 from manyheads.nn.heads.linear import HeadLoss, smoothed_loss
+from manyheads.nn.linear import linear
 
 __all__ = ["AdaptiveEmbedding", "AdaptiveHead", "Clusters"]
 
@@ -101,7 +102,7 @@ class AdaptiveEmbedding(nn.Module):
         return out.view(*ids.shape, out.shape[-1]) * self.scale
 
     def _project(self, index: int, vectors: Tensor) -> Tensor:
-        return vectors if self.projections is None else F.linear(vectors, self.projections[index])
+        return vectors if self.projections is None else linear(vectors, self.projections[index])
 
 
 class AdaptiveHead(nn.Module):
@@ -149,11 +150,11 @@ class AdaptiveHead(nn.Module):
 
     def log_probs(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Log-probabilities of all tokens in the vocabulary's order, in float32 at least."""
-        first = _log_softmax(F.linear(self._project(0, hidden), *self._first()))
+        first = _log_softmax(linear(self._project(0, hidden), *self._first()))
         shortlist = self.clusters.sizes[0]
         parts = [first[..., :shortlist]]
         for index in range(1, len(self.clusters.ranges)):
-            within = _log_softmax(F.linear(self._project(index, hidden), *self._tail(index)))
+            within = _log_softmax(linear(self._project(index, hidden), *self._tail(index)))
             parts.append(first[..., shortlist + index - 1, None] + within)
         return torch.cat(parts, dim=-1)
 
@@ -199,7 +200,7 @@ class AdaptiveHead(nn.Module):
         self, hidden: Float[Tensor, "tokens d_model"], targets: Int[Tensor, " tokens"]
     ) -> Float[Tensor, " tokens"]:
         """Each token's own loss, in the tokens' order."""
-        first = _log_softmax(F.linear(self._project(0, hidden), *self._first()))
+        first = _log_softmax(linear(self._project(0, hidden), *self._first()))
         shortlist = self.clusters.sizes[0]
         losses = torch.empty(len(targets), dtype=first.dtype, device=first.device)
         for index, (low, high) in enumerate(self.clusters.ranges):
@@ -210,13 +211,13 @@ class AdaptiveHead(nn.Module):
                 found = chosen.gather(1, within[:, None])[:, 0]
             else:
                 vectors = self._project(index, hidden.index_select(0, rows))
-                tail = _log_softmax(F.linear(vectors, *self._tail(index)))
+                tail = _log_softmax(linear(vectors, *self._tail(index)))
                 found = chosen[:, shortlist + index - 1] + tail.gather(1, within[:, None])[:, 0]
             losses = losses.index_copy(0, rows, -found)
         return losses
 
     def _project(self, index: int, hidden: Tensor) -> Tensor:
-        return hidden if self.projections is None else F.linear(hidden, self.projections[index].t())
+        return hidden if self.projections is None else linear(hidden, self.projections[index].t())
 
     def _rows(self, index: int) -> tuple[Tensor, Tensor]:
         """Table and bias of a cluster."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from manyheads.nn.heads.chunks import add_tiles, pad_rows, rows_at_once, rows_in_a_tile
+from manyheads.nn.linear import linear, product, product_of_rows
 
 __all__ = ["consistent_loss"]
 
@@ -118,7 +118,7 @@ class _ConsistentLoss(torch.autograd.Function):
                 wanted = targets[chunk, None]
                 count = wanted.shape[0]
                 hidden = [pad_rows(x[chunk].to(compute), rows) for x in (first, second)]
-                logits = [F.linear(x, low_weight, low_bias) for x in hidden]
+                logits = [linear(x, low_weight, low_bias) for x in hidden]
                 tiles = zip(*(torch.split(x[:count], tile) for x in (*logits, wanted)), strict=True)
                 for one, other, tile_wanted in tiles:
                     found, of_one, of_other = _errors(one, other, tile_wanted, smoothing, alpha)
@@ -128,9 +128,9 @@ class _ConsistentLoss(torch.autograd.Function):
                 for x, error, grad in zip(hidden, logits, grads, strict=True):
                     error[count:] = 0  # nobody's rows
                     if grad is not None:
-                        grad[chunk] = (error @ low_weight)[:count]
+                        grad[chunk] = product(error, low_weight)[:count]
                     if grad_weight is not None:
-                        add_tiles(grad_weight, error.t() @ x)
+                        add_tiles(grad_weight, product_of_rows(error, x))
                     if grad_bias is not None:
                         grad_bias += error.sum(dim=0, dtype=statistics)
         ctx.save_for_backward(*grads, grad_weight, grad_bias)

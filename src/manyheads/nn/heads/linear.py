@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
@@ -14,6 +13,7 @@ from manyheads.errors import ConfigError
 from manyheads.nn.heads.chunks import add_tiles, pad_rows, rows_at_once, rows_in_a_tile
 from manyheads.nn.heads.consistency import consistent_loss
 from manyheads.nn.heads.sampled import LogUniformCandidates, sampled_loss
+from manyheads.nn.linear import linear, product, product_of_rows
 
 __all__ = ["HeadLoss", "LinearHead", "smoothed_loss"]
 
@@ -54,7 +54,7 @@ class LinearHead(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Scores before the softmax."""
-        return F.linear(hidden, self.weight, self.bias)
+        return linear(hidden, self.weight, self.bias)
 
     def log_probs(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Log-probabilities, in float32 at least."""
@@ -220,7 +220,7 @@ class _SmoothedLoss(torch.autograd.Function):
                 wanted = targets[start : start + chunk_tokens, None]
                 count = wanted.shape[0]
                 low_hidden = pad_rows(hidden[start : start + chunk_tokens].to(compute), chunk_tokens)
-                padded = F.linear(low_hidden, low_weight, low_bias)
+                padded = linear(low_hidden, low_weight, low_bias)
                 padded[count:] = 0  # nobody's rows: no error, so no gradient
                 totals = torch.ones_like(padded[:, :1], dtype=statistics)
                 tiles = zip(*(torch.split(x, tile_rows) for x in (padded[:count], wanted, totals[:count])), strict=True)
@@ -228,10 +228,10 @@ class _SmoothedLoss(torch.autograd.Function):
                     sums += _exponentiate(tile, tile_wanted, smoothing, tile_totals, any(needs))
                 # From here on `padded` holds the error times the totals.
                 if grad_hidden is not None:
-                    error = (padded @ low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
+                    error = product(padded, low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
                     grad_hidden[start : start + chunk_tokens] = error
                 if grad_weight is not None:
-                    add_tiles(grad_weight, padded.t() @ (low_hidden / totals).to(compute))
+                    add_tiles(grad_weight, product_of_rows(padded, (low_hidden / totals).to(compute)))
                 if grad_bias is not None:
                     grad_bias += padded.to(statistics).t() @ totals.reciprocal()[:, 0]
             summed_bias = 0.0 if low_bias is None else low_bias.sum(dtype=statistics)
