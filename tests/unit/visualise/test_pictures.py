@@ -55,7 +55,7 @@ def test_long_inputs_are_named_now_and_then() -> None:
 
 def test_short_names_stand_upright_and_long_ones_slant() -> None:
     """A slanted `▁` is a slash."""
-    axes = attention_figure(attention(3, 30), key_tokens=["▁", "你₁", *["standing"] * 28]).axes[0]
+    axes = attention_figure(attention(3, 30), key_tokens=["▁", "ä₁", *["standing"] * 28]).axes[0]
     assert [text.get_rotation() for text in axes.get_xticklabels()] == [0, 0, *[55] * 28]
     assert [text.get_horizontalalignment() for text in axes.get_xticklabels()] == ["center"] * 2 + ["right"] * 28
 
