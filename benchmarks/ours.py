@@ -31,7 +31,7 @@ from manyheads.architectures.transformer.config import TransformerConfig  # noqa
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.segments import SegmentBatch  # noqa: E402
-from manyheads.decoding.device import inference, narrow  # noqa: E402
+from manyheads.decoding.device import inference, narrow, pack  # noqa: E402
 from manyheads.decoding.search import search  # noqa: E402
 from manyheads.interop import PEERS  # noqa: E402
 from manyheads.interop.marian import Marian  # noqa: E402
@@ -148,6 +148,7 @@ def decode(folder: str, precision: Precision = "fp32") -> Step:
     model = marian.module.eval()
     parameters = _count(model)
     narrow(model, precision)
+    pack(model)
     source, length = torch.tensor(told["source"]), len(told["found"][0])
     lengths = torch.full((len(source),), source.shape[1])
     generation = {"num_beams": told["num_beams"], "max_new_tokens": length, "min_new_tokens": length}

@@ -16,7 +16,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
 from manyheads.config.build import build
-from manyheads.decoding.device import Precision, choose_device, inference, narrow
+from manyheads.decoding.device import Precision, choose_device, inference, narrow, pack
 from manyheads.decoding.ending import Ending
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
@@ -103,7 +103,8 @@ class Generator:
     ) -> Self:
         """A generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train or to save again.
+        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train or to save again. On a CPU maps
+        may be kept in a faster layout as well, and then twice (see `device.pack`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is none of language. ConfigError,
             DataError: a file's content is bad.
@@ -124,6 +125,7 @@ class Generator:
                 f" {vocabulary.vocab_size:,}; they do not fit."
             )
         narrow(model, precision)
+        pack(model)
         return cls(model, vocabulary, read_settings(folder, GenerationSettings), chosen, precision)
 
     def options(self, **overrides: Any) -> GenerationSettings:

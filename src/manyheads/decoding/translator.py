@@ -17,7 +17,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
-from manyheads.decoding.device import Precision, choose_device, inference, narrow
+from manyheads.decoding.device import Precision, choose_device, inference, narrow, pack
 from manyheads.decoding.fit import check_target_limit, fit, fit_sources, scored_limit
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.grammar import Grammar, TreeGrammar
@@ -69,7 +69,8 @@ class Translator:
     ) -> Self:
         """A translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train or to save again.
+        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train or to save again. On a CPU maps
+        may be kept in a faster layout as well, and then twice (see `device.pack`).
 
         Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: a file's content is bad.
         """
@@ -89,6 +90,7 @@ class Translator:
         model = cast(Seq2Seq, load(folder, device=chosen))
         _check_vocabularies(model.config, tokenizer, folder)
         narrow(model, precision)
+        pack(model)
         return cls(model, tokenizer, load_settings(folder), chosen, precision)
 
     def options(self, **overrides: Any) -> DecodingSettings:

@@ -18,10 +18,55 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["Linear", "linear", "onednn_is_faster", "product", "product_of_rows"]
+__all__ = ["Linear", "Packed", "linear", "onednn_is_faster", "product", "product_of_rows"]
 
-# Fewer multiplications than these take microseconds in either library, and oneDNN makes a kernel for each new shape.
-_LEAST_WORK = 1 << 20
+# Fewer multiplications than these take microseconds in either library, and oneDNN makes a kernel for each new shape;
+# with a packed weight it is worth asking earlier.
+_LEAST_WORK, _LEAST_PACKED_WORK = 1 << 20, 1 << 17
+# Rows that a layout is chosen for; it serves any number of them.
+_PACKED_ROWS = 128
+
+
+class Packed:
+    """A weight once more, in the layout in which oneDNN multiplies it: for a model that only runs from now on.
+
+    A product of few rows, as in a step of a search, spends more time on reading its weight than on multiplying; from a
+    packed one it reads without copying. Once the weight is changed or exchanged, the copy is no longer used; only what
+    is changed behind autograd's back, through `weight.data`, goes unseen.
+
+    Args: weight: (out_features, in_features), on a CPU. Cost: as much memory again.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight, self._version = weight, _version(weight)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACKED_ROWS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _none, ()  # what is copied or sent elsewhere is packed anew there, or not at all
+
+    @staticmethod
+    def pays(weight: Tensor) -> bool:
+        """Whether products with this weight go to oneDNN on this machine, and are faster when it is packed."""
+        if weight.device.type != "cpu" or weight.dim() != 2:
+            return False
+        if weight.dtype is torch.float32:
+            return onednn_is_faster()
+        return weight.dtype is torch.bfloat16 and _has_packing() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+    def serves(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether `linear(x, weight)` may be made by this."""
+        kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        return (
+            weight is self._weight
+            and kind is weight.dtype
+            and not torch.is_grad_enabled()
+            and (kind is torch.bfloat16 or x.numel() * weight.shape[0] >= _LEAST_PACKED_WORK)
+            and _version(weight) == self._version
+            and _is_plain(x)
+        )
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return _by_onednn(x.to(self._weight.dtype), self._packed, bias)
 
 
 class Linear(nn.Linear):
@@ -31,16 +76,22 @@ class Linear(nn.Linear):
     torch.Size([2, 5, 32])
     """
 
+    packed: Packed | None = None
+
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.packed)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed | None = None) -> Tensor:
     """As `F.linear`: (*batch, in_features), (out_features, in_features), (out_features,) -> (*batch, out_features).
 
-    >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
-    [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
+        >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
+        [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
+
+    Args: packed: of the weight, used where that is faster.
     """
+    if packed is not None and packed.serves(x, weight):
+        return packed.linear(x, bias)
     if not _asks_onednn(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (
@@ -78,11 +129,16 @@ def onednn_is_faster() -> bool:
     """Whether float32 products go to oneDNN on this machine: AVX-512, and a maker whom MKL has no such code for."""
     return (
         torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
         and _maker() not in ("GenuineIntel", "")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and _has_packing()
     )
+
+
+@cache
+def _has_packing() -> bool:
+    """Whether this build of torch has oneDNN, and its operations on packed weights."""
+    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")  # type: ignore[no-untyped-call]
 
 
 def _maker() -> str:
@@ -94,17 +150,33 @@ def _maker() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
+def _version(weight: Tensor) -> int | None:
+    """How often it was changed; of what was made in inference mode nobody keeps count."""
+    return None if weight.is_inference() else weight._version
+
+
+def _none() -> None:
+    return None
+
+
 def _asks_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         onednn_is_faster()
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
         and x.numel() * weight.shape[0] >= _LEAST_WORK
-        and x.device.type == "cpu"
-        and type(x) is Tensor
         and type(weight) in (Tensor, nn.Parameter)
-        and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
+        and _is_plain(x)
+    )
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether x is a tensor on a CPU whose operations nobody follows, and oneDNN is not turned off."""
+    return (
+        type(x) is Tensor
+        and x.device.type == "cpu"
+        and bool(torch.backends.mkldnn.enabled)
         and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()

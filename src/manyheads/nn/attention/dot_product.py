@@ -21,6 +21,8 @@ __all__ = ["DotProductAttention", "dot_product_attention", "dot_product_weights"
 
 # Longest q_len x k_len for which matrix products may beat SDPA on a CPU, where they can at all: see `_products_pay`.
 _SHORT = 128 * 128
+# Queries and keys at most, and (batch, head) pairs at least, for which they do in a step of a search.
+_FEW_QUERIES, _FEW_KEYS, _MANY_PAIRS = 8, 512, 64
 
 
 def dot_product_attention(
@@ -68,15 +70,20 @@ def dot_product_attention(
 
 
 def _products_pay(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float) -> bool:
-    """Whether plain matrix products are faster than SDPA: on a CPU, at short lengths, in two cases (decision 001).
+    """Whether plain matrix products are faster than SDPA: on a CPU, at short lengths, in three cases (decision 001).
 
     With dropout SDPA has no kernel but draws a number for every weight. In 16 bits its backward pass has a cost for
-    each (batch, head) pair that sentences never earn back; forwards, and in float32, it is the faster one throughout.
+    each (batch, head) pair that sentences never earn back; so has its forward pass where there are few queries to a
+    pair, as in a step of a search. In all else it is the faster one.
     """
-    if query.device.type != "cpu" or query.shape[2] * key.shape[2] > _SHORT:
+    q_len, k_len = query.shape[2], key.shape[2]
+    if query.device.type != "cpu" or q_len * k_len > _SHORT:
         return False
-    differentiated = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    return bool(dropout_rate) or (differentiated and query.element_size() < 4)
+    if dropout_rate:
+        return True
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return query.element_size() < 4
+    return q_len <= _FEW_QUERIES and k_len <= _FEW_KEYS and query.shape[0] * query.shape[1] >= _MANY_PAIRS
 
 
 def dot_product_weights(

@@ -13,7 +13,7 @@ from manyheads.errors import ConfigError
 from manyheads.nn.heads.chunks import add_tiles, pad_rows, rows_at_once, rows_in_a_tile
 from manyheads.nn.heads.consistency import consistent_loss
 from manyheads.nn.heads.sampled import LogUniformCandidates, sampled_loss
-from manyheads.nn.linear import linear, product, product_of_rows
+from manyheads.nn.linear import Packed, linear, product, product_of_rows
 
 __all__ = ["HeadLoss", "LinearHead", "smoothed_loss"]
 
@@ -40,6 +40,8 @@ class LinearHead(nn.Module):
     To share the matrix with an embedding, assign its parameter to `weight`.
     """
 
+    packed: Packed | None = None
+
     def __init__(self, d_model: int, vocab_size: int, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
@@ -54,7 +56,7 @@ class LinearHead(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Scores before the softmax."""
-        return linear(hidden, self.weight, self.bias)
+        return linear(hidden, self.weight, self.bias, self.packed)
 
     def log_probs(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Log-probabilities, in float32 at least."""
