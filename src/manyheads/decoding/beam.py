@@ -122,18 +122,15 @@ def _first_beams(task: Task) -> _Beams:
 
 
 def _candidates(log_probs: Tensor, adjusted: Tensor, sums: Tensor, num_beams: int) -> _Candidates:
-    """The 2 x num_beams best continuations, first of each row, then of each sentence: the vocabulary is read once."""
-    sentences, beams = sums.shape
-    width = min(2 * num_beams, adjusted.size(-1))
-    row_values, row_tokens = top_k(adjusted, width)  # (rows, width)
-    all_sums = (sums[:, :, None] + row_values.view(sentences, beams, width)).flatten(1)
-    top, place = all_sums.topk(min(2 * num_beams, beams * width))
-    chosen = row_values if adjusted is log_probs else log_probs.gather(1, row_tokens)
+    """The 2 x num_beams best continuations of each sentence."""
+    (sentences, beams), vocab_size = sums.shape, adjusted.size(-1)
+    top, place = top_k(adjusted, min(2 * num_beams, beams * vocab_size), sums)
+    parents = torch.div(place, vocab_size, rounding_mode="floor")
     return _Candidates(
         sums=top,
-        beams=place // width,
-        tokens=row_tokens.view(sentences, -1).gather(1, place),
-        log_probs=chosen.view(sentences, -1).gather(1, place),
+        beams=parents,
+        tokens=place - parents * vocab_size,
+        log_probs=log_probs.view(sentences, -1).gather(1, place),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from manyheads.errors import RequestError
+from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.linear import Linear, Packed
 
@@ -59,8 +60,13 @@ def pack(model: nn.Module) -> None:
     unless it is through `weight.data`: call this again.
     """
     for module in model.modules():
-        if isinstance(module, Linear | LinearHead):
-            module.packed = Packed(module.weight) if Packed.pays(module.weight) else None
+        if isinstance(module, MultiHeadAttention):
+            maps: tuple[nn.Module, ...] = (module.q_proj, module.k_proj, module.v_proj)
+        elif isinstance(module, Linear | LinearHead):
+            maps = (module,)
+        else:
+            continue
+        module.packed = Packed(*maps) if Packed.pays(*maps) else None
 
 
 @contextmanager

@@ -103,8 +103,8 @@ class Generator:
     ) -> Self:
         """A generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train or to save again. On a CPU maps
-        may be kept in a faster layout as well, and then twice (see `device.pack`).
+        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train or to save again. On a CPU
+        maps may be kept in a faster layout as well, and so twice (see `device.pack`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is none of language. ConfigError,
             DataError: a file's content is bad.

@@ -28,45 +28,56 @@ _PACKED_ROWS = 128
 
 
 class Packed:
-    """A weight once more, in the layout in which oneDNN multiplies it: for a model that only runs from now on.
+    """The weights of one map, or of several of one input, once more: in the layout in which oneDNN multiplies them.
 
     A product of few rows, as in a step of a search, spends more time on reading its weight than on multiplying; from a
-    packed one it reads without copying. Once the weight is changed or exchanged, the copy is no longer used; only what
+    packed one it reads without copying. Once a parameter is changed or exchanged, its copy is no longer used; only what
     is changed behind autograd's back, through `weight.data`, goes unseen.
 
-    Args: weight: (out_features, in_features), on a CPU. Cost: as much memory again.
+    Args: maps: modules with the parameters of `nn.Linear`, that pass `pays`. Cost: as much memory again, from the first
+        use on.
     """
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight, self._version = weight, _version(weight)
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACKED_ROWS)
+    def __init__(self, *maps: nn.Module) -> None:
+        given = [(one._parameters, name) for one in maps for name in ("weight", "bias")]
+        self._made_of = [(owner, name, one, one._version) for owner, name in given if (one := owner[name]) is not None]
+        self._weights = [one.detach() for _, name, one, _ in self._made_of if name == "weight"]
+        self._biases = [one.detach() for _, name, one, _ in self._made_of if name == "bias"]
+        self._dtype, self._out_features = self._weights[0].dtype, sum(len(weight) for weight in self._weights)
+        self._least = 0 if self._dtype is torch.bfloat16 else _LEAST_PACKED_WORK
+        self._packed: tuple[Tensor, Tensor | None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _none, ()  # what is copied or sent elsewhere is packed anew there, or not at all
 
     @staticmethod
-    def pays(weight: Tensor) -> bool:
-        """Whether products with this weight go to oneDNN on this machine, and are faster when it is packed."""
-        if weight.device.type != "cpu" or weight.dim() != 2:
+    def pays(*maps: nn.Module) -> bool:
+        """Whether products with these weights go to oneDNN on this machine and are faster when packed."""
+        weights = [cast(Tensor, one.weight) for one in maps]
+        biased = [one.bias is not None for one in maps]
+        if len({(w.shape[1:], w.dtype, w.device) for w in weights}) != 1 or any(biased) != all(biased):
             return False
-        if weight.dtype is torch.float32:
-            return onednn_is_faster()
-        return weight.dtype is torch.bfloat16 and _has_packing() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        first = weights[0]
+        if first.device.type != "cpu" or any(w.is_inference() for w in weights):
+            return False
+        return onednn_is_faster() if first.dtype is torch.float32 else first.dtype is torch.bfloat16 and _has_bf16()
 
-    def serves(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether `linear(x, weight)` may be made by this."""
+    def serves(self, x: Tensor) -> bool:
+        """Whether what the maps make of x may be made by this."""
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-        return (
-            weight is self._weight
-            and kind is weight.dtype
-            and not torch.is_grad_enabled()
-            and (kind is torch.bfloat16 or x.numel() * weight.shape[0] >= _LEAST_PACKED_WORK)
-            and _version(weight) == self._version
-            and _is_plain(x)
-        )
+        if kind is not self._dtype or torch.is_grad_enabled() or x.numel() * self._out_features < self._least:
+            return False
+        for owner, name, parameter, version in self._made_of:
+            if owner[name] is not parameter or parameter._version != version:
+                return False
+        return _is_plain(x)
 
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return _by_onednn(x.to(self._weight.dtype), self._packed, bias)
+    def linear(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
+        """What the maps make of x, side by side."""
+        if self._packed is None:
+            weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), _PACKED_ROWS)
+            self._packed = weight, torch.cat(self._biases) if self._biases else None
+        return _by_onednn(x.to(self._dtype), *self._packed)
 
 
 class Linear(nn.Linear):
@@ -79,19 +90,17 @@ class Linear(nn.Linear):
     packed: Packed | None = None
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        return linear(x, self.weight, self.bias, self.packed)
+        if self.packed is not None and self.packed.serves(x):
+            return self.packed.linear(x)
+        return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `F.linear`: (*batch, in_features), (out_features, in_features), (out_features,) -> (*batch, out_features).
 
-        >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
-        [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
-
-    Args: packed: of the weight, used where that is faster.
+    >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
+    [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
     """
-    if packed is not None and packed.serves(x, weight):
-        return packed.linear(x, bias)
     if not _asks_onednn(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (
@@ -150,9 +159,9 @@ def _maker() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
-def _version(weight: Tensor) -> int | None:
-    """How often it was changed; of what was made in inference mode nobody keeps count."""
-    return None if weight.is_inference() else weight._version
+@cache
+def _has_bf16() -> bool:
+    return _has_packing() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _none() -> None:
@@ -175,8 +184,8 @@ def _is_plain(x: Tensor) -> bool:
     """Whether x is a tensor on a CPU whose operations nobody follows, and oneDNN is not turned off."""
     return (
         type(x) is Tensor
-        and x.device.type == "cpu"
-        and bool(torch.backends.mkldnn.enabled)
+        and x.is_cpu
+        and torch._C._get_mkldnn_enabled()
         and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()

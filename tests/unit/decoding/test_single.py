@@ -192,3 +192,22 @@ def test_the_likeliest_is_the_argmax(rows: int, size: int, seed: int, has_ties: 
     assert torch.equal(likeliest(values), values.argmax(-1))
     values[0, seed % size] = math.nan
     assert likeliest(values)[0] == seed % size
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.integers(1, 6), st.integers(1, 5), st.sampled_from([9, 128, 1000, 4099]), st.integers(1, 10), st.integers(0, 99)
+)
+def test_the_largest_of_a_group_of_rows(groups: int, each: int, size: int, count: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(groups * each, size, generator=generator)
+    added = torch.randn(groups, each, generator=generator)
+    added[0, seed % each] = -math.inf if each > 1 else 0.0
+    count = min(count, size)
+    largest, places = top_k(values, count, added)
+    pool = (values.view(groups, each, size) + added[:, :, None]).flatten(1)
+    assert torch.equal(largest, pool.topk(count).values)
+    assert torch.equal(largest, pool.gather(1, places))
+    assert all(len(set(row)) == count for row in places.tolist())
+    values[0, size // 2] = math.nan
+    assert top_k(values, count, added)[0][0, 0].isnan()

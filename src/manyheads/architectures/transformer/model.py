@@ -15,7 +15,7 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer
 from manyheads.architectures.transformer.state import DecoderLayerState, TransformerState
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.masks import Causal, Lengths, Mask
+from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
@@ -135,7 +135,11 @@ class Transformer(nn.Module):
     def start(self, source: Tensor, source_lengths: Tensor) -> TransformerState:
         """The state before the first target token: one row a sentence."""
         layers = self.decoder.start(self.encode(source, source_lengths))
-        return TransformerState(layers=layers, source_lengths=source_lengths, length=torch.zeros((), dtype=torch.int64))
+        seen = dense_mask(Lengths(source_lengths), 1, source.shape[1], source.device)
+        assert seen is not None
+        if not torch.compiler.is_compiling() and bool(seen.all()):
+            seen = None  # a mask costs some of every step to come
+        return TransformerState(layers=layers, source_seen=seen, length=torch.zeros((), dtype=torch.int64))
 
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: TransformerState
@@ -144,10 +148,9 @@ class Transformer(nn.Module):
         first, new_len = int(state.length), tokens.shape[1]
         x = self.dropout(low_precision(self.target_positions(self.target_embedding(tokens), first)))
         mask = Causal() if new_len > 1 else None  # a single new token may see all that came before it
-        hidden, layers = self.decoder.step(x, state.layers, mask, Lengths(state.source_lengths))
-        return hidden, TransformerState(
-            layers=layers, source_lengths=state.source_lengths, length=state.length + new_len
-        )
+        memory_mask = None if state.source_seen is None else Dense(state.source_seen)
+        hidden, layers = self.decoder.step(x, state.layers, mask, memory_mask)
+        return hidden, TransformerState(layers=layers, source_seen=state.source_seen, length=state.length + new_len)
 
 
 def _positions(config: TransformerConfig) -> nn.Module:

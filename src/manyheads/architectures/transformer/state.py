@@ -33,16 +33,17 @@ class DecoderLayerState:
 class TransformerState:
     """All layers' memories; rows are sentences x beams, sentence by sentence.
 
-    Shape: source_lengths (sentences,); length () int64 on the CPU: target positions read so far.
+    Shape: source_seen (sentences, 1, 1, source_len) bool: what of the source is no padding, None if there is none at
+        all; length () int64 on the CPU: target positions read so far.
     """
 
     layers: tuple[DecoderLayerState, ...]
-    source_lengths: Tensor
+    source_seen: Tensor | None
     length: Tensor
 
     def reorder(self, rows: Tensor) -> TransformerState:
         """See `protocols.SearchState.reorder`. rows: (sentences, beams) of old row ids."""
-        old_sentences = self.source_lengths.shape[0]
+        old_sentences = self.layers[0].memory_key.shape[0]
         old_beams = max(1, self.layers[0].past.rows // max(1, old_sentences))
         sentences = torch.div(rows[:, 0], old_beams, rounding_mode="floor")
         same = rows.shape[0] == old_sentences  # lines keep their order, so as many as before are the same ones
@@ -53,8 +54,10 @@ class TransformerState:
                 key, value = key.index_select(0, sentences), value.index_select(0, sentences)
             past = _branching(layer.past, rows, old_beams)
             layers.append(DecoderLayerState(past=past, memory_key=key, memory_value=value))
-        lengths = self.source_lengths if same else self.source_lengths.index_select(0, sentences)
-        return TransformerState(layers=tuple(layers), source_lengths=lengths, length=self.length)
+        seen = self.source_seen
+        if seen is not None and not same:
+            seen = seen.index_select(0, sentences)
+        return TransformerState(layers=tuple(layers), source_seen=seen, length=self.length)
 
     def clone(self) -> TransformerState:
         """A copy to branch from: the next step of either leaves the other alone."""
@@ -73,4 +76,4 @@ def _branching(
 
 
 register_state(DecoderLayerState, "past", "memory_key", "memory_value")
-register_state(TransformerState, "layers", "source_lengths", "length")
+register_state(TransformerState, "layers", "source_seen", "length")

@@ -20,7 +20,7 @@ from manyheads.nn.attention.masks import Dense, Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import dropout
-from manyheads.nn.linear import Linear, linear
+from manyheads.nn.linear import Linear, Packed, linear
 from manyheads.nn.precision import low_precision
 
 __all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads"]
@@ -109,6 +109,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     _own_scores: ClassVar[bool] = False
+    packed: Packed | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -268,7 +269,10 @@ class MultiHeadAttention(nn.Module):
         return out, weights
 
     def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self._linear(x, self.q_proj, self.k_proj, self.v_proj)
+        if self.packed is not None and self.packed.serves(x):
+            q, k, v = self.packed.linear(x).chunk(3, dim=-1)
+        else:
+            q, k, v = self._linear(x, self.q_proj, self.k_proj, self.v_proj)
         return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
     def _linear(self, x: Tensor, *projections: nn.Linear) -> tuple[Tensor, ...]:

@@ -56,7 +56,9 @@ class LinearHead(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Scores before the softmax."""
-        return linear(hidden, self.weight, self.bias, self.packed)
+        if self.packed is not None and self.packed.serves(hidden):
+            return self.packed.linear(hidden)
+        return linear(hidden, self.weight, self.bias)
 
     def log_probs(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Log-probabilities, in float32 at least."""
