@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from manyheads.nn.linear import Packed, linear, product, product_of_rows
 __all__ = ["HeadLoss", "LinearHead", "smoothed_loss"]
 
 HeadLoss = tuple[Tensor, Tensor]
+
+_LOG2_E = math.log2(math.e)
 
 
 class LinearHead(nn.Module):
@@ -175,16 +178,23 @@ def _exponentiate(logits: Tensor, wanted: Tensor, smoothing: float, totals: Tens
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     target_logits = z.gather(1, wanted)
     highest = z.amax(dim=1, keepdim=True)
-    z = z.sub_(highest).exp_() if z is not logits or needs_error else (z - highest).exp_()
+    # Of the two powers, torch leaves that of e to MKL, which is four times as slow on processors not made by Intel.
+    z = z.sub_(highest) if z is not logits or needs_error else z - highest
+    z.mul_(_LOG2_E).exp2_()
     torch.sum(z, dim=1, keepdim=True, out=totals)
     normaliser = highest + totals.log()
     if needs_error:
         if z is not logits:
             logits.copy_(z)
         # In full precision and only then rounded: a confident row's error is a small difference of near equals.
-        error = (target_logits - highest).exp_().sub_(totals, alpha=1 - smoothing)
-        logits.scatter_(1, wanted, error.to(logits.dtype))
+        error = z.gather(1, wanted).sub_(totals, alpha=1 - smoothing)
+        _put(logits, wanted, error.to(logits.dtype))
     return torch.stack([(normaliser - target_logits).sum(), normaliser.sum()])
+
+
+def _put(values: Tensor, columns: Tensor, numbers: Tensor) -> None:
+    """As `values.scatter_(1, columns, numbers)` of one number a row, which takes ten times as long."""
+    values[torch.arange(len(values), device=values.device), columns[:, 0]] = numbers[:, 0]
 
 
 class _SmoothedLoss(torch.autograd.Function):
