@@ -40,7 +40,9 @@ class Packed:
 
     def __init__(self, *maps: nn.Module) -> None:
         given = [(one._parameters, name) for one in maps for name in ("weight", "bias")]
-        self._made_of = [(owner, name, one, one._version) for owner, name in given if (one := owner[name]) is not None]
+        self._made_of = [
+            (owner, name, one, one._version) for owner, name in given if (one := owner.get(name)) is not None
+        ]
         self._weights = [one.detach() for _, name, one, _ in self._made_of if name == "weight"]
         self._biases = [one.detach() for _, name, one, _ in self._made_of if name == "bias"]
         self._dtype, self._out_features = self._weights[0].dtype, sum(len(weight) for weight in self._weights)
@@ -68,7 +70,7 @@ class Packed:
         if kind is not self._dtype or torch.is_grad_enabled() or x.numel() * self._out_features < self._least:
             return False
         for owner, name, parameter, version in self._made_of:
-            if owner[name] is not parameter or parameter._version != version:
+            if owner.get(name) is not parameter or parameter._version != version:
                 return False
         return _is_plain(x)
 

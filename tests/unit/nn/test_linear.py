@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from manyheads.decoding.device import inference, narrow, pack
 from manyheads.nn import linear as module
-from manyheads.nn.linear import Linear, linear, onednn_is_faster, product, product_of_rows
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.linear import Linear, Packed, linear, onednn_is_faster, product, product_of_rows
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"),
@@ -29,6 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(module, "_LEAST_WORK", 1)
+    monkeypatch.setattr(module, "_LEAST_PACKED_WORK", 1)
     monkeypatch.setattr(module, "_by_onednn", counted)
     return shapes
 
@@ -73,8 +80,8 @@ def test_products_of_strided_and_expanded_matrices() -> None:
     torch.testing.assert_close(product(left, right), left @ right)
     torch.testing.assert_close(product(left[:, ::3], right[::3]), left[:, ::3] @ right[::3])
     rows = torch.ones(1, 9).expand(30, 9)
-    for narrow, wide in ((rows, right), (right, rows)):
-        torch.testing.assert_close(product_of_rows(narrow, wide), narrow.t() @ wide)
+    for one, other in ((rows, right), (right, rows)):
+        torch.testing.assert_close(product_of_rows(one, other), one.t() @ other)
 
 
 def test_the_module_is_an_nn_linear(asked: list[tuple[int, ...]]) -> None:
@@ -125,3 +132,98 @@ def test_who_is_faster(facts: str, faster: bool, monkeypatch: pytest.MonkeyPatch
     onednn_is_faster.cache_clear()
     assert not onednn_is_faster()
     onednn_is_faster.cache_clear()
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many products were made by packed weights."""
+    count = [0]
+    made = Packed.linear
+
+    def counted(self: Packed, x: Tensor) -> Tensor:
+        count[0] += 1
+        return made(self, x)
+
+    monkeypatch.setattr(Packed, "linear", counted)
+    return count
+
+
+def modules(bias: bool = True) -> torch.nn.ModuleDict:
+    return torch.nn.ModuleDict(
+        {
+            "map": Linear(24, 40, bias=bias),
+            "head": LinearHead(24, 90, bias=bias),
+            "attention": MultiHeadAttention(24, 2),
+        }
+    )
+
+
+def said(of: torch.nn.ModuleDict, x: Tensor) -> list[Tensor]:
+    return [of["map"](x), of["head"].logits(x), of["attention"](x)[0]]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 200])
+def test_packed_weights_give_the_same(precision: str, bias: bool, rows: int, served: list[int]) -> None:
+    """A map, a head, and an attention's projections as one and its last one: four products."""
+    if precision == "bf16" and not module._has_bf16():
+        pytest.skip("oneDNN has no bf16 on this processor")
+    plain, x = modules(bias), torch.randn(rows, 2, 24)
+    narrow(plain, precision)  # type: ignore[arg-type]
+    with inference(CPU, precision):  # type: ignore[arg-type]
+        expected = said(plain, x)
+        assert not served[0]
+        pack(plain)
+        for mine, theirs in zip(said(plain, x), expected, strict=True):
+            assert mine.dtype is theirs.dtype
+            torch.testing.assert_close(mine, theirs, **({} if precision == "fp32" else {"rtol": 2e-2, "atol": 2e-2}))
+    assert served[0] == 4
+
+
+def test_a_changed_weight_is_not_served_from_its_old_copy(served: list[int]) -> None:
+    x = torch.randn(5, 24)
+    changes = {
+        "in place": lambda one: one.weight.mul_(2),
+        "loaded": lambda one: one.load_state_dict({name: value * 2 for name, value in one.state_dict().items()}),
+        "exchanged": lambda one: setattr(one, "weight", torch.nn.Parameter(one.weight * 2)),
+        "its bias": lambda one: one.bias.add_(1),
+    }
+    for name, change in changes.items():
+        one = Linear(24, 40)
+        pack(one)
+        with torch.no_grad():
+            before = one(x)
+            assert served[0] == 1, name
+            change(one)
+            torch.testing.assert_close(one(x), F.linear(x, one.weight, one.bias))
+            assert not torch.equal(one(x), before)
+            assert served[0] == 1, name
+            pack(one)
+            one(x)
+            assert served[0] == 2, name
+        served[0] = 0
+
+
+def test_packed_weights_serve_no_training_and_travel_nowhere(served: list[int]) -> None:
+    one, x = Linear(24, 40), torch.randn(5, 24)
+    pack(one)
+    one(x).sum().backward()
+    assert one.weight.grad is not None
+    with torch.no_grad():
+        one(x.double().float())
+        assert served[0] == 1
+        for copied in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):  # noqa: S301
+            assert copied.packed is None
+            torch.testing.assert_close(copied(x), one(x))
+        with FlopCounterMode(display=False) as counter:
+            one(x)
+    assert counter.get_total_flops() == 2 * 5 * 24 * 40
+    assert set(one.state_dict()) == {"weight", "bias"}
+    assert not Packed.pays(Linear(3, 4, device="meta"))
+    assert not Packed.pays(Linear(3, 4), Linear(3, 4, bias=False))
+    assert not Packed.pays(Linear(3, 4), Linear(5, 4))
+    assert not Packed.pays(Linear(3, 4).double())
