@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from manyheads.nn.attention import dot_product
 from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, dense_mask
 from manyheads.nn.attention.naive import naive_dot_product_attention
@@ -122,3 +124,19 @@ def test_both_paths_meet_at_the_threshold() -> None:
     q, k, v = torch.randn(1, 1, 129, 8), torch.randn(1, 1, 129, 8), torch.randn(1, 1, 129, 8)
     whole = dot_product_attention(q, k, v, Causal())
     torch.testing.assert_close(dot_product_attention(*(x[:, :, :120] for x in (q, k, v)), Causal()), whole[:, :, :120])
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_when_products_pay(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a search takes them where MKL is no help; training in 16 bits or with dropout does everywhere."""
+    monkeypatch.setattr(dot_product, "onednn_is_faster", lambda: elsewhere)
+
+    def pays(pairs: int, q_len: int, k_len: int, rate: float = 0.0, **options: Any) -> bool:
+        query, key = (torch.zeros(pairs, 1, length, 8, **options) for length in (q_len, k_len))
+        return dot_product._products_pay(query, key, key, rate)
+
+    assert pays(64, 1, 40) == pays(64, 8, 512) == pays(64, 4, 40, dtype=torch.bfloat16) == elsewhere
+    assert not any((pays(63, 1, 40), pays(64, 9, 40), pays(64, 1, 513), pays(64, 9, 40, requires_grad=True)))
+    assert pays(2, 40, 40, rate=0.1)
+    assert pays(2, 40, 40, requires_grad=True, dtype=torch.bfloat16)
+    assert not any((pays(2, 200, 100, rate=0.1), pays(2, 1, 4, device="meta", rate=0.1)))

@@ -16,6 +16,7 @@ from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Causal, Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.dropout import dropout
+from manyheads.nn.linear import onednn_is_faster
 
 __all__ = ["DotProductAttention", "dot_product_attention", "dot_product_weights", "one_head"]
 
@@ -73,8 +74,8 @@ def _products_pay(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float
     """Whether plain matrix products are faster than SDPA: on a CPU, at short lengths, in three cases (decision 001).
 
     With dropout SDPA has no kernel but draws a number for every weight. In 16 bits its backward pass has a cost for
-    each (batch, head) pair that sentences never earn back; so has its forward pass where there are few queries to a
-    pair, as in a step of a search. In all else it is the faster one.
+    each (batch, head) pair that sentences never earn back; on processors for which MKL is no help, so has its forward
+    pass where there are few queries to a pair, as in a step of a search. In all else it is the faster one.
     """
     q_len, k_len = query.shape[2], key.shape[2]
     if query.device.type != "cpu" or q_len * k_len > _SHORT:
@@ -83,7 +84,8 @@ def _products_pay(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float
         return True
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return query.element_size() < 4
-    return q_len <= _FEW_QUERIES and k_len <= _FEW_KEYS and query.shape[0] * query.shape[1] >= _MANY_PAIRS
+    few = q_len <= _FEW_QUERIES and k_len <= _FEW_KEYS and query.shape[0] * query.shape[1] >= _MANY_PAIRS
+    return few and onednn_is_faster()
 
 
 def dot_product_weights(
