@@ -66,6 +66,8 @@ class Packed:
 
     def serves(self, x: Tensor) -> bool:
         """Whether what the maps make of x may be made by this."""
+        if torch.compiler.is_compiling():  # asked first: a compiler reads on from here
+            return False
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
         if kind is not self._dtype or torch.is_grad_enabled() or x.numel() * self._out_features < self._least:
             return False
@@ -172,7 +174,8 @@ def _none() -> None:
 
 def _asks_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
-        onednn_is_faster()
+        not torch.compiler.is_compiling()  # asked first: a compiler reads on from here
+        and onednn_is_faster()
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
         and x.numel() * weight.shape[0] >= _LEAST_WORK
@@ -188,7 +191,6 @@ def _is_plain(x: Tensor) -> bool:
         type(x) is Tensor
         and x.is_cpu
         and torch._C._get_mkldnn_enabled()
-        and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
     )

@@ -85,7 +85,7 @@ def _products_pay(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return query.element_size() < 4
     few = q_len <= _FEW_QUERIES and k_len <= _FEW_KEYS and query.shape[0] * query.shape[1] >= _MANY_PAIRS
-    return few and onednn_is_faster()
+    return few and not torch.compiler.is_compiling() and onednn_is_faster()
 
 
 def dot_product_weights(
