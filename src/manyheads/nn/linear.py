@@ -31,14 +31,15 @@ class Packed:
     """The weights of one map, or of several of one input, once more: in the layout in which oneDNN multiplies them.
 
     A product of few rows, as in a step of a search, spends more time on reading its weight than on multiplying; from a
-    packed one it reads without copying. Once a parameter is changed or exchanged, its copy is no longer used; only what
-    is changed behind autograd's back, through `weight.data`, goes unseen.
+    packed one it reads without copying. Once a parameter or a map is changed or exchanged, its copy is no longer used;
+    only what is changed behind autograd's back, through `weight.data`, goes unseen.
 
     Args: maps: modules with the parameters of `nn.Linear`, that pass `pays`. Cost: as much memory again, from the first
         use on.
     """
 
     def __init__(self, *maps: nn.Module) -> None:
+        self._maps = maps
         given = [(one._parameters, name) for one in maps for name in ("weight", "bias")]
         self._made_of = [
             (owner, name, one, one._version) for owner, name in given if (one := owner.get(name)) is not None
@@ -64,9 +65,9 @@ class Packed:
             return False
         return onednn_is_faster() if first.dtype is torch.float32 else first.dtype is torch.bfloat16 and _has_bf16()
 
-    def serves(self, x: Tensor) -> bool:
-        """Whether what the maps make of x may be made by this."""
-        if torch.compiler.is_compiling():  # asked first: a compiler reads on from here
+    def serves(self, x: Tensor, *maps: nn.Module) -> bool:
+        """Whether what these maps make of x may be made by this: they are those that it was made of, and unchanged."""
+        if torch.compiler.is_compiling() or maps != self._maps:  # asked first: a compiler reads on from here
             return False
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
         if kind is not self._dtype or torch.is_grad_enabled() or x.numel() * self._out_features < self._least:
@@ -94,7 +95,7 @@ class Linear(nn.Linear):
     packed: Packed | None = None
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-        if self.packed is not None and self.packed.serves(x):
+        if self.packed is not None and self.packed.serves(x, self):
             return self.packed.linear(x)
         return linear(x, self.weight, self.bias)
 

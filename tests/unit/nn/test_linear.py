@@ -227,3 +227,16 @@ def test_packed_weights_serve_no_training_and_travel_nowhere(served: list[int]) 
     assert not Packed.pays(Linear(3, 4), Linear(3, 4, bias=False))
     assert not Packed.pays(Linear(3, 4), Linear(5, 4))
     assert not Packed.pays(Linear(3, 4).double())
+
+
+def test_an_exchanged_projection_is_not_served_from_the_old_copy(served: list[int]) -> None:
+    attention, x = MultiHeadAttention(24, 2), torch.randn(2, 5, 24)
+    pack(attention)
+    with torch.no_grad():
+        attention(x)
+        assert served[0] == 2
+        attention.q_proj = Linear(24, 24)
+        found = attention(x)[0]
+        assert served[0] == 5  # keys, values and the last projection, each by itself
+        plain = copy.deepcopy(attention)
+        torch.testing.assert_close(found, plain(x)[0])

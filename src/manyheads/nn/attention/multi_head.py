@@ -269,10 +269,11 @@ class MultiHeadAttention(nn.Module):
         return out, weights
 
     def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self.packed is not None and self.packed.serves(x):
+        maps = (self.q_proj, self.k_proj, self.v_proj)
+        if self.packed is not None and self.packed.serves(x, *maps):
             q, k, v = self.packed.linear(x).chunk(3, dim=-1)
         else:
-            q, k, v = self._linear(x, self.q_proj, self.k_proj, self.v_proj)
+            q, k, v = self._linear(x, *maps)
         return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
     def _linear(self, x: Tensor, *projections: nn.Linear) -> tuple[Tensor, ...]:

@@ -59,7 +59,7 @@ class LinearHead(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Scores before the softmax."""
-        if self.packed is not None and self.packed.serves(hidden):
+        if self.packed is not None and self.packed.serves(hidden, self):
             return self.packed.linear(hidden)
         return linear(hidden, self.weight, self.bias)
 
