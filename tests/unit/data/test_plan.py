@@ -41,10 +41,10 @@ def test_seeking_in_huge_sizes(size: int, seed: int, data: st.DataObject) -> Non
 
 def test_seeking_takes_no_longer_at_the_far_end() -> None:
     order = Permutation(10**12, 1, 0)
-    began = time.perf_counter()
+    began = time.thread_time()
     for position in (0, 10**6, 10**12 - 1):
         order[position]
-    assert time.perf_counter() - began < 0.1
+    assert time.thread_time() - began < 0.1
 
 
 def test_orders_differ_by_seed_epoch_and_name_and_are_pinned() -> None:
@@ -209,6 +209,6 @@ def test_rows_are_cut_as_late_as_possible(longest: list[int], max_tokens: int) -
 
 def test_planning_is_fast() -> None:
     lengths = np.random.default_rng(0).integers(3, 60, 60_000)
-    began = time.perf_counter()
+    began = time.thread_time()
     BatchPlan.build(lengths, lengths, max_tokens=4096, seed=1, epoch=0)
-    assert time.perf_counter() - began < 1.0  # 0.01 s alone on a core; the machine may be busy
+    assert time.thread_time() - began < 1.0  # takes 0.01 s
