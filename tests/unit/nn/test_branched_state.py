@@ -97,6 +97,29 @@ def test_a_clone_shares_nothing_and_it_is_a_pytree() -> None:
     assert torch.equal(again.filled()[0], before)
 
 
+def test_layers_share_one_table_of_branches() -> None:
+    """What the first of them works out serves the others, and each has its own keys; also where buffers grow."""
+    plain, first = begun(2, 3)
+    other_plain = KeyValueState.empty(2, H, D, like=torch.zeros(1)).append(*chunk(2, 3))
+    layers = [first, BranchedKeyValueState.of(other_plain.clone(), first.branches)]
+    caches = [plain, other_plain]
+    generator = torch.Generator().manual_seed(0)
+    branches = 1
+    for _ in range(40):
+        rows = choose(generator, caches[0].rows // branches, branches, 4)
+        branches = 4
+        caches = [cache.reorder(rows.flatten()).append(*chunk(rows.numel(), 1)) for cache in caches]
+        layers = [layer.reorder(rows) for layer in layers]
+        layers = [
+            layer.append(cache.filled()[0][:, :, -1:], cache.filled()[1][:, :, -1:])
+            for layer, cache in zip(layers, caches, strict=True)
+        ]
+        assert layers[0].branches is layers[1].branches
+        for layer, cache in zip(layers, caches, strict=True):
+            for mine, theirs in zip(layer.filled(), cache.filled(), strict=True):
+                assert torch.equal(mine, theirs)
+
+
 def test_a_change_of_type_is_followed() -> None:
     _, state = begun(2, 3)
     key, value = (x.bfloat16() for x in chunk(2, 1))

@@ -47,12 +47,18 @@ class TransformerState:
         old_beams = max(1, self.layers[0].past.rows // max(1, old_sentences))
         sentences = torch.div(rows[:, 0], old_beams, rounding_mode="floor")
         same = rows.shape[0] == old_sentences  # lines keep their order, so as many as before are the same ones
-        layers = []
+        # From where a sentence has several hypotheses, their keys are kept together.
+        together = old_beams == 1 < rows.shape[1] <= _MOST_TOGETHER
+        layers, branches = [], None
         for layer in self.layers:
             key, value = layer.memory_key, layer.memory_value
             if not same:
                 key, value = key.index_select(0, sentences), value.index_select(0, sentences)
-            past = _branching(layer.past, rows, old_beams)
+            past = layer.past
+            if together and isinstance(past, KeyValueState):
+                past = BranchedKeyValueState.of(past, branches)
+                branches = past.branches
+            past = past.reorder(rows.flatten()) if isinstance(past, KeyValueState) else past.reorder(rows)
             layers.append(DecoderLayerState(past=past, memory_key=key, memory_value=value))
         seen = self.source_seen
         if seen is not None and not same:
@@ -62,17 +68,6 @@ class TransformerState:
     def clone(self) -> TransformerState:
         """A copy to branch from: the next step of either leaves the other alone."""
         return replace(self, layers=tuple(replace(layer, past=layer.past.clone()) for layer in self.layers))
-
-
-def _branching(
-    past: KeyValueState | BranchedKeyValueState, rows: Tensor, old_beams: int
-) -> KeyValueState | BranchedKeyValueState:
-    """The cache of `rows`, with keys kept together from where a sentence has several hypotheses."""
-    if isinstance(past, KeyValueState):
-        if old_beams > 1 or not 1 < rows.shape[1] <= _MOST_TOGETHER:
-            return past.reorder(rows.flatten())
-        past = BranchedKeyValueState.of(past)
-    return past.reorder(rows)
 
 
 register_state(DecoderLayerState, "past", "memory_key", "memory_value")

@@ -2,14 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from manyheads.nn.attention.state import KeyValueState, register_state
 
-__all__ = ["BranchedKeyValueState"]
+__all__ = ["BranchedKeyValueState", "Branches"]
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Which keys of its group each row sees; one such table serves the caches of all layers.
+
+    Layer after layer asks for the same next table: the first works it out, the others get what it found.
+
+    Shape: seen (groups, branches, capacity) bool; length and slots () int64 on the CPU: positions of each row, slots in
+        use.
+    """
+
+    seen: Tensor
+    length: Tensor
+    slots: Tensor
+    _next: dict[str, tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, groups: int, capacity: int, length: Tensor, device: torch.device) -> Branches:
+        """One row a group, each with all of the first `length` slots."""
+        seen = torch.arange(capacity, device=device) < int(length)
+        return cls(seen=seen.expand(groups, 1, capacity).clone(), length=length, slots=length)
+
+    def reorder(self, rows: Tensor) -> Branches:
+        """Rows that continue these, (new groups, new branches)."""
+        asked, found = self._next.get("reorder", (None, None))
+        if asked is not rows:
+            _, branches, capacity = self.seen.shape
+            groups = self.groups_of(rows)
+            parents = rows - groups[:, None] * branches
+            seen = self.seen if len(groups) == len(self.seen) else self.seen.index_select(0, groups)
+            found = replace(self, seen=seen.gather(1, parents[:, :, None].expand(-1, -1, capacity)))
+            self._next["reorder"] = rows, found
+        return found  # type: ignore[no-any-return]
+
+    def groups_of(self, rows: Tensor) -> Tensor:
+        """The old group of each line of rows; those that are left keep their order."""
+        return torch.div(rows[:, 0], self.seen.shape[1], rounding_mode="floor")
+
+    def append(self, new_len: int) -> tuple[Branches, Tensor | None]:
+        """The table with new_len more positions of every row, each seen by that row alone; it uses this one up.
+
+        Returns: the table; and, if there was no room, the slots that somebody sees, (groups, kept), which move to the
+            front of a wider buffer in this order.
+        """
+        asked, found = self._next.get("append", (None, None))
+        if asked != new_len:
+            branches, count = self.seen.shape[1], self.seen.shape[1] * new_len
+            room, kept = self, None
+            if int(self.slots) + count > self.seen.shape[2]:
+                room, kept = self._with_room(count)
+            first = int(room.slots)
+            own = torch.eye(branches, dtype=torch.bool, device=self.seen.device).repeat_interleave(new_len, dim=1)
+            room.seen[:, :, first : first + count] = own
+            found = replace(room, length=self.length + new_len, slots=room.slots + count), kept
+            self._next["append"] = new_len, found
+        return found  # type: ignore[no-any-return]
+
+    def _with_room(self, count: int) -> tuple[Branches, Tensor]:
+        """The slots that somebody sees, in their order, in a table with room for `count` more, and twice as many."""
+        seen = self.seen[:, :, : int(self.slots)]
+        alive = seen.any(dim=1)
+        kept = int(alive.sum(dim=1).max()) if alive.numel() else 0
+        order = alive.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :kept]
+        capacity = max(2 * (kept + count), 16 * seen.shape[1])
+        grown = seen.new_zeros(*seen.shape[:2], capacity)
+        grown[:, :, :kept] = seen.gather(2, order[:, None].expand(-1, seen.shape[1], -1))
+        return replace(self, seen=grown, slots=torch.tensor(kept)), order
+
+    def clone(self) -> Branches:
+        """A copy that shares nothing."""
+        return Branches(seen=self.seen.clone(), length=self.length.clone(), slots=self.slots.clone())
 
 
 @dataclass(frozen=True)
@@ -20,85 +93,59 @@ class BranchedKeyValueState:
         >>> state = state.append(torch.randn(2, 4, 3, 8), torch.randn(2, 4, 3, 8))
         >>> state = BranchedKeyValueState.of(state).reorder(torch.tensor([[0, 0], [1, 1]]))
         >>> state = state.append(torch.randn(4, 4, 1, 8), torch.randn(4, 4, 1, 8))
-        >>> state.filled()[0].shape, state.key.shape[0], int(state.slots)
+        >>> state.filled()[0].shape, state.key.shape[0], int(state.branches.slots)
         (torch.Size([4, 4, 4, 8]), 2, 5)
 
     A key is kept once a group, in a slot, and each row knows which slots are its own past. So when a search goes on
     from other rows than before, what is copied is who sees what, and no key; and all rows of a group ask all its keys
     as one longer query. Slots that no row sees any more are dropped when the buffer is full.
 
-    Shape: key, value (groups, heads, capacity, head_dim), of which the first `slots` are filled; seen (groups,
-        branches, capacity) bool; length and slots () int64 on the CPU: positions of each row, slots in use.
+    Shape: key, value (groups, heads, capacity, head_dim), of which the first `branches.slots` are filled.
     """
 
     key: Tensor
     value: Tensor
-    seen: Tensor
-    length: Tensor
-    slots: Tensor
+    branches: Branches
 
     @classmethod
-    def of(cls, state: KeyValueState) -> BranchedKeyValueState:
-        """One row a group, each with all it has."""
+    def of(cls, state: KeyValueState, branches: Branches | None = None) -> BranchedKeyValueState:
+        """One row a group, each with all it has. branches: of another layer whose cache is as long."""
         rows, _, capacity, _ = state.key.shape
-        seen = torch.arange(capacity, device=state.key.device) < int(state.length)
-        return cls(
-            key=state.key,
-            value=state.value,
-            seen=seen.expand(rows, 1, capacity).clone(),
-            length=state.length,
-            slots=state.length,
-        )
+        table = Branches.of(rows, capacity, state.length, state.key.device) if branches is None else branches
+        return cls(key=state.key, value=state.value, branches=table)
 
     @property
     def rows(self) -> int:
         """groups x branches."""
-        return self.seen.shape[0] * self.seen.shape[1]
+        return self.branches.seen.shape[0] * self.branches.seen.shape[1]
+
+    @property
+    def length(self) -> Tensor:
+        """Positions of each row. () int64 on the CPU"""
+        return self.branches.length
 
     def append(self, key: Tensor, value: Tensor) -> BranchedKeyValueState:
         """The state with new positions of every row. key, value: (groups x branches, heads, new_len, head_dim).
 
         Uses this state up, as `KeyValueState.append` does.
         """
-        groups, branches, _ = self.seen.shape
-        new_len = key.shape[2]
-        count = branches * new_len
-        room = self
-        if int(self.slots) + count > self.key.shape[2] or self.key.dtype != key.dtype:
-            room = self._with_room(count, key.dtype)
-        first = int(room.slots)
-        for buffer, new in ((room.key, key), (room.value, value)):
-            by_group = new.view(groups, branches, *new.shape[1:]).transpose(1, 2)
-            buffer[:, :, first : first + count].view(by_group.shape).copy_(by_group)
-        own = torch.eye(branches, dtype=torch.bool, device=room.seen.device).repeat_interleave(new_len, dim=1)
-        room.seen[:, :, first : first + count] = own
-        return replace(room, length=self.length + new_len, slots=room.slots + count)
+        branches, kept = self.branches.append(key.shape[2])
+        groups, each, capacity = branches.seen.shape
+        count, slots = each * key.shape[2], int(branches.slots)
 
-    def _with_room(self, count: int, dtype: torch.dtype) -> BranchedKeyValueState:
-        """The slots that somebody sees, in their order, in a buffer with room for `count` more, and twice as many."""
-        slots = int(self.slots)
-        seen = self.seen[:, :, :slots]
-        alive = seen.any(dim=1)
-        kept = int(alive.sum(dim=1).max()) if alive.numel() else 0
-        order = alive.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :kept]
-        capacity = max(2 * (kept + count), 16 * seen.shape[1])
+        def written(buffer: Tensor, new: Tensor) -> Tensor:
+            buffer = buffer.to(new.dtype) if kept is None else _moved(buffer, kept, capacity, new.dtype)
+            by_group = new.view(groups, each, *new.shape[1:]).transpose(1, 2)
+            buffer[:, :, slots - count : slots].view(by_group.shape).copy_(by_group)
+            return buffer
 
-        def moved(buffer: Tensor) -> Tensor:
-            groups, heads, _, head_dim = buffer.shape
-            grown = buffer.new_empty(groups, heads, capacity, head_dim, dtype=dtype)
-            grown[:, :, :kept] = buffer.gather(2, order[:, None, :, None].expand(-1, heads, -1, head_dim))
-            return grown
-
-        still = seen.gather(2, order[:, None].expand(-1, seen.shape[1], -1))
-        grown_seen = seen.new_zeros(*seen.shape[:2], capacity)
-        grown_seen[:, :, :kept] = still
-        return replace(self, key=moved(self.key), value=moved(self.value), seen=grown_seen, slots=torch.tensor(kept))
+        return BranchedKeyValueState(written(self.key, key), written(self.value, value), branches)
 
     def shared(self) -> tuple[Tensor, Tensor, Tensor]:
         """Views of keys and values (groups, heads, slots, head_dim), and which of them each row sees (groups, 1,
         branches, slots)."""
-        slots = int(self.slots)
-        return self.key[:, :, :slots], self.value[:, :, :slots], self.seen[:, None, :, :slots]
+        slots = int(self.branches.slots)
+        return self.key[:, :, :slots], self.value[:, :, :slots], self.branches.seen[:, None, :, :slots]
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Copies of each row's own keys and values, in the order of positions: (rows, heads, length, head_dim) each."""
@@ -115,17 +162,27 @@ class BranchedKeyValueState:
 
     def reorder(self, rows: Tensor) -> BranchedKeyValueState:
         """Rows that continue these, (new groups, new branches); see `protocols.SearchState.reorder`. Uses this up."""
-        old_groups, branches, capacity = self.seen.shape
-        groups = torch.div(rows[:, 0], branches, rounding_mode="floor")
-        parents = rows - groups[:, None] * branches
-        key, value, seen = self.key, self.value, self.seen
-        if len(groups) != old_groups:  # those that are left keep their order
-            key, value, seen = (x.index_select(0, groups) for x in (key, value, seen))
-        return replace(self, key=key, value=value, seen=seen.gather(1, parents[:, :, None].expand(-1, -1, capacity)))
+        key, value = self.key, self.value
+        if len(rows) != len(key):
+            groups = self.branches.groups_of(rows)
+            key, value = key.index_select(0, groups), value.index_select(0, groups)
+        return BranchedKeyValueState(key, value, self.branches.reorder(rows))
 
     def clone(self) -> BranchedKeyValueState:
         """A copy that shares nothing, to branch a search."""
-        return BranchedKeyValueState(**{name: getattr(self, name).clone() for name in self.__dataclass_fields__})
+        return BranchedKeyValueState(self.key.clone(), self.value.clone(), self.branches.clone())
 
 
-register_state(BranchedKeyValueState, "key", "value", "seen", "length", "slots")
+def _moved(buffer: Tensor, kept: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
+    """The slots kept, (groups, kept), of each group at the front of a buffer with `capacity` slots."""
+    groups, heads, slots, head_dim = buffer.shape
+    grown = buffer.new_empty(groups, heads, capacity, head_dim, dtype=dtype)
+    # Whole rows of memory by their number: gather would look up every single one of their entries.
+    starts = torch.arange(0, groups * heads * slots, slots, device=buffer.device).view(groups, heads, 1)
+    rows = buffer.view(-1, head_dim).index_select(0, (starts + kept[:, None]).flatten())
+    grown[:, :, : kept.shape[1]] = rows.view(groups, heads, -1, head_dim)
+    return grown
+
+
+register_state(Branches, "seen", "length", "slots")
+register_state(BranchedKeyValueState, "key", "value", "branches")

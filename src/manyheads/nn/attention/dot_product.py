@@ -101,6 +101,10 @@ def dot_product_weights(
     torch.Size([2, 8, 5, 7])
     """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if key.element_size() < 4 and key.device.type == "cpu":
+        key = (
+            key.contiguous()
+        )  # a part of a cache; oneDNN would copy it too, but turned over, which takes thrice as long
     scores = torch.matmul(query * scale, key.transpose(-1, -2))
     allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)
     return masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
