@@ -93,6 +93,18 @@ def test_the_module_is_an_nn_linear(asked: list[tuple[int, ...]]) -> None:
     assert asked
 
 
+def test_in_bfloat16_a_bias_is_added_by_onednn_where_nobody_learns(asked: list[tuple[int, ...]]) -> None:
+    x, weight, bias = (one.detach().bfloat16() for one in given(2, 5) if one is not None)
+    out = linear(x, weight, bias)
+    assert asked == [(2, 5, 24, 40)]
+    torch.testing.assert_close(out, F.linear(x, weight, bias))
+    linear(x, weight)
+    linear(x, weight, bias.requires_grad_())
+    with torch.autocast("cpu", torch.bfloat16):
+        linear(x, weight, bias.detach())
+    assert len(asked) == 1
+
+
 def test_others_are_left_alone(asked: list[tuple[int, ...]]) -> None:
     """Other types, and whatever looks at operations: it must see the ones that it knows."""
     x, weight, bias = given(2, 5)

@@ -40,6 +40,26 @@ def test_fully_masked_rows(dtype: torch.dtype, habit: Any, each: float) -> None:
     assert (scores.grad[1] != 0).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("habit", "each"), [("zeros", 0.0), ("uniform", 0.25)])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 4), (1, 1, 3, 4), (4,)])
+def test_a_mask_for_many_rows_is_as_one_written_out(
+    dtype: torch.dtype, habit: Any, each: float, shape: tuple[int, ...]
+) -> None:
+    """To the bit, forwards and backwards; also for scores far from zero, and for rows that see nothing."""
+    scores = (torch.randn(2, 5, 3, 4) * 30).to(dtype).requires_grad_()
+    allowed = torch.rand(shape) < 0.6
+    allowed.view(-1, 4)[0] = False  # (4,): no row sees anything
+    grad = torch.randn(2, 5, 3, 4).to(dtype)
+    weights = masked_softmax(scores, allowed, habit)
+    written_out = masked_softmax(scores, allowed.expand(2, 5, 3, 4).contiguous(), habit)
+    assert torch.equal(weights, written_out)
+    assert (weights.masked_select(~allowed.any(-1, keepdim=True)) == each).all()
+    (mine,), (theirs,) = (torch.autograd.grad(one, scores, grad) for one in (weights, written_out))
+    assert torch.equal(mine, theirs)
+    assert (mine.masked_select(~allowed.any(-1, keepdim=True)) == 0).all()
+
+
 def test_it_leaves_its_input_alone() -> None:
     scores = torch.randn(2, 4)
     before = scores.clone()

