@@ -17,13 +17,15 @@ __all__ = ["beam_search"]
 
 @dataclass
 class _Beams:
-    """The sentences still searched. Running hypotheses and kept (ended) ones are sorted, best first; -inf: none.
+    """The sentences in the batch. Running hypotheses and kept (ended) ones are sorted, best first; -inf: none.
 
-    Shape: sentence and limits (sentences,); sums, nodes (sentences, running beams); kept_* (sentences, num_beams).
+    Shape: sentence, limits, and done (harvested, and waiting to leave) (sentences,); sums, nodes (sentences, running
+        beams); kept_* (sentences, num_beams).
     """
 
     sentence: Tensor
     limits: Tensor
+    done: Tensor
     sums: Tensor
     nodes: Tensor
     kept_scores: Tensor
@@ -64,7 +66,7 @@ def beam_search(task: Task) -> list[list[Hypothesis]]:
     A step looks at the 2 x num_beams best continuations of each sentence. EOS among the first num_beams of them ends a
     hypothesis; the best num_beams that are not EOS go on. At its limit a sentence stops, and what still runs counts as
     cut: it is returned, by our rules after all that ended, only if too few ended. `task.rules` scores, and says when a
-    sentence is done.
+    sentence is done; it leaves the batch along with others (see `Task.leave_now`).
 
     Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
     Raises: SearchStopped: the hook said yes. NonFiniteError: the model gives NaN.
@@ -91,12 +93,16 @@ def beam_search(task: Task) -> list[list[Hypothesis]]:
         rows, tokens = _go_on(trail, beams, found, is_eos, num_beams)
         best = beams.sums[:, 0]
         finished = task.rules.finished(beams.kept_scores, found.sums[:, 0], best, length, beams.limits)
-        done = finished | (beams.limits <= length) | best.isneginf()
-        any_done, is_nan = torch.stack([done.any(), found.sums[:, 0].isnan().any()]).tolist()
-        task.check_finite(is_nan, length)
-        if any_done:
-            out, on = done.nonzero()[:, 0], (~done).nonzero()[:, 0]
+        now = ~beams.done & (finished | (beams.limits <= length) | best.isneginf())
+        beams.done = beams.done | now
+        is_nan = (found.sums[:, 0].isnan() & (now | ~beams.done)).any()
+        num_now, num_done, num_nan = torch.stack([now.sum(), beams.done.sum(), is_nan]).tolist()
+        task.check_finite(bool(num_nan), length)
+        if num_now:
+            out = now.nonzero()[:, 0]
             harvests.append(_Harvest(beams.select(out), length, earlier_sums[out], earlier_nodes[out], finished[out]))
+        if task.leave_now(num_done, len(now)):
+            on = (~beams.done).nonzero()[:, 0]
             if not on.numel():
                 return _hypotheses(task, trail, harvests)
             beams, rows, tokens = beams.select(on), rows[on], tokens[on]
@@ -113,6 +119,7 @@ def _first_beams(task: Task) -> _Beams:
     return _Beams(
         sentence=torch.arange(sentences, device=device),
         limits=task.limits,
+        done=torch.zeros(sentences, dtype=torch.bool, device=device),
         sums=torch.zeros(sentences, 1, device=device),
         nodes=torch.full((sentences, 1), ROOT, device=device),
         kept_scores=none_yet,

@@ -49,8 +49,8 @@ def _likeliest(log_probs: Tensor, sentence: Tensor, step: int) -> Tensor:
 def single_search(task: Task) -> list[list[Hypothesis]]:
     """Follow the likeliest token, or with `do_sample` draw num_return_sequences paths for each sentence.
 
-    A path is over when it says EOS, reaches its limit, or has no token left that is not forbidden; a sentence leaves
-    the batch when all its paths are over.
+    A path is over when it says EOS, reaches its limit, or has no token left that is not forbidden; a sentence is done
+    when all its paths are over, and leaves the batch along with others (see `Task.leave_now`).
 
     Returns: for each sentence its hypotheses, best first.
     Raises: SearchStopped: the hook said yes. NonFiniteError: the model gives NaN.
@@ -79,13 +79,14 @@ def single_search(task: Task) -> list[list[Hypothesis]]:
             task.last_step(log_probs, adjusted, rows.limits <= length)
         chosen = choose(adjusted, rows.sentence, length - 1 - len(task.prefix))[:, None]
         gained = adjusted.gather(1, chosen)
+        is_nan = (gained.isnan().view(rows.over.shape) & ~rows.over).any()
         _advance(task, trail, rows, chosen, gained, log_probs.gather(1, chosen), length)
         done = rows.over.all(1)
-        any_done, is_nan = torch.stack([done.any(), gained.isnan().any()]).tolist()
-        task.check_finite(is_nan, length)
+        num_done, num_nan = torch.stack([done.sum(), is_nan]).tolist()
+        task.check_finite(bool(num_nan), length)
         if history is not None:
             history = torch.cat([history, chosen], 1)
-        if any_done:
+        if task.leave_now(num_done, len(done)):
             out, on = done.nonzero()[:, 0], (~done).nonzero()[:, 0]
             harvest.append(rows.select(out))
             if not on.numel():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from manyheads.decoding import task
 from manyheads.decoding.beam import beam_search
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.naive import naive_beam_search
@@ -75,13 +77,29 @@ some_sources = st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=6), min
 
 
 @modest
-@given(some_options(), some_sources, st.integers(0, 10**6), st.integers(4, 9), st.sampled_from([-2.0, 0.0, 2.0, 5.0]))
+@given(
+    some_options(),
+    some_sources,
+    st.integers(0, 10**6),
+    st.integers(4, 9),
+    st.sampled_from([-2.0, 0.0, 2.0, 5.0]),
+    st.sampled_from([1, 2, 8]),
+)
 def test_beam_equals_oracle(
-    hash_model: Any, options: DecodingSettings, sources: list[list[int]], seed: int, vocab: int, bonus: float
+    hash_model: Any,
+    options: DecodingSettings,
+    sources: list[list[int]],
+    seed: int,
+    vocab: int,
+    bonus: float,
+    leave_at: int,
 ) -> None:
+    """Also where sentences that are done wait until half of the batch is, or all of it."""
     vocab = max([vocab, *(i + 1 for i in (*options.banned_ids, *options.forced_prefix_ids))])
     model = hash_model(vocab_size=vocab, seed=seed, eos_bonus=bonus)
-    found = beam_only(model, sources, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "_LEAVE_AT", leave_at)
+        found = beam_only(model, sources, options)
     limits = length_limits(torch.tensor([len(ids) for ids in sources]), options).tolist()
     for ids, limit, hypotheses in zip(sources, limits, found, strict=True):
         same(hypotheses, naive_beam_search(model.next_log_probs(ids), options, limit=limit, **IDS))
@@ -160,6 +178,21 @@ def test_finished_sentences_leave_the_batch(hash_model: Any) -> None:
     assert model.steps[0] == (12, 1)
     assert [rows for rows, _ in model.steps[1:]] == [sentences * beams for sentences, beams in model.reorders]
     assert len(batch) == 12
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_finished_sentences_leave_together(hash_model: Any, num_beams: int) -> None:
+    """An eighth of the batch at a time, so that memory is seldom copied; what is found is as alone."""
+    sources = [[3 + (i * j) % 6 for j in range(1 + i % 7)] for i in range(64)]
+    options = DecodingSettings(num_beams=num_beams, max_len_ratio=1.0, max_len_offset=3, max_tokens=10**6)
+    model = hash_model(vocab_size=9, seed=3, eos_bonus=1.0)
+    batch = search_all(model, sources, options, **IDS)
+    rows = [64, *(each // num_beams for each, _ in model.steps[1:])]
+    changes = [(before, after) for before, after in pairwise(rows) if before != after]
+    assert 1 < len(changes) <= 24
+    assert all(before - after >= before / 8 for before, after in changes)
+    for ids, found in zip(sources, batch, strict=True):
+        same(found, search_all(model, [ids], options, **IDS)[0])
 
 
 def test_stopping_saves_steps_but_never_a_better_hypothesis(hash_model: Any) -> None:

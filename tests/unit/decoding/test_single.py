@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyheads.decoding import task
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.sampling import draw
@@ -25,7 +26,9 @@ GREEDY = DecodingSettings(num_beams=1, max_new_tokens=10)
 SAMPLE = replace(GREEDY, do_sample=True)
 
 
-def test_greedy_follows_the_argmax(hash_model: Any) -> None:
+@pytest.mark.parametrize("leave_at", [1, 8])
+def test_greedy_follows_the_argmax(hash_model: Any, leave_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "_LEAVE_AT", leave_at)
     model = hash_model(vocab_size=11, seed=1, eos_bonus=1.0)
     for ids, (found,) in zip(SOURCES, search_all(model, SOURCES, GREEDY, **IDS), strict=True):
         compute, target, log_probs = model.next_log_probs(ids), [1], []
@@ -41,9 +44,13 @@ def test_greedy_follows_the_argmax(hash_model: Any) -> None:
         assert found.score == pytest.approx(sum(log_probs) / ((5 + len(log_probs)) / 6) ** 0.6, abs=1e-5)
 
 
+@pytest.mark.parametrize("leave_at", [1, 8])
 @pytest.mark.parametrize("paths", [1, 3])
-def test_samples_belong_to_the_sentence(hash_model: Any, paths: int) -> None:
-    """Batch, order and batch size change nothing; seed and place in the input do."""
+def test_samples_belong_to_the_sentence(
+    hash_model: Any, paths: int, leave_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch, order, batch size and when those that are done leave change nothing; seed and place in the input do."""
+    monkeypatch.setattr(task, "_LEAVE_AT", leave_at)
     model = hash_model(vocab_size=11, seed=1)
     options = replace(SAMPLE, num_return_sequences=paths, seed=5, top_p=0.9)
     together = search_all(model, SOURCES, options, **IDS)

@@ -10,8 +10,9 @@ import torch
 
 from manyheads.nn.attention import dot_product
 from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
-from manyheads.nn.attention.masks import Causal, Lengths, Mask, dense_mask
+from manyheads.nn.attention.masks import Bias, Causal, Lengths, Mask, dense_bias, dense_mask
 from manyheads.nn.attention.naive import naive_dot_product_attention
+from manyheads.nn.attention.softmax import masked_softmax
 
 B, H, D, E = 2, 3, 4, 5
 MakeMask = Callable[[int, int, int], Mask | None]
@@ -140,3 +141,37 @@ def test_when_products_pay(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> 
     assert pays(2, 40, 40, rate=0.1)
     assert pays(2, 40, 40, requires_grad=True, dtype=torch.bfloat16)
     assert not any((pays(2, 200, 100, rate=0.1), pays(2, 1, 4, device="meta", rate=0.1)))
+
+
+@pytest.mark.parametrize("k_len", [1, 13, 16, 21])
+def test_part_of_a_cache_in_bf16_is_asked_over_a_round_length(
+    make_mask: MakeMask, k_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands behind the end, and would poison every sum, is not seen; and products have few different lengths."""
+    monkeypatch.setattr(dot_product, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(dot_product, "_MANY_PAIRS", 1)
+    lengths = []
+    lengthened = dot_product._lengthened
+
+    def counted(x: torch.Tensor, missing: int) -> torch.Tensor:
+        lengths.append(x.shape[2] + missing)
+        return lengthened(x, missing)
+
+    monkeypatch.setattr(dot_product, "_lengthened", counted)
+    q, k, v = inputs(2, 40, torch.bfloat16)
+    k[:, :, k_len:] = v[:, :, k_len:] = torch.nan
+    q, parts = q[:, :, : 2 if k_len > 1 else 1], (k[:, :, :k_len], v[:, :, :k_len])
+    masks = [make_mask(B, q.shape[2], k_len), Bias(torch.randn(B, 1, q.shape[2], k_len))]
+    for mask in masks:
+        first_query = k_len - q.shape[2]
+        allowed, bias = dense_bias(mask, q.shape[2], k_len, q.device, first_query)
+        out = dot_product_attention(q, *parts, mask, first_query=first_query)
+        scores = q.double() @ parts[0].double().transpose(-1, -2) * D**-0.5 + (0 if bias is None else bias)
+        slow = masked_softmax(scores, allowed) @ parts[1].double()
+        torch.testing.assert_close(out.double(), slow, atol=0.05, rtol=0.05)
+    assert lengths == [-(-k_len // 16) * 16] * 4
+    whole = [x[:, :, :k_len].contiguous() for x in (k, v)]
+    dot_product_attention(q, *whole)
+    with torch.enable_grad():
+        dot_product_attention(q.clone().requires_grad_(), *parts)
+    assert len(lengths) == 4

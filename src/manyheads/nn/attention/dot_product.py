@@ -24,6 +24,8 @@ __all__ = ["DotProductAttention", "dot_product_attention", "dot_product_weights"
 _SHORT = 128 * 128
 # Queries and keys at most, and (batch, head) pairs at least, for which they do in a step of a search.
 _FEW_QUERIES, _FEW_KEYS, _MANY_PAIRS = 8, 512, 64
+# What numbers of keys are rounded up to where each new one costs a kernel.
+_ROUND = 16
 
 
 def dot_product_attention(
@@ -52,6 +54,8 @@ def dot_product_attention(
     Cost: O(q_len x k_len) time; memory too on the short path, O(q_len + k_len) on SDPA's.
     """
     q_len, k_len = query.shape[2], key.shape[2]
+    if _is_part_of_a_cache(query, key, dropout_rate) and _products_pay(query, key, value, 0.0):
+        return _over_round_lengths(query, key, value, mask, scale, first_query)
     if not q_len * k_len or _products_pay(query, key, value, dropout_rate):
         weights = dot_product_weights(query, key, mask, scale, first_query)
         return torch.matmul(dropout(weights, dropout_rate), value)
@@ -86,6 +90,48 @@ def _products_pay(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float
         return query.element_size() < 4
     few = q_len <= _FEW_QUERIES and k_len <= _FEW_KEYS and query.shape[0] * query.shape[1] >= _MANY_PAIRS
     return few and not torch.compiler.is_compiling() and onednn_is_faster()
+
+
+def _is_part_of_a_cache(query: Tensor, key: Tensor, dropout_rate: float) -> bool:
+    """Whether these are keys of 16 bits on a CPU that do not lie in one piece, and nobody learns from them."""
+    return (
+        not dropout_rate
+        and key.element_size() < 4
+        and key.numel() > 0
+        and key.device.type == "cpu"
+        and not key.is_contiguous()
+        and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
+    )
+
+
+def _over_round_lengths(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None, first_query: int
+) -> Tensor:
+    """`dot_product_attention` over copies whose lengths are multiples of 16, with nothing to see behind the end.
+
+    oneDNN copies what does not lie in one piece anyway, keys even turned over, which takes three times as long; and it
+    compiles kernels for every number of keys, each of which is half a step of decoding (decision 006).
+    """
+    q_len, k_len = query.shape[2], key.shape[2]
+    allowed, bias = dense_bias(mask, q_len, k_len, query.device, first_query)
+    missing = -k_len % _ROUND
+    if missing:
+        seen = torch.ones(1, dtype=torch.bool, device=key.device) if allowed is None else allowed
+        allowed = F.pad(seen.expand(*seen.shape[:-1], k_len), (0, missing))
+        bias = None if bias is None else F.pad(bias.expand(*bias.shape[:-1], k_len), (0, missing))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = torch.matmul(query * scale, _lengthened(key, missing).transpose(-1, -2))
+    weights = masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+    return torch.matmul(weights, _lengthened(value, missing))
+
+
+def _lengthened(x: Tensor, missing: int) -> Tensor:
+    """A copy in one piece with so many zeros behind the end. (batch, heads, length, width)"""
+    batch, heads, length, width = x.shape
+    longer = x.new_empty(batch, heads, length + missing, width)
+    longer[:, :, :length] = x
+    longer[:, :, length:] = 0
+    return longer
 
 
 def dot_product_weights(
