@@ -195,6 +195,17 @@ def test_finished_sentences_leave_together(hash_model: Any, num_beams: int) -> N
         same(found, search_all(model, [ids], options, **IDS)[0])
 
 
+def test_who_waits_to_leave_is_not_asked_again(hash_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One word and EOS are all there is, so sentences with little room find fewer hypotheses than are asked for."""
+    monkeypatch.setattr(task, "_LEAVE_AT", 1)
+    model = hash_model(vocab_size=4, seed=1, eos_bonus=-1.0)
+    options = DecodingSettings(num_beams=4, num_return_sequences=4, max_len_ratio=1.0, max_len_offset=0)
+    sources = [[3] * length for length in (1, 2, 3, 9)]
+    for ids, found in zip(sources, search_all(model, sources, options, **IDS), strict=True):
+        assert len({tuple(one.ids) for one in found}) == len(found) <= len(ids) + 1
+        same(found, search_all(model, [ids], options, **IDS)[0])
+
+
 def test_stopping_saves_steps_but_never_a_better_hypothesis(hash_model: Any) -> None:
     saved = 0
     for seed in range(30):

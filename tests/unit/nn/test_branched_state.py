@@ -126,3 +126,12 @@ def test_a_change_of_type_is_followed() -> None:
     state = state.append(key, value)
     assert state.key.dtype == torch.bfloat16
     assert torch.equal(state.filled()[0][:, :, 3:], key)
+
+
+def test_a_table_answers_what_it_is_asked() -> None:
+    """What it worked out before is for the same rows only."""
+    _, state = begun(2, 3)
+    one, other = torch.tensor([[0, 0], [1, 1]]), torch.tensor([[1, 1, 1]])
+    assert state.reorder(one).rows == 4
+    assert state.reorder(other).rows == 3
+    assert torch.equal(state.reorder(other).filled()[0], state.filled()[0][1:].expand(3, -1, -1, -1))
