@@ -179,7 +179,7 @@ def _moved(buffer: Tensor, kept: Tensor, capacity: int, dtype: torch.dtype) -> T
     grown = buffer.new_empty(groups, heads, capacity, head_dim, dtype=dtype)
     # Whole rows of memory by their number: gather would look up every single one of their entries.
     starts = torch.arange(0, groups * heads * slots, slots, device=buffer.device).view(groups, heads, 1)
-    rows = buffer.view(-1, head_dim).index_select(0, (starts + kept[:, None]).flatten())
+    rows = buffer.reshape(-1, head_dim).index_select(0, (starts + kept[:, None]).flatten())
     grown[:, :, : kept.shape[1]] = rows.view(groups, heads, -1, head_dim)
     return grown
 
