@@ -93,9 +93,10 @@ def beam_search(task: Task) -> list[list[Hypothesis]]:
         rows, tokens = _go_on(trail, beams, found, is_eos, num_beams)
         best = beams.sums[:, 0]
         finished = task.rules.finished(beams.kept_scores, found.sums[:, 0], best, length, beams.limits)
-        now = ~beams.done & (finished | (beams.limits <= length) | best.isneginf())
+        live = ~beams.done
+        now = live & (finished | (beams.limits <= length) | best.isneginf())
         beams.done = beams.done | now
-        is_nan = (found.sums[:, 0].isnan() & (now | ~beams.done)).any()
+        is_nan = (live & found.sums[:, 0].isnan()).any()
         num_now, num_done, num_nan = torch.stack([now.sum(), beams.done.sum(), is_nan]).tolist()
         task.check_finite(bool(num_nan), length)
         if num_now:

@@ -18,6 +18,7 @@ from manyheads.errors import NonFiniteError
 
 __all__ = ["Task", "length_limits"]
 
+# Those that are done leave a batch when they are one in so many.
 _LEAVE_AT = 8
 
 

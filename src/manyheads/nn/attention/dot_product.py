@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ShapeError
-from manyheads.nn.attention.masks import Causal, Mask, dense_bias
+from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.dropout import dropout
 from manyheads.nn.linear import onednn_is_faster
@@ -116,12 +116,12 @@ def _over_round_lengths(
     allowed, bias = dense_bias(mask, q_len, k_len, query.device, first_query)
     missing = -k_len % _ROUND
     if missing:
-        seen = torch.ones(1, dtype=torch.bool, device=key.device) if allowed is None else allowed
+        seen = torch.ones(1, 1, dtype=torch.bool, device=key.device) if allowed is None else allowed
         allowed = F.pad(seen.expand(*seen.shape[:-1], k_len), (0, missing))
         bias = None if bias is None else F.pad(bias.expand(*bias.shape[:-1], k_len), (0, missing))
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = torch.matmul(query * scale, _lengthened(key, missing).transpose(-1, -2))
-    weights = masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+    added = None if bias is None else Bias(bias)
+    longer = added if allowed is None else Dense(allowed) & added
+    weights = dot_product_weights(query, _lengthened(key, missing), longer, scale)
     return torch.matmul(weights, _lengthened(value, missing))
 
 
@@ -148,9 +148,8 @@ def dot_product_weights(
     """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if key.element_size() < 4 and key.device.type == "cpu":
-        key = (
-            key.contiguous()
-        )  # a part of a cache; oneDNN would copy it too, but turned over, which takes thrice as long
+        # oneDNN wants it in one piece, and would copy it turned over, which takes three times as long.
+        key = key.contiguous()
     scores = torch.matmul(query * scale, key.transpose(-1, -2))
     allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)
     return masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
