@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
-__all__ = ["LanguageBody", "Output", "Scorable", "SearchState", "Searchable"]
+__all__ = ["LanguageBody", "Output", "Placing", "Scorable", "SearchState", "Searchable"]
 
 
 class Output(NamedTuple):
@@ -63,6 +63,28 @@ class Searchable(Protocol):
             new state. The state given is used up: clone it first to branch. The caller may write into the
             log-probabilities.
         """
+        ...
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A searchable model whose steps of one token come in two parts, the second of which a compiler can read whole."""
+
+    @property
+    def can_place(self) -> bool:
+        """Whether this model's steps do."""
+        ...
+
+    def place_step(self, tokens: Tensor, state: Any) -> tuple[Any, Any] | None:
+        """All of `step` that looks at numbers: makes room, and says what goes where.
+
+        Returns: what `take_step` takes, and the state after it; None where only `step` serves. The state given is used
+            up, but for the last case. What is taken has a `kind`: steps of one kind differ in sizes and numbers alone.
+        """
+        ...
+
+    def take_step(self, placed: Any) -> Tensor:
+        """The rest of `step`: log-probabilities, (rows, vocab_size) in float32."""
         ...
 
 

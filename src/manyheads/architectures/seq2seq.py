@@ -105,3 +105,17 @@ class Seq2Seq(nn.Module):
         """See `protocols.Searchable.step`."""
         hidden, state = self.body.step(tokens, state)
         return self.head.log_probs(hidden[:, -1]), state
+
+    @property
+    def can_place(self) -> bool:
+        """See `protocols.Placing`: not a Reformer's, whose hashing looks at numbers all the while."""
+        return hasattr(self.body, "place_step")
+
+    def place_step(self, tokens: Tensor, state: Any) -> tuple[Any, Any] | None:
+        """See `protocols.Placing`."""
+        placed: tuple[Any, Any] | None = self.body.place_step(tokens, state)
+        return placed
+
+    def take_step(self, placed: Any) -> Tensor:
+        """See `protocols.Placing`."""
+        return self.head.log_probs(self.body.take_step(placed)[:, -1])

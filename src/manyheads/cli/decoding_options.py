@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from manyheads.cli.machine import keep_compiled
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
     from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["DecodingOptions", "DeviceOptions"]
+__all__ = ["DecodingOptions", "DeviceOptions", "SearchDeviceOptions"]
 
 _MODELS = "(default: the model's)"
 _NUMBER = arg(metavar="N", help_behavior_hint=_MODELS)
@@ -44,6 +46,21 @@ class DeviceOptions:
     """auto, cpu, cuda, cuda:0 ... or mps."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 computes in mixed precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchDeviceOptions(DeviceOptions):
+    """Where and how the model is searched."""
+
+    compile: Annotated[bool, _FLAG] = False
+    """Compile the steps of the search: half a minute once, some seconds from the cache, then faster. Needs a C++
+    compiler."""
+
+    def announce(self) -> None:
+        """If something is to be compiled, say that it takes its time, and see to it that it is kept."""
+        if self.compile:
+            keep_compiled()
+            print("Compiling: half a minute the first time, some seconds from the cache.", file=sys.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)

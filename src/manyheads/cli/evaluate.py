@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from manyheads import __version__
-from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
+from manyheads.cli.decoding_options import DecodingOptions, SearchDeviceOptions
 from manyheads.cli.evaluation_pairs import held_out_pairs, own_data
 from manyheads.cli.kinds import names_language_model
 from manyheads.cli.likelihood import likelihood_lines, likelihood_of, likelihood_record
@@ -86,7 +86,7 @@ class EvaluateOptions:
     """Print one JSON object."""
     on_bad_utf8: Literal["fail", "replace"] = "fail"
     """A line that is not UTF-8: fail, or replace its bad bytes."""
-    run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
+    run_on: Annotated[SearchDeviceOptions, arg(name="")] = field(default_factory=SearchDeviceOptions)
     decoding: Annotated[DecodingOptions, arg(name="")] = field(default_factory=DecodingOptions)
 
     def __post_init__(self) -> None:
@@ -116,6 +116,7 @@ def run(arguments: Sequence[str]) -> int:
 
         return evaluate_text_command(arguments)
     options = parse(EvaluateOptions, arguments, command="evaluate", description=_DESCRIPTION, examples=_EXAMPLES)
+    options.run_on.announce()
     from manyheads.cli.evaluate_trees import concerns_trees, evaluate_trees
 
     if concerns_trees(options):
@@ -184,7 +185,10 @@ def _run_model(
     from manyheads.decoding.translator import Translator
 
     translator = Translator.from_pretrained(
-        options.model, local_device(options.run_on.device), options.run_on.precision
+        options.model,
+        local_device(options.run_on.device),
+        options.run_on.precision,
+        compile_steps=options.run_on.compile,
     )
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
@@ -206,6 +210,7 @@ def _run_model(
         "decoding": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
         "device": str(translator.device),
         "precision": translator.precision,
+        "compiled": options.run_on.compile,
         "versions": {"manyheads": __version__, "torch": str(torch.__version__)},
     }
     return translations, likelihood, protocol
@@ -251,6 +256,7 @@ def _judge_sharded(
         "settings": asdict(settings),
         "pairs": hashlib.sha256(text).hexdigest(),
         "precision": options.run_on.precision,
+        "compiled": options.run_on.compile,
     }
     lines = run_sharded(options.output, [], identity, lambda: blocks_of(pairs, BLOCK_PAIRS), work, merge=False)
     if lines is None:

@@ -159,7 +159,8 @@ def _judge_model(
     from manyheads.decoding.parser import Parser
     from manyheads.evaluation.parses import judge_written
 
-    parser = Parser.from_pretrained(options.model, options.run_on.device, options.run_on.precision)
+    run_on = options.run_on
+    parser = Parser.from_pretrained(options.model, run_on.device, run_on.precision, compile_steps=run_on.compile)
     translator = parser.translator
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
@@ -181,6 +182,7 @@ def _judge_model(
         "decoding": dataclasses.asdict(settings),
         "device": str(translator.device),
         "precision": translator.precision,
+        "compiled": run_on.compile,
         "versions": {"manyheads": __version__, "torch": str(torch.__version__)},
     }
     return report, likelihood, protocol

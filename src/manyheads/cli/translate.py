@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from manyheads.cli.decoding_options import DecodingOptions, DeviceOptions
+from manyheads.cli.decoding_options import DecodingOptions, SearchDeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
@@ -64,7 +64,7 @@ class TranslateOptions:
     """Most lines that are translated together; fewer where a pipe has no more to give at the moment."""
     verbose: Annotated[bool, arg(aliases=["-v"], help_behavior_hint="")] = False
     """Print the settings and the speed on standard error."""
-    run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
+    run_on: Annotated[SearchDeviceOptions, arg(name="")] = field(default_factory=SearchDeviceOptions)
     decoding: Annotated[DecodingOptions, arg(name="")] = field(default_factory=DecodingOptions)
 
 
@@ -75,10 +75,14 @@ def run(arguments: Sequence[str]) -> int:
     if options.lines_at_once < 1:
         raise ConfigError(f"--lines-at-once is {options.lines_at_once}; it must be at least 1.")
     refuse_same_file(options.output, options.input)
+    options.run_on.announce()
     from manyheads.decoding.translator import Translator
 
     translator = Translator.from_pretrained(
-        options.model, local_device(options.run_on.device), options.run_on.precision
+        options.model,
+        local_device(options.run_on.device),
+        options.run_on.precision,
+        compile_steps=options.run_on.compile,
     )
     # What is asked for decides the form of the output, never what the model's settings suggest.
     overrides = {
@@ -153,6 +157,7 @@ def _translate_sharded(
         "settings": asdict(translator.options(**overrides)),
         "form": form,
         "precision": options.run_on.precision,
+        "compiled": options.run_on.compile,
     }
     with counted_truncations(), naming_lines(text=options.input):
         lines = run_sharded(options.output, [options.input], identity, blocks, work)

@@ -38,9 +38,11 @@ class Parser:
         self.task = task
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, device: str = "auto", precision: Precision = "fp32") -> Self:
-        """A parser from a model folder, a run folder, or `owner/name` on the Hugging Face hub. Errors as there."""
-        return cls(Translator.from_pretrained(path, device, precision))
+    def from_pretrained(
+        cls, path: str | Path, device: str = "auto", precision: Precision = "fp32", *, compile_steps: bool = False
+    ) -> Self:
+        """A parser from a model folder, a run folder, or `owner/name` on the Hugging Face hub; see `Translator`."""
+        return cls(Translator.from_pretrained(path, device, precision, compile_steps=compile_steps))
 
     def parse(
         self, sentences: Sequence[str], *, stop: Callable[[], bool] | None = None, **overrides: Any

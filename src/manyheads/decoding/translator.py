@@ -16,6 +16,7 @@ from manyheads.architectures.protocols import Scorable, Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.build import build
+from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, inference, narrow, pack
 from manyheads.decoding.fit import check_target_limit, fit, fit_sources, scored_limit
@@ -43,8 +44,10 @@ class Translator:
         settings: decoding options that calls start from; default `DecodingSettings()`.
         device: where the model is; `auto` asks the machine.
         precision: `fp32`, or `bf16` by autocast.
+        compile_steps: compile a step of the search (see `compiled.CompiledSteps`): the first batch waits for it.
 
-    Raises: RequestError: no such device or precision; an option names ids the vocabulary does not have.
+    Raises: RequestError: no such device or precision; an option names ids the vocabulary does not have; a model whose
+        steps cannot be compiled, or no compiler.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class Translator:
         settings: DecodingSettings | None = None,
         device: str | torch.device = "auto",
         precision: Precision = "fp32",
+        *,
+        compile_steps: bool = False,
     ) -> None:
         if precision not in get_args(Precision):
             raise RequestError(f"precision is {precision!r}; use {' or '.join(get_args(Precision))}.")
@@ -62,10 +67,16 @@ class Translator:
         self.tokenizer = tokenizer
         self.settings = DecodingSettings() if settings is None else settings
         self.precision = precision
+        self._searched: Searchable = CompiledSteps(self.model) if compile_steps else self.model
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, device: str | torch.device = "auto", precision: Precision = "fp32"
+        cls,
+        path: str | Path,
+        device: str | torch.device = "auto",
+        precision: Precision = "fp32",
+        *,
+        compile_steps: bool = False,
     ) -> Self:
         """A translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
@@ -91,7 +102,7 @@ class Translator:
         _check_vocabularies(model.config, tokenizer, folder)
         narrow(model, precision)
         pack(model)
-        return cls(model, tokenizer, load_settings(folder), chosen, precision)
+        return cls(model, tokenizer, load_settings(folder), chosen, precision, compile_steps=compile_steps)
 
     def options(self, **overrides: Any) -> DecodingSettings:
         """The settings of a call. `do_sample=True` alone also sets num_beams to 1.
@@ -241,7 +252,7 @@ class Translator:
         results: list[list[Hypothesis]] = [[] for _ in texts]
         with inference(self.device, self.precision):
             found = search_all(
-                self.model,
+                self._searched,
                 sources,
                 settings,
                 pad_id=writer.pad_id,

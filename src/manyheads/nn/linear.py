@@ -8,17 +8,21 @@ over torch's shoulder (compilers, tracers, counters, `torch.func`), this is `F.l
 
 from __future__ import annotations
 
+import itertools
 import platform
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["Linear", "Packed", "linear", "onednn_is_faster", "product", "product_of_rows"]
+from manyheads.nn.compiling import compiles_a_step
+
+__all__ = ["Linear", "Packed", "define_packed_linear", "linear", "onednn_is_faster", "product", "product_of_rows"]
 
 # Fewer multiplications than these take microseconds in either library, and oneDNN makes a kernel for each new shape;
 # with a packed weight it is worth asking earlier.
@@ -49,6 +53,9 @@ class Packed:
         self._dtype, self._out_features = self._weights[0].dtype, sum(len(weight) for weight in self._weights)
         self._least = 0 if self._dtype is torch.bfloat16 else _LEAST_PACKED_WORK
         self._packed: tuple[Tensor, Tensor | None] | None = None
+        # The lowest that is free, so that another run gives the same ones and finds what was compiled.
+        self._number = next(number for number in itertools.count() if number not in _BY_NUMBER)
+        _BY_NUMBER[self._number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _none, ()  # what is copied or sent elsewhere is packed anew there, or not at all
@@ -66,8 +73,13 @@ class Packed:
         return onednn_is_faster() if first.dtype is torch.float32 else first.dtype is torch.bfloat16 and _has_bf16()
 
     def serves(self, x: Tensor, *maps: nn.Module) -> bool:
-        """Whether what these maps make of x may be made by this: they are those that it was made of, and unchanged."""
-        if torch.compiler.is_compiling() or maps != self._maps:  # asked first: a compiler reads on from here
+        """Whether what these maps make of x may be made by this: they are those that it was made of, and unchanged.
+
+        In a step of a search that is compiled they may: who has it compiled says that they stay unchanged.
+        """
+        if torch.compiler.is_compiling():  # asked first: a compiler reads on from here
+            return compiles_a_step()
+        if maps != self._maps:
             return False
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
         if kind is not self._dtype or torch.is_grad_enabled() or x.numel() * self._out_features < self._least:
@@ -79,10 +91,36 @@ class Packed:
 
     def linear(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
         """What the maps make of x, side by side."""
+        if torch.compiler.is_compiling():
+            # Packed weights are nothing that a compiler could write into its cache: it is told a number.
+            x = x.to(self._dtype)
+            return cast(Tensor, torch.ops.manyheads.packed_linear(x, self._number, self._out_features))
         if self._packed is None:
             weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), _PACKED_ROWS)
             self._packed = weight, torch.cat(self._biases) if self._biases else None
         return _by_onednn(x.to(self._dtype), *self._packed)
+
+
+_BY_NUMBER: WeakValueDictionary[int, Packed] = WeakValueDictionary()
+
+
+@cache
+def define_packed_linear() -> None:
+    """Define the operation that stands for `Packed.linear` in compiled graphs: x, the number, its outcome's width.
+
+    To be called before one is compiled, and not on import: it loads the compiler.
+    """
+    torch.library.define("manyheads::packed_linear", "(Tensor x, int number, int out_features) -> Tensor")
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # what a compiled graph calls would be compiled, too
+    def multiplied(x: Tensor, number: int, out_features: int) -> Tensor:
+        return _BY_NUMBER[number].linear(x)
+
+    def shaped(x: Tensor, number: int, out_features: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], out_features)
+
+    torch.library.impl("manyheads::packed_linear", "CPU", multiplied)
+    torch.library.register_fake("manyheads::packed_linear", shaped)
 
 
 class Linear(nn.Linear):

@@ -54,6 +54,33 @@ def test_each_row_has_its_own_past(groups: int, length: int, seed: int) -> None:
             assert torch.equal(mine, theirs)
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**31))
+def test_placed_steps_are_appended_ones(groups: int, length: int, seed: int) -> None:
+    """Two layers that share a table, placed and written, beside one that appends: the same keys, seen by the same."""
+    generator = torch.Generator().manual_seed(seed)
+    _, appended = begun(groups, length)
+    first = appended.clone()
+    second = BranchedKeyValueState(first.key.clone(), first.value.clone(), first.branches)
+    branches = 1
+    for _ in range(30):
+        rows = choose(generator, groups, branches, 1 + int(torch.randint(4, (1,), generator=generator)))
+        groups, branches = rows.shape
+        appended, first, second = appended.reorder(rows), first.reorder(rows), second.reorder(rows)
+        new = chunk(groups * branches, 1)
+        appended = appended.append(*new)
+        placed, first = first.placed(1)
+        other, second = second.placed(1, placed.place)
+        assert first.branches is second.branches
+        assert placed.place.end < placed.key.shape[2]
+        for one in (placed, other):
+            keys, values, seen = one.append(*new).shared()
+            mine = BranchedKeyValueState(keys, values, first.branches)
+            assert torch.equal(seen, first.branches.seen[:, None, :, : int(first.branches.slots)])
+            for found, wanted in zip(mine.filled(), appended.filled(), strict=True):
+                assert torch.equal(found, wanted)
+
+
 def test_what_nobody_sees_is_dropped() -> None:
     """If one hypothesis wins every time, a group keeps little more than one row's keys."""
     _, state = begun(3, 1)

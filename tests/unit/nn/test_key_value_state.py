@@ -93,3 +93,21 @@ def test_a_change_of_type_is_followed() -> None:
     torch.testing.assert_close(state.filled()[0][:, :, :2].float(), key, atol=0.02, rtol=0.01)
     assert int(state.length) == 3
     assert value.dtype == torch.float32
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.integers(1, 3))
+def test_placed_steps_are_appended_ones(steps: int, new_len: int) -> None:
+    """What a placed state writes and shows is what appending makes, and no view is ever the whole buffer."""
+    plain = empty().append(*chunk(3))
+    placed_state = plain.clone()
+    for _ in range(steps):
+        new = chunk(new_len)
+        plain = plain.append(*new)
+        placed, placed_state = placed_state.placed(new_len)
+        assert placed.length == int(placed_state.length) - new_len
+        assert placed.place.end < placed.key.shape[2]
+        for mine, theirs in zip(placed.append(*new).filled(), plain.filled(), strict=True):
+            assert torch.equal(mine, theirs)
+    for mine, theirs in zip(placed_state.filled(), plain.filled(), strict=True):
+        assert torch.equal(mine, theirs)

@@ -10,10 +10,11 @@ from typing import Literal
 from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import AdditiveAttentionConfig, TransformerConfig
-from manyheads.architectures.transformer.state import DecoderLayerState
+from manyheads.architectures.transformer.state import DecoderLayerState, PlacedLayer
 from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.masks import Mask
-from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.multi_head import MultiHeadAttention, State
+from manyheads.nn.attention.placed import PlacedKeyValueState
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.norm import build_norm
 from manyheads.nn.residual import Residual
@@ -58,7 +59,18 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, state: DecoderLayerState, mask: Mask | None, memory_mask: Mask | None
     ) -> tuple[Tensor, DecoderLayerState]:
         """The next target positions of every row, with what the layer remembers of those before."""
-        past = state.past
+        x, past = self._step(x, state, mask, memory_mask)
+        assert not isinstance(past, PlacedKeyValueState)
+        return x, DecoderLayerState(past=past, memory_key=state.memory_key, memory_value=state.memory_value)
+
+    def placed_step(self, x: Tensor, state: PlacedLayer, memory_mask: Mask) -> Tensor:
+        """`step`, where all that can be known before is known already."""
+        return self._step(x, state, None, memory_mask)[0]
+
+    def _step(
+        self, x: Tensor, state: DecoderLayerState | PlacedLayer, mask: Mask | None, memory_mask: Mask | None
+    ) -> tuple[Tensor, State]:
+        past: State = state.past
 
         def attend_self(h: Tensor) -> Tensor:
             nonlocal past
@@ -76,8 +88,7 @@ class DecoderLayer(nn.Module):
 
         x = self.self_attn_residual(x, attend_self)
         x = self.cross_attn_residual(x, attend_memory)
-        x = self.feed_forward_residual(x, self.feed_forward)
-        return x, DecoderLayerState(past=past, memory_key=state.memory_key, memory_value=state.memory_value)
+        return self.feed_forward_residual(x, self.feed_forward), past
 
 
 def _attention(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> MultiHeadAttention:

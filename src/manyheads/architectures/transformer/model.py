@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer
-from manyheads.architectures.transformer.state import DecoderLayerState, TransformerState
+from manyheads.architectures.transformer.state import DecoderLayerState, PlacedLayer, PlacedStep, TransformerState
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
 from manyheads.nn.attention.state import KeyValueState
@@ -78,6 +78,16 @@ class Decoder(nn.Module):
             x, state = layer.step(x, state, mask, memory_mask)
             after.append(state)
         return (x if self.norm is None else self.norm(x)), tuple(after)
+
+    def placed_step(self, x: Tensor, layers: tuple[PlacedLayer, ...], memory_mask: Mask) -> Tensor:
+        for layer, state in zip(self._layers(), layers, strict=True):
+            x = layer.placed_step(x, state, memory_mask)
+        return x if self.norm is None else self.norm(x)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether weights of attention must be there in some layer."""
+        return any(one.is_open for layer in self._layers() for one in (layer.self_attn, layer.cross_attn))
 
 
 class Transformer(nn.Module):
@@ -145,12 +155,38 @@ class Transformer(nn.Module):
         self, tokens: Int[Tensor, "rows new_len"], state: TransformerState
     ) -> tuple[Float[Tensor, "rows new_len d_model"], TransformerState]:
         """`decode` for the next tokens of every row, in time that depends on what is new, not on what was."""
-        first, new_len = int(state.length), tokens.shape[1]
-        x = self.dropout(low_precision(self.target_positions(self.target_embedding(tokens), first)))
+        new_len = tokens.shape[1]
+        x = self._entered(tokens, state)
         mask = Causal() if new_len > 1 else None  # a single new token may see all that came before it
         memory_mask = None if state.source_seen is None else Dense(state.source_seen)
         hidden, layers = self.decoder.step(x, state.layers, mask, memory_mask)
         return hidden, TransformerState(layers=layers, source_seen=state.source_seen, length=state.length + new_len)
+
+    def place_step(
+        self, tokens: Int[Tensor, "rows 1"], state: TransformerState
+    ) -> tuple[PlacedStep, TransformerState] | None:
+        """`step` of one token a row in two parts: this one decides what is left to decide, `take_step` computes.
+
+        Returns: what `take_step` takes, and the state after it; None where only `step` serves: the first tokens, or
+            somebody looks at the attention.
+        """
+        if tokens.shape[1] != 1 or not int(state.length) or self.decoder.is_open:
+            return None
+        x = self._entered(tokens, state)
+        layers, after = state.placed(1)
+        seen = state.source_seen
+        if seen is None:
+            sentences, _, source_len, _ = layers[0].memory_key.shape
+            seen = torch.ones(sentences, 1, 1, source_len, dtype=torch.bool, device=x.device)
+        return PlacedStep(x=x, layers=layers, source_seen=seen), after
+
+    def take_step(self, placed: PlacedStep) -> Float[Tensor, "rows 1 d_model"]:
+        """The decoder's states for a step that was placed; a compiler can read it whole."""
+        return self.decoder.placed_step(placed.x, placed.layers, Dense(placed.source_seen))
+
+    def _entered(self, tokens: Tensor, state: TransformerState) -> Tensor:
+        x: Tensor = self.target_positions(self.target_embedding(tokens), int(state.length))
+        return self.dropout(low_precision(x))  # type: ignore[no-any-return]
 
 
 def _positions(config: TransformerConfig) -> nn.Module:

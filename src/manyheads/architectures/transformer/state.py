@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.attention.branches import BranchedKeyValueState
+from manyheads.nn.attention.placed import PlacedKeyValueState
 from manyheads.nn.attention.state import KeyValueState, register_state
 
-__all__ = ["DecoderLayerState", "TransformerState"]
+__all__ = ["DecoderLayerState", "PlacedLayer", "PlacedStep", "TransformerState"]
 
 # Most hypotheses of a sentence whose keys are kept together: each is compared with the keys of all.
 _MOST_TOGETHER = 8
@@ -27,6 +28,34 @@ class DecoderLayerState:
     past: KeyValueState | BranchedKeyValueState
     memory_key: Tensor
     memory_value: Tensor
+
+
+@dataclass(frozen=True)
+class PlacedLayer:
+    """`DecoderLayerState` during one step whose bookkeeping is done."""
+
+    past: PlacedKeyValueState
+    memory_key: Tensor
+    memory_value: Tensor
+
+
+@dataclass(frozen=True)
+class PlacedStep:
+    """All that the decoder needs for a step of one token, and nothing to decide: see `Transformer.place_step`.
+
+    Shape: x (rows, 1, d_model), the new tokens with their positions; source_seen as in `TransformerState`, and all True
+        where that has none: two kinds of steps would be compiled twice.
+    """
+
+    x: Tensor
+    layers: tuple[PlacedLayer, ...]
+    source_seen: Tensor
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """See `protocols.Placing`."""
+        past = self.layers[0].past
+        return self.x.dtype, len(past.key) == 1, past.is_shared
 
 
 @dataclass(frozen=True)
@@ -64,6 +93,16 @@ class TransformerState:
         if seen is not None and not same:
             seen = seen.index_select(0, sentences)
         return TransformerState(layers=tuple(layers), source_seen=seen, length=self.length)
+
+    def placed(self, new_len: int) -> tuple[tuple[PlacedLayer, ...], TransformerState]:
+        """The layers for a step of new_len positions, and the state after it. See `KeyValueState.placed`."""
+        during, after, place = [], [], None
+        for layer in self.layers:
+            placed, past = layer.past.placed(new_len, place)
+            place = placed.place
+            during.append(PlacedLayer(placed, layer.memory_key, layer.memory_value))
+            after.append(replace(layer, past=past))
+        return tuple(during), replace(self, layers=tuple(after), length=self.length + new_len)
 
     def clone(self) -> TransformerState:
         """A copy to branch from: the next step of either leaves the other alone."""

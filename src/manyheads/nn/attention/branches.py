@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyheads.nn.attention.placed import Place, PlacedKeyValueState
 from manyheads.nn.attention.state import KeyValueState, register_state
 
 __all__ = ["BranchedKeyValueState", "Branches"]
@@ -50,23 +51,25 @@ class Branches:
         """The old group of each line of rows; those that are left keep their order."""
         return torch.div(rows[:, 0], self.seen.shape[1], rounding_mode="floor")
 
-    def append(self, new_len: int) -> tuple[Branches, Tensor | None]:
+    def append(self, new_len: int, spare: int = 0) -> tuple[Branches, Tensor | None]:
         """The table with new_len more positions of every row, each seen by that row alone; it uses this one up.
+
+        Args: spare: slots that stay free at least.
 
         Returns: the table; and, if there was no room, the slots that somebody sees, (groups, kept), which move to the
             front of a wider buffer in this order.
         """
         asked, found = self._next.get("append", (None, None))
-        if asked != new_len:
+        if asked != (new_len, spare):
             branches, count = self.seen.shape[1], self.seen.shape[1] * new_len
             room, kept = self, None
-            if int(self.slots) + count > self.seen.shape[2]:
-                room, kept = self._with_room(count)
+            if int(self.slots) + count + spare > self.seen.shape[2]:
+                room, kept = self._with_room(count + spare)
             first = int(room.slots)
             own = torch.eye(branches, dtype=torch.bool, device=self.seen.device).repeat_interleave(new_len, dim=1)
             room.seen[:, :, first : first + count] = own
             found = replace(room, length=self.length + new_len, slots=room.slots + count), kept
-            self._next["append"] = new_len, found
+            self._next["append"] = (new_len, spare), found
         return found  # type: ignore[no-any-return]
 
     def _with_room(self, count: int) -> tuple[Branches, Tensor]:
@@ -124,6 +127,11 @@ class BranchedKeyValueState:
         """Positions of each row. () int64 on the CPU"""
         return self.branches.length
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several rows share keys: that is what this cache is for."""
+        return True
+
     def append(self, key: Tensor, value: Tensor) -> BranchedKeyValueState:
         """The state with new positions of every row. key, value: (groups x branches, heads, new_len, head_dim).
 
@@ -140,6 +148,19 @@ class BranchedKeyValueState:
             return buffer
 
         return BranchedKeyValueState(written(self.key, key), written(self.value, value), branches)
+
+    def placed(self, new_len: int, place: Place | None = None) -> tuple[PlacedKeyValueState, BranchedKeyValueState]:
+        """As `KeyValueState.placed`."""
+        branches, kept = self.branches.append(new_len, spare=1)
+        _, each, capacity = branches.seen.shape
+        if place is None:
+            end = int(branches.slots)
+            seen = branches.seen[:, None, :, :end]
+            place = Place(length=int(self.length), first=end - each * new_len, end=end, seen=seen)
+        key, value = self.key, self.value
+        if kept is not None:
+            key, value = _moved(key, kept, capacity, key.dtype), _moved(value, kept, capacity, value.dtype)
+        return PlacedKeyValueState(key, value, place), BranchedKeyValueState(key, value, branches)
 
     def shared(self) -> tuple[Tensor, Tensor, Tensor]:
         """Views of keys and values (groups, heads, slots, head_dim), and which of them each row sees (groups, 1,

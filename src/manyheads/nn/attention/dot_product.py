@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, dense_bias
 from manyheads.nn.attention.softmax import masked_softmax
+from manyheads.nn.compiling import compiles_a_step
 from manyheads.nn.dropout import dropout
 from manyheads.nn.linear import onednn_is_faster
 
@@ -54,6 +55,8 @@ def dot_product_attention(
     Cost: O(q_len x k_len) time; memory too on the short path, O(q_len + k_len) on SDPA's.
     """
     q_len, k_len = query.shape[2], key.shape[2]
+    if compiles_a_step() and query.device.type == "cpu":
+        return _by_sums(query, key, value, mask, scale, first_query)
     if _is_part_of_a_cache(query, key, dropout_rate) and _products_pay(query, key, value, 0.0):
         return _over_round_lengths(query, key, value, mask, scale, first_query)
     if not q_len * k_len or _products_pay(query, key, value, dropout_rate):
@@ -90,6 +93,22 @@ def _products_pay(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float
         return query.element_size() < 4
     few = q_len <= _FEW_QUERIES and k_len <= _FEW_KEYS and query.shape[0] * query.shape[1] >= _MANY_PAIRS
     return few and not torch.compiler.is_compiling() and onednn_is_faster()
+
+
+def _by_sums(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None, first_query: int
+) -> Tensor:
+    """`dot_product_attention` without one product of matrices, in float32 at least.
+
+    A compiler makes one loop of it, that reads keys and values where they lie, with no copy and no call of a library:
+    what a few queries cost is the reading.
+    """
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query.to(wide)[:, :, :, None] * scale * key.to(wide)[:, :, None]).sum(-1)
+    allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)
+    weights = masked_softmax(scores if bias is None else scores + bias.to(wide), allowed)
+    return (weights[..., None] * value.to(wide)[:, :, None]).sum(3).to(query.dtype)
 
 
 def _is_part_of_a_cache(query: Tensor, key: Tensor, dropout_rate: float) -> bool:

@@ -17,6 +17,7 @@ from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.branches import BranchedKeyValueState
 from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
 from manyheads.nn.attention.masks import Dense, Mask, dense_bias
+from manyheads.nn.attention.placed import PlacedKeyValueState
 from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import dropout
@@ -26,7 +27,7 @@ from manyheads.nn.precision import low_precision
 __all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads"]
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
-State = KeyValueState | BranchedKeyValueState
+State = KeyValueState | BranchedKeyValueState | PlacedKeyValueState
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -198,7 +199,8 @@ class MultiHeadAttention(nn.Module):
             first_query = int(state.length)
             state = state.append(k, v)
             is_one = q.shape[2] == 1 and mask is None
-            if isinstance(state, BranchedKeyValueState) and is_one and not (need_weights or self._is_open()):
+            if state.is_shared and is_one and not (need_weights or self.is_open):
+                assert not isinstance(state, KeyValueState)
                 return self._attend_together(q[:, :, 0], state), state
             k, v = state.filled()
         if need_weights:
@@ -223,17 +225,18 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
         """Attention over projected heads, merged and projected out: (batch, q_len, d_model)."""
-        if self._is_open():
+        if self.is_open:
             return self._attend_openly(q, k, v, mask, first_query)[0]
         rate = self.dropout_rate if self.training else 0.0
         out: Tensor = self.out_proj(merge_heads(dot_product_attention(q, k, v, mask, rate, first_query=first_query)))
         return out
 
-    def _is_open(self) -> bool:
-        """Whether the weights themselves must be there."""
+    @property
+    def is_open(self) -> bool:
+        """Whether the weights themselves must be there: for scores of another kind, or somebody who looks at them."""
         return self.score is not None or self._own_scores or self.weights_hook is not None
 
-    def _attend_together(self, q: Tensor, state: BranchedKeyValueState) -> Tensor:
+    def _attend_together(self, q: Tensor, state: BranchedKeyValueState | PlacedKeyValueState) -> Tensor:
         """One query a row, (rows, heads, head_dim): those of a group ask all its keys together. (rows, 1, d_model)"""
         k, v, seen = state.shared()
         together = q.reshape(seen.shape[0], seen.shape[2], *q.shape[1:]).transpose(1, 2)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from manyheads.nn.attention.placed import Place, PlacedKeyValueState
+
 __all__ = ["KeyValueState", "register_state"]
 
 
@@ -61,6 +63,11 @@ class KeyValueState:
         """How many."""
         return self.key.shape[0]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several rows share keys; see `BranchedKeyValueState`."""
+        return False
+
     def append(self, key: Tensor, value: Tensor) -> KeyValueState:
         """The state with new positions behind the old ones. key, value: (rows, heads, new_len, head_dim).
 
@@ -69,12 +76,24 @@ class KeyValueState:
         old, new = int(self.length), int(self.length) + key.shape[2]
         key_buffer, value_buffer = self.key, self.value
         if new > key_buffer.shape[2] or key_buffer.dtype != key.dtype:
-            capacity = max(16, 2 * key_buffer.shape[2], new)
-            key_buffer = _grown(key_buffer, key, capacity, old)
-            value_buffer = _grown(value_buffer, value, capacity, old)
+            key_buffer, value_buffer = self._grown(new, key.dtype)
         key_buffer[:, :, old:new] = key
         value_buffer[:, :, old:new] = value
         return KeyValueState(key=key_buffer, value=value_buffer, length=self.length + key.shape[2])
+
+    def placed(self, new_len: int, place: Place | None = None) -> tuple[PlacedKeyValueState, KeyValueState]:
+        """This state for a step that takes new_len positions of its own type, and what it will be after that step.
+
+        Args: place: another layer's, whose cache is as long.
+        """
+        if place is None:
+            length = int(self.length)
+            place = Place(length=length, first=length, end=length + new_len, seen=None)
+        key, value = self.key, self.value
+        if place.end >= key.shape[2]:
+            key, value = self._grown(place.end + 1, key.dtype)
+        after = KeyValueState(key=key, value=value, length=self.length + new_len)
+        return PlacedKeyValueState(key, value, place), after
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Views of the keys and values that count: (rows, heads, length, head_dim) each."""
@@ -89,12 +108,17 @@ class KeyValueState:
         """A copy that shares nothing, to branch a search."""
         return KeyValueState(key=self.key.clone(), value=self.value.clone(), length=self.length.clone())
 
+    def _grown(self, needed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values in buffers of that type for at least `needed` positions, and twice as many as before."""
+        capacity, filled = max(16, 2 * self.key.shape[2], needed), int(self.length)
 
-def _grown(buffer: Tensor, new: Tensor, capacity: int, filled: int) -> Tensor:
-    grown = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
-    if filled:
-        grown[:, :, :filled] = buffer[:, :, :filled]
-    return grown
+        def grown(buffer: Tensor) -> Tensor:
+            wider = buffer.new_empty(*buffer.shape[:2], capacity, buffer.shape[3], dtype=dtype)
+            if filled:
+                wider[:, :, :filled] = buffer[:, :, :filled]
+            return wider
+
+        return grown(self.key), grown(self.value)
 
 
 register_state(KeyValueState, "key", "value", "length")

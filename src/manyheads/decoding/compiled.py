@@ -1,0 +1,154 @@
+"""A search whose steps are compiled: torch's compiler makes one program of all that a step of one token computes.
+
+A step of a search is some hundred small operations, most of which take less time than being called. Compiled, it is a
+third of them, without Python in between. What a step decides (where keys go, whose they are, what leaves the batch)
+stays outside, so one program serves all batches, lengths and beams. Making it takes half a minute; torch keeps what it
+made on disk, from where it takes some seconds. See docs/decisions/016.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.protocols import Placing, Searchable
+from manyheads.errors import RequestError
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.compiling import compiling_a_step
+from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.linear import Linear, define_packed_linear
+
+__all__ = ["CompiledSteps"]
+
+
+@dataclass(frozen=True)
+class _State:
+    """A model's state, of how many sentences it is, and whether the search began with one."""
+
+    inner: Any
+    sentences: int
+    began_alone: bool
+
+    def reorder(self, rows: Tensor) -> _State:
+        return replace(self, inner=self.inner.reorder(rows), sentences=len(rows))
+
+    def clone(self) -> _State:
+        return replace(self, inner=self.inner.clone())
+
+
+class CompiledSteps:
+    """A searchable model, to be searched in place of the one given: its steps are compiled, all else is as it was.
+
+    Weights must stay as they are from the first step on; make another one if they change. Not for several threads
+    until a first search is through.
+
+    Args: model: in evaluation mode, after `device.narrow` and `device.pack`.
+
+    Raises: RequestError: its steps cannot be compiled, or this machine has no C++ compiler.
+    """
+
+    def __init__(self, model: Searchable) -> None:
+        if not (isinstance(model, Placing) and isinstance(model, nn.Module) and model.can_place):
+            name = getattr(getattr(model, "config", None), "architecture", type(model).__name__)
+            raise RequestError(f"steps of a {name} cannot be compiled: they look at numbers; leave out --compile.")
+        _check_compiler(next(model.parameters()).device)
+        define_packed_linear()
+        self._model: Searchable = model
+        self._placing: Placing = model
+        self._compute = _compiled(model)
+        self._kinds: set[Any] = set()
+        # The program knows packed weights by their numbers: as long as it lives, nothing else may be given those.
+        self._packed = [
+            module.packed for module in model.modules() if isinstance(module, MultiHeadAttention | Linear | LinearHead)
+        ]
+
+    @property
+    def max_len(self) -> int | None:
+        """See `protocols.Searchable.max_len`."""
+        return self._model.max_len
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> _State:
+        """See `protocols.Searchable.start`."""
+        return _State(self._model.start(source, source_lengths), len(source), len(source) == 1)
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, _State]:
+        """See `protocols.Searchable.step`.
+
+        Raises: RequestError: the compiler failed.
+        """
+        # Sizes of one need a program of their own: not for a batch that has come down to one sentence.
+        serves = state.sentences > 1 or state.began_alone
+        placed = self._placing.place_step(tokens, state.inner) if serves else None
+        if placed is None:
+            log_probs, inner = self._model.step(tokens, state.inner)
+            return log_probs, replace(state, inner=inner)
+        what, after = placed
+        if what.kind in self._kinds:
+            log_probs = self._compute(what)
+        else:
+            with _compiling():
+                log_probs = self._compute(what)
+            self._kinds.add(what.kind)
+        return log_probs, replace(state, inner=after)
+
+
+def _compiled(model: Placing) -> Callable[[Any], Tensor]:
+    def take_step(placed: Any) -> Tensor:
+        return model.take_step(placed)
+
+    # The compiler keeps programs with a function's code, which all functions made here would share: and so one model
+    # would take another's, whose guards were left out.
+    take_step.__code__ = take_step.__code__.replace(co_name=f"take_step_{next(_NUMBERS)}")
+    return torch.compile(take_step, dynamic=True, fullgraph=True, options={"guard_filter_fn": _of_what_is_given})
+
+
+_NUMBERS = itertools.count()
+
+
+def _of_what_is_given(guards: Sequence[Any]) -> list[bool]:
+    """Which guards are looked at in every step: those of its argument; the model is not expected to change.
+
+    There are a thousand others, which took a fifth of a step.
+    """
+    return [not (guard.is_global or guard.name.startswith("model")) for guard in guards]
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """What a compiler has to know, and how it fails.
+
+    Raises: RequestError: it failed.
+    """
+    from torch._dynamo import config as reading
+    from torch._dynamo.exc import TorchDynamoException
+    from torch.fx.experimental import _config as sizes
+
+    # Sizes that happen to be equal in the first batch are not the same in the next; numbers like a norm's epsilon are.
+    with compiling_a_step(), cast(Any, sizes).patch(use_duck_shape=False), reading.patch(specialize_float=True):
+        try:
+            yield
+        except TorchDynamoException as error:
+            first = str(error).strip().splitlines()[0]
+            raise RequestError(f"torch could not compile the model's step: {first} Leave out --compile.") from error
+
+
+def _check_compiler(device: torch.device) -> None:
+    """Raises: RequestError: there is nothing here that turns C++ into programs."""
+    if device.type != "cpu":
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise RequestError(
+            "to compile, torch needs a C++ compiler, and finds none; install g++ or clang++, name one in CXX, or leave"
+            " out --compile."
+        ) from None

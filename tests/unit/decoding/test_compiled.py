@@ -1,0 +1,209 @@
+"""Steps of a search that are compiled: the same searches as without, from one program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer.config import AdditiveAttentionConfig, TransformerConfig
+from manyheads.decoding import compiled
+from manyheads.decoding.compiled import CompiledSteps
+from manyheads.decoding.device import inference, narrow, pack
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.search import search_all
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import RequestError
+
+VOCAB = 37
+CONFIG = TransformerConfig(
+    source_vocab_size=VOCAB,
+    target_vocab_size=VOCAB,
+    d_model=16,
+    num_heads=2,
+    d_ff=32,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout=0.0,
+)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def model_of(config: Any = CONFIG, seed: int = 0, sharpness: float = 3.0) -> Seq2Seq:
+    torch.manual_seed(seed)
+    model = cast(Seq2Seq, build_model(config)).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(sharpness)  # surer of itself, so that rounding decides nothing
+    return model
+
+
+def sources(lengths: list[int]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [[*torch.randint(3, VOCAB, (length - 1,), generator=generator).tolist(), 2] for length in lengths]
+
+
+LENGTHS = [9, 9, 8, 7, 7, 7, 5, 5, 4, 3]
+
+
+def found(model: Any, lengths: list[int], precision: Any = "fp32", **options: Any) -> list[list[Hypothesis]]:
+    """As many batches as max_tokens makes, of outputs that end at different lengths, past the caches' first buffers."""
+    settings = DecodingSettings(**{"max_len_ratio": 4.0, "max_len_offset": 5, "max_tokens": 80, **options})
+    with inference(CPU, precision):
+        return search_all(model, sources(lengths), settings, pad_id=0, bos_id=1, eos_id=2)
+
+
+def assert_same(mine: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> None:
+    for ours, others in zip(mine, theirs, strict=True):
+        assert [one.ids for one in ours] == [one.ids for one in others]
+        for one, other in zip(ours, others, strict=True):
+            assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+
+
+class Counted(CompiledSteps):
+    """Counts the steps that the program took."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.taken, compute = 0, self._compute
+
+        def counting(what: Any) -> Tensor:
+            self.taken += 1
+            return compute(what)
+
+        self._compute = counting
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.unhooked
+def test_greedy_search_is_the_same_from_one_program() -> None:
+    """Batches of other sizes, with padding and without, sentences that leave, buffers that grow: all of it.
+
+    One sentence alone has a program of its own, and one that is left of several has none.
+    """
+    model = model_of(replace(CONFIG, num_decoder_layers=2))
+    batches: list[tuple[list[int], dict[str, Any]]] = [(LENGTHS, {}), ([6, 6, 6], {}), ([6, 3], {"max_tokens": 12})]
+    expected = [found(model, lengths, num_beams=1, **options) for lengths, options in batches]
+    alone = found(model, [6], num_beams=1)
+    pack(model)
+    steps, before = Counted(model), graphs()
+    for (lengths, options), one in zip(batches, expected, strict=True):
+        assert_same(found(steps, lengths, num_beams=1, **options), one)
+    assert graphs() - before == 1
+    assert steps.taken > 40
+    assert_same(found(steps, [6], num_beams=1), alone)
+    assert graphs() - before == 2
+
+
+@pytest.mark.unhooked
+def test_beams_are_the_same() -> None:
+    model = model_of(replace(CONFIG, norm_position="pre", positions="learned", max_len=64))
+    steps, before = Counted(model), graphs()
+    for options in ({"num_beams": 3, "num_return_sequences": 2}, {"num_beams": 2}):
+        options["max_tokens"] = 140  # no batch has one sentence
+        assert_same(found(steps, LENGTHS, **options), found(model, LENGTHS, **options))
+    assert graphs() - before == 1
+    assert steps.taken > 40
+
+
+@pytest.mark.unhooked
+def test_in_bf16_it_is_near() -> None:
+    model = model_of(sharpness=1.0)
+    exact = found(model, LENGTHS, num_beams=1)
+    narrow(model, "bf16")
+    pack(model)
+    steps = Counted(model)
+    rounded = found(steps, LENGTHS, "bf16", num_beams=1)
+    assert steps.taken
+    pairs = [(one[0], other[0]) for one, other in zip(rounded, exact, strict=True)]
+    alike = [(one.token_log_probs[0], other.token_log_probs[0]) for one, other in pairs if one.ids[:1] == other.ids[:1]]
+    assert len(alike) > len(pairs) // 2
+    for one, other in alike:
+        assert one == pytest.approx(other, abs=0.1)
+
+
+@pytest.mark.unhooked
+def test_each_model_has_its_own_program() -> None:
+    """They run the same code with other weights, and no step looks at which model it is."""
+    models = [model_of(seed=seed) for seed in (0, 1)]
+    for model in models:
+        pack(model)
+    steps = [Counted(model) for model in models]
+    for model, one in zip(models, steps, strict=True):
+        assert_same(found(one, LENGTHS[:4], num_beams=1), found(model, LENGTHS[:4], num_beams=1))
+        assert one.taken
+    assert found(steps[0], LENGTHS[:4], num_beams=1)[0][0].ids != found(steps[1], LENGTHS[:4], num_beams=1)[0][0].ids
+
+
+@pytest.mark.unhooked
+def test_who_looks_at_the_weights_sees_them() -> None:
+    """A step whose attention weights must be there is not compiled, nor one with scores of another kind."""
+    model = model_of()
+    steps, seen = Counted(model), []
+    model.body.decoder.layers[0].self_attn.weights_hook = lambda weights: seen.append(weights.shape)
+    found(steps, [5, 5], num_beams=1)
+    assert not steps.taken
+    assert len(seen) > 5
+    additive = Counted(model_of(replace(CONFIG, attention=AdditiveAttentionConfig(hidden_dim=8))))
+    found(additive, [5, 5], num_beams=2)
+    assert not additive.taken
+
+
+def test_a_reformer_is_refused() -> None:
+    config = ReformerSeq2SeqConfig(
+        source_vocab_size=VOCAB, target_vocab_size=VOCAB, d_model=16, num_heads=2, d_ff=32, max_len=64
+    )
+    with pytest.raises(RequestError, match=r"steps of a reformer.* cannot be compiled.*--compile"):
+        CompiledSteps(build_model(config))  # type: ignore[arg-type]
+
+
+def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def none() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    with pytest.raises(RequestError, match=r"needs a C\+\+ compiler.*CXX.*--compile"):
+        CompiledSteps(model_of())
+
+
+@pytest.mark.unhooked
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Seq2Seq, placed: Any) -> Tensor:
+        torch._dynamo.graph_break()
+        raise AssertionError
+
+    monkeypatch.setattr(Seq2Seq, "take_step", fails)
+    with pytest.raises(RequestError, match=r"could not compile the model's step: .* Leave out --compile"):
+        found(CompiledSteps(model_of()), [5, 5], num_beams=1)
+
+
+def test_guards_of_what_is_given_are_kept() -> None:
+    from types import SimpleNamespace as Guard
+
+    guards = [
+        Guard(is_global=False, name="placed.x"),
+        Guard(is_global=False, name=""),
+        Guard(is_global=True, name="G['model']"),
+        Guard(is_global=False, name="model._modules['body']"),
+    ]
+    assert compiled._of_what_is_given(guards) == [True, True, False, False]
