@@ -31,6 +31,7 @@ from manyheads.architectures.transformer.config import TransformerConfig  # noqa
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.segments import SegmentBatch  # noqa: E402
+from manyheads.decoding.compiled import CompiledSteps  # noqa: E402
 from manyheads.decoding.device import inference, narrow, pack  # noqa: E402
 from manyheads.decoding.search import search  # noqa: E402
 from manyheads.interop import PEERS  # noqa: E402
@@ -135,8 +136,10 @@ def reformer(precision: Precision, length: int) -> Step:
     return Step(step, length, 1, precision, parameters, work)
 
 
-def decode(folder: str, precision: Precision = "fp32") -> Step:
+def decode(folder: str, precision: Precision = "fp32", compiles: bool = False) -> Step:
     """Decoding with a peer's weights, the source and the beams that it left in a folder.
+
+    Args: compiles: with the steps of the search compiled, before anything is timed.
 
     Raises: RuntimeError: in fp32, the ids found are not the peer's.
     """
@@ -149,6 +152,7 @@ def decode(folder: str, precision: Precision = "fp32") -> Step:
     parameters = _count(model)
     narrow(model, precision)
     pack(model)
+    searched = CompiledSteps(model) if compiles else model
     source, length = torch.tensor(told["source"]), len(told["found"][0])
     lengths = torch.full((len(source),), source.shape[1])
     generation = {"num_beams": told["num_beams"], "max_new_tokens": length, "min_new_tokens": length}
@@ -157,7 +161,7 @@ def decode(folder: str, precision: Precision = "fp32") -> Step:
     def step() -> list[list[int]]:
         ids = marian.ids
         with inference(CPU, precision):
-            found = search(model, source, lengths, settings, pad_id=ids.pad, bos_id=ids.start, eos_id=ids.eos)
+            found = search(searched, source, lengths, settings, pad_id=ids.pad, bos_id=ids.start, eos_id=ids.eos)
         return [hypotheses[0].ids for hypotheses in found]
 
     different = sum(mine != theirs for mine, theirs in zip(step(), told["found"], strict=True))

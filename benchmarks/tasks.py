@@ -107,14 +107,22 @@ def _reformer(task: str, length: int) -> Comparison:
 
 def _decoding(task: str, how: str) -> Comparison:
     marian = replace(_peer(task, "transformers MarianMT"), shares=True)
-    ours = Entry("manyheads, fp32", "ours:decode", shares=True)
-    low = Entry("manyheads, bf16", "ours:decode", {"precision": "bf16"}, shares=True)
+    ours = [
+        Entry(
+            f"manyheads, {precision}{', compiled' * compiles}",
+            "ours:decode",
+            {"precision": precision, "compiles": compiles},
+            shares=True,
+        )
+        for compiles in (False, True)
+        for precision in ("fp32", "bf16")
+    ]
     others = [_peer(task, f"CTranslate2 {kind}", named=f"CTranslate2, {kind}") for kind in ("float32", "int8")]
     return Comparison(
         title=f"Decoding {how}, MarianMT's weights, in fp32 the same ids: 32 sentences of 32 tokens, 64 tokens forced",
         unit="tokens/s",
-        entries=(marian, ours, low, *others),
-        pairs=tuple((side.name, peer.name) for side in (ours, low) for peer in (marian, *others)),
+        entries=(marian, *ours, *others),
+        pairs=tuple((side.name, peer.name) for side in ours for peer in (marian, *others)),
     )
 
 

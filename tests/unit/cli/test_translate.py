@@ -355,3 +355,19 @@ assert not {"torch", "numpy", "pydantic", "tokenizers", "sacrebleu"} & set(sys.m
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("examples:") == 5
+
+
+@pytest.mark.unhooked
+def test_compiled_it_gives_the_same(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that what the command sets is taken back
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    source = tmp_path / "in"
+    source.write_text("I am hungry.\nWhere is the cat?\n\nShe reads a book.\n", "utf-8")
+    for name, options in (("plain", []), ("compiled", ["--compile"])):
+        assert manyheads("translate", model_folder, source, "-o", tmp_path / name, "--beam", 1, *options) == 0
+    assert (tmp_path / "compiled").read_bytes() == (tmp_path / "plain").read_bytes()
+    assert capsys.readouterr().err == "Compiling: half a minute the first time, some seconds from the cache.\n"
+    assert any((tmp_path / "cache" / "manyheads" / "compiled").rglob("*.so"))
