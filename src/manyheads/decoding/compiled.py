@@ -134,8 +134,8 @@ def _compiling() -> Iterator[None]:
         try:
             yield
         except TorchDynamoException as error:
-            first = str(error).strip().splitlines()[0]
-            raise RequestError(f"torch could not compile the model's step: {first} Leave out --compile.") from error
+            first = str(error).strip().splitlines()[0].rstrip(".:")
+            raise RequestError(f"torch could not compile the model's step: {first}. Leave out --compile.") from error
 
 
 def _check_compiler(device: torch.device) -> None:

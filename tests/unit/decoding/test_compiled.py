@@ -193,7 +193,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError
 
     monkeypatch.setattr(Seq2Seq, "take_step", fails)
-    with pytest.raises(RequestError, match=r"could not compile the model's step: .* Leave out --compile"):
+    with pytest.raises(RequestError, match=r"could not compile the model's step: .*\. Leave out --compile"):
         found(CompiledSteps(model_of()), [5, 5], num_beams=1)
 
 
