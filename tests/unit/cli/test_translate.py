@@ -359,7 +359,11 @@ assert not {"torch", "numpy", "pydantic", "tokenizers", "sacrebleu"} & set(sys.m
 
 @pytest.mark.unhooked
 def test_compiled_it_gives_the_same(
-    manyheads: Cli, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    manyheads: Cli,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that what the command sets is taken back
