@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `unhooked` cannot run under the checks (torch.compile and export cannot trace them)."""
+    """Tests marked `unhooked` cannot run under the checks (torch.compile and export cannot trace them).
+
+    Those marked `compiles` need a C++ compiler, which users need not have.
+    """
+    if not any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"])):
+        for item in items:
+            if item.get_closest_marker("compiles"):
+                item.add_marker(pytest.mark.skip(reason="torch needs a C++ compiler to compile; there is none here"))
     if not HOOKED:
         return
     unhooked = [item for item in items if item.get_closest_marker("unhooked")]

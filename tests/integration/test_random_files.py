@@ -63,7 +63,7 @@ class Files:
         self.lines = self.long = self.near_ties = 0
         one = self.translator
 
-        def again(*arguments: object) -> Translator:
+        def again(*arguments: object, **options: object) -> Translator:
             return Translator(one.model, one.tokenizer, one.settings, "cpu")
 
         patch.setattr(Translator, "from_pretrained", again)
@@ -105,10 +105,11 @@ class Files:
         path = self.folder / "fifo"
         path.unlink(missing_ok=True)
         os.mkfifo(path)
-        writer = threading.Thread(target=path.write_bytes, args=(file.content,))
+        writer = threading.Thread(target=path.write_bytes, args=(file.content,), daemon=True)
         writer.start()
         outcome = call("translate", str(self.folder), str(path), *arguments)
-        writer.join()
+        writer.join(timeout=60)  # whoever never opened the pipe leaves it waiting
+        assert not writer.is_alive(), outcome.err
         return outcome
 
     def judge(self, source: RandomFile, target: RandomFile) -> None:

@@ -358,6 +358,7 @@ assert not {"torch", "numpy", "pydantic", "tokenizers", "sacrebleu"} & set(sys.m
 
 
 @pytest.mark.unhooked
+@pytest.mark.compiles
 def test_compiled_it_gives_the_same(
     manyheads: Cli,
     model_folder: Path,

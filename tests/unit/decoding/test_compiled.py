@@ -93,6 +93,7 @@ def graphs() -> int:
 
 
 @pytest.mark.unhooked
+@pytest.mark.compiles
 def test_greedy_search_is_the_same_from_one_program() -> None:
     """Batches of other sizes, with padding and without, sentences that leave, buffers that grow: all of it.
 
@@ -113,6 +114,7 @@ def test_greedy_search_is_the_same_from_one_program() -> None:
 
 
 @pytest.mark.unhooked
+@pytest.mark.compiles
 def test_beams_are_the_same() -> None:
     model = model_of(replace(CONFIG, norm_position="pre", positions="learned", max_len=64))
     steps, before = Counted(model), graphs()
@@ -124,6 +126,7 @@ def test_beams_are_the_same() -> None:
 
 
 @pytest.mark.unhooked
+@pytest.mark.compiles
 def test_in_bf16_it_is_near() -> None:
     model = model_of(sharpness=1.0)
     exact = found(model, LENGTHS, num_beams=1)
@@ -140,6 +143,7 @@ def test_in_bf16_it_is_near() -> None:
 
 
 @pytest.mark.unhooked
+@pytest.mark.compiles
 def test_each_model_has_its_own_program() -> None:
     """They run the same code with other weights, and no step looks at which model it is."""
     models = [model_of(seed=seed) for seed in (0, 1)]
@@ -153,6 +157,7 @@ def test_each_model_has_its_own_program() -> None:
 
 
 @pytest.mark.unhooked
+@pytest.mark.compiles
 def test_who_looks_at_the_weights_sees_them() -> None:
     """A step whose attention weights must be there is not compiled, nor one with scores of another kind."""
     model = model_of()
@@ -187,6 +192,7 @@ def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.unhooked
+@pytest.mark.compiles
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: Seq2Seq, placed: Any) -> Tensor:
         torch._dynamo.graph_break()
