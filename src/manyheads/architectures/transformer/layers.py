@@ -64,7 +64,7 @@ class DecoderLayer(nn.Module):
         return x, DecoderLayerState(past=past, memory_key=state.memory_key, memory_value=state.memory_value)
 
     def placed_step(self, x: Tensor, state: PlacedLayer, memory_mask: Mask) -> Tensor:
-        """`step`, where all that can be known before is known already."""
+        """`step`, where all that can be known before is known already. x: (rows, 1, d_model), in and out."""
         return self._step(x, state, None, memory_mask)[0]
 
     def _step(

@@ -80,6 +80,7 @@ class Decoder(nn.Module):
         return (x if self.norm is None else self.norm(x)), tuple(after)
 
     def placed_step(self, x: Tensor, layers: tuple[PlacedLayer, ...], memory_mask: Mask) -> Tensor:
+        """`step`, where all that can be known before is known already. x: (rows, 1, d_model), in and out."""
         for layer, state in zip(self._layers(), layers, strict=True):
             x = layer.placed_step(x, state, memory_mask)
         return x if self.norm is None else self.norm(x)
@@ -163,7 +164,7 @@ class Transformer(nn.Module):
         return hidden, TransformerState(layers=layers, source_seen=state.source_seen, length=state.length + new_len)
 
     def place_step(
-        self, tokens: Int[Tensor, "rows 1"], state: TransformerState
+        self, tokens: Int[Tensor, "rows new_len"], state: TransformerState
     ) -> tuple[PlacedStep, TransformerState] | None:
         """`step` of one token a row in two parts: this one decides what is left to decide, `take_step` computes.
 
