@@ -144,7 +144,7 @@ def disturb(worker: Worker, run: Path, seconds: float, most: int, rng: random.Ra
         pid = worker.start(run)
         if number % 2:
             wait_for_save(pid, run)
-            time.sleep(rng.uniform(0, 0.02))
+            time.sleep(rng.choice((0, rng.uniform(0, 0.02))))  # a save is over in a few milliseconds on a fast disk
         else:
             wait_for_loop(pid, run, before)
             time.sleep(rng.uniform(0, 0.25 * seconds))
@@ -197,13 +197,15 @@ def check(undisturbed: tuple[Path, float], run: Path) -> None:
 def kill_at_random(
     worker: Worker, undisturbed: tuple[Path, float], place: Path, number: int, name: str = "run"
 ) -> Kills:
-    rng, kills = random.Random(), Kills()
-    while kills.done < number:
+    """So many kills, and more until a tenth of them fell into a save: how many do is up to disk and scheduler."""
+    rng, kills, within = random.Random(), Kills(), number // 10
+    while kills.done < number or kills.within_saves < within:
+        assert kills.done < 5 * number, f"of {kills.done} kills {kills.within_saves} fell into a save, not {within}"
         run = place / f"{name}-{kills.runs}"
-        disturb(worker, run, undisturbed[1], min(number - kills.done, 12), rng, kills)
+        most = number - kills.done if kills.done < number else 4
+        disturb(worker, run, undisturbed[1], min(most, 12), rng, kills)
         check(undisturbed, run)
         kills.runs += 1
-    assert kills.within_saves >= number // 10
     return kills
 
 
@@ -327,29 +329,35 @@ def test_signals_end_in_a_complete_checkpoint_and_leave_no_trace(
     worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, number: signal.Signals
 ) -> None:
     seconds = undisturbed[1]
-    run = tmp_path / "run"
     rng = random.Random()
     stopped = 0
-    for _ in range(12):
+    for attempt in range(5):
+        run = tmp_path / f"run-{attempt}"
+        stopped += _stop_and_resume(worker, run, number, 0.2 * seconds, rng)
+        check(undisturbed, run)
+        if stopped >= 2:
+            return
+    pytest.fail(f"only {stopped} of the signals came before the end of a run")
+
+
+def _stop_and_resume(worker: Worker, run: Path, number: signal.Signals, longest: float, rng: random.Random) -> int:
+    """Signal and resume until the run is done, 12 times at most; then let it end. Returns how often it was stopped."""
+    for stopped in range(12):
         log = run / "train.log"
         before = log.stat().st_size if log.exists() else 0
         pid = worker.start(run)
         wait_for_loop(pid, run, before)
-        time.sleep(rng.uniform(0, 0.2 * seconds))
+        time.sleep(rng.uniform(0, longest))
         if is_alive(pid):
             os.kill(pid, number)
         asked = time.monotonic()
         status = worker.wait()
         assert time.monotonic() - asked < 10
         if status == 0:
-            break
+            return stopped
         assert status == 128 + number
-        stopped += 1
-        newest = list_checkpoints(run / "checkpoints")
-        for path in newest:
+        for path in list_checkpoints(run / "checkpoints"):
             verify_folder(path)
-    else:
-        worker.start(run)
-        assert worker.wait() == 0
-    assert stopped >= 2
-    check(undisturbed, run)
+    worker.start(run)
+    assert worker.wait() == 0
+    return 12
