@@ -105,10 +105,13 @@ def _compiled(model: Placing) -> Callable[[Any], Tensor]:
     # The compiler keeps programs with a function's code, which all functions made here would share: and so one model
     # would take another's, whose guards were left out.
     take_step.__code__ = take_step.__code__.replace(co_name=f"take_step_{next(_NUMBERS)}")
-    return torch.compile(take_step, dynamic=True, fullgraph=True, options={"guard_filter_fn": _of_what_is_given})
-
-
-_NUMBERS = itertools.count()
+    options: dict[str, str | int | bool | Callable[..., Any]] = {
+        "guard_filter_fn": _of_what_is_given,
+        # What a program would ask of its own products in every step takes longer than some of them.
+        "size_asserts": False,
+        "alignment_asserts": False,
+    }  # made here: the compiler takes things out of it
+    return torch.compile(take_step, dynamic=True, fullgraph=True, options=options)
 
 
 def _of_what_is_given(guards: Sequence[Any]) -> list[bool]:
@@ -117,6 +120,9 @@ def _of_what_is_given(guards: Sequence[Any]) -> list[bool]:
     There are a thousand others, which took a fifth of a step.
     """
     return [not (guard.is_global or guard.name.startswith("model")) for guard in guards]
+
+
+_NUMBERS = itertools.count()
 
 
 @contextmanager

@@ -32,8 +32,8 @@ class Constraints:
     ) -> None:
         never = sorted({pad_id, bos_id, *settings.banned_ids} - ({eos_id} if eos_id in (pad_id, bos_id) else set()))
         self._banned = torch.tensor(never, device=device)
+        self._banned_early = torch.tensor([*never, eos_id], device=device)
         self._harmless = never[0]
-        self._eos_id = eos_id
         self._min_new_tokens = settings.min_new_tokens
         self._penalty = settings.repetition_penalty
         self._ngram = settings.no_repeat_ngram_size
@@ -66,9 +66,7 @@ class Constraints:
         return adjusted - total.masked_fill(total.isneginf(), 0.0)  # a row without a token left stays as it is
 
     def _restrain(self, log_probs: Tensor, history: Tensor | None, length: int) -> Tensor:
-        log_probs.index_fill_(1, self._banned, -torch.inf)
-        if length < self._min_new_tokens:
-            log_probs[:, self._eos_id] = -torch.inf
+        log_probs.index_fill_(1, self._banned_early if length < self._min_new_tokens else self._banned, -torch.inf)
         if history is None or length == 0:
             return log_probs
         adjusted = log_probs

@@ -12,7 +12,6 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.sampling import Sampler
 from manyheads.decoding.task import Task
 from manyheads.decoding.top import likeliest
-from manyheads.decoding.trail import ROOT, Trail
 
 __all__ = ["single_search"]
 
@@ -25,20 +24,26 @@ class _Choose(Protocol):
 
 @dataclass
 class _Rows:
-    """What is known of each path. Shape: sentence, limits (sentences,); all others (sentences, paths)."""
+    """What is known of each path. A path never branches, so what it said is a row of columns, one a step.
+
+    Shape: sentence, limits (sentences,); sums, lengths, over (sentences, paths); tokens, log_probs: (rows, 1) each.
+    """
 
     sentence: Tensor
     limits: Tensor
     sums: Tensor
-    nodes: Tensor
-    eos: Tensor
     lengths: Tensor
-    ended: Tensor
     over: Tensor
+    tokens: list[Tensor]
+    log_probs: list[Tensor]
 
-    def select(self, lines: Tensor) -> _Rows:
-        """These sentences only."""
-        return _Rows(**{name: getattr(self, name).index_select(0, lines) for name in self.__dataclass_fields__})
+    def select(self, lines: Tensor, rows: Tensor) -> _Rows:
+        """These sentences only; rows: those of their paths."""
+        sentence, limits, sums, lengths, over = (
+            column.index_select(0, lines) for column in (self.sentence, self.limits, self.sums, self.lengths, self.over)
+        )
+        tokens, log_probs = ([torch.cat(steps, 1).index_select(0, rows)] for steps in (self.tokens, self.log_probs))
+        return _Rows(sentence, limits, sums, lengths, over, tokens, log_probs)
 
 
 def _likeliest(log_probs: Tensor, sentence: Tensor, step: int) -> Tensor:
@@ -58,7 +63,7 @@ def single_search(task: Task) -> list[list[Hypothesis]]:
     constraints, settings = task.constraints(), task.settings
     paths = settings.num_return_sequences
     choose: _Choose = Sampler(settings, task.limits, task.indices) if settings.do_sample else _likeliest
-    trail, harvest = Trail(), []
+    harvest = []
     rows = _first_rows(task, paths)
     state = task.model.start(task.source, task.source_lengths)
     tokens, length = task.prompt(), len(task.prefix)
@@ -77,72 +82,68 @@ def single_search(task: Task) -> list[list[Hypothesis]]:
         length += 1
         if length >= shortest:
             task.last_step(log_probs, adjusted, rows.limits <= length)
-        chosen = choose(adjusted, rows.sentence, length - 1 - len(task.prefix))[:, None]
-        gained = adjusted.gather(1, chosen)
-        is_nan = (gained.isnan().view(rows.over.shape) & ~rows.over).any()
-        _advance(task, trail, rows, chosen, gained, log_probs.gather(1, chosen), length)
+        tokens = choose(adjusted, rows.sentence, length - 1 - len(task.prefix))[:, None]
+        gained = adjusted.gather(1, tokens)
+        _advance(task, rows, tokens, gained, gained if adjusted is log_probs else log_probs.gather(1, tokens))
+        if length >= shortest:
+            rows.over |= (rows.limits <= length)[:, None]
         done = rows.over.all(1)
-        num_done, num_nan = torch.stack([done.sum(), is_nan]).tolist()
-        task.check_finite(bool(num_nan), length)
+        num_done, is_nan = torch.stack([done.sum(), rows.sums.isnan().any()]).tolist()
+        task.check_finite(bool(is_nan), length)
         if history is not None:
-            history = torch.cat([history, chosen], 1)
+            history = torch.cat([history, tokens], 1)
         if task.leave_now(num_done, len(done)):
-            out, on = done.nonzero()[:, 0], (~done).nonzero()[:, 0]
-            harvest.append(rows.select(out))
+            out, on = (lines.nonzero()[:, 0] for lines in (done, ~done))
+            out_rows, on_rows = (lines[:, None] * paths + torch.arange(paths, device=on.device) for lines in (out, on))
+            harvest.append(rows.select(out, out_rows.flatten()))
             if not on.numel():
-                return _hypotheses(task, trail, harvest)
-            rows = rows.select(on)
+                return _hypotheses(task, harvest)
+            rows = rows.select(on, on_rows.flatten())
             shortest = int(rows.limits.min())
-            old_rows = on[:, None] * paths + torch.arange(paths, device=on.device)
-            state, chosen = state.reorder(old_rows), chosen[old_rows.flatten()]
-            history = None if history is None else history[old_rows.flatten()]
-        tokens = chosen
+            state, tokens = state.reorder(on_rows), tokens[on_rows.flatten()]
+            history = None if history is None else history[on_rows.flatten()]
 
 
 def _first_rows(task: Task, paths: int) -> _Rows:
     sentences, device = task.source.size(0), task.source.device
-    zeros = torch.zeros(sentences, paths, device=device)
+    sums = torch.zeros(sentences, paths, device=device)
     return _Rows(
         sentence=torch.arange(sentences, device=device),
         limits=task.limits,
-        sums=zeros,
-        nodes=torch.full_like(zeros, ROOT, dtype=torch.int64),
-        eos=zeros,
-        lengths=torch.full_like(zeros, len(task.prefix), dtype=torch.int64),
-        ended=zeros.bool(),
-        over=zeros.bool(),
+        sums=sums,
+        lengths=torch.full_like(sums, len(task.prefix), dtype=torch.int64),
+        over=sums.bool(),
+        tokens=[],
+        log_probs=[],
     )
 
 
-def _advance(
-    task: Task, trail: Trail, rows: _Rows, chosen: Tensor, gained: Tensor, log_probs: Tensor, length: int
-) -> None:
-    """Append the chosen tokens to the paths that are not over. chosen, gained, log_probs are (rows, 1)."""
-    chosen, gained, log_probs = (column.view(rows.sums.shape) for column in (chosen, gained, log_probs))
-    stuck = gained.isneginf()
-    ends = ~rows.over & ~stuck & (chosen == task.eos_id)
-    grows = ~rows.over & ~stuck & ~ends
-    nodes = trail.add(rows.nodes, chosen, log_probs)
-    rows.nodes = torch.where(grows, nodes, rows.nodes)
-    rows.eos = torch.where(ends, log_probs, rows.eos)
-    rows.sums = torch.where(ends | grows, rows.sums + gained, rows.sums)
-    rows.lengths = rows.lengths.masked_fill(ends | grows, length)
-    rows.ended = rows.ended | ends
-    rows.over = rows.over | stuck | ends | (rows.limits <= length)[:, None]
+def _advance(task: Task, rows: _Rows, tokens: Tensor, gained: Tensor, log_probs: Tensor) -> None:
+    """Append the chosen tokens to the paths that are not over. tokens, gained, log_probs: (rows, 1).
+
+    gained: what the search counts; log_probs: what the model says.
+    """
+    rows.tokens.append(tokens)
+    rows.log_probs.append(log_probs)
+    tokens, gained = tokens.view(rows.sums.shape), gained.view(rows.sums.shape)
+    none = rows.over | gained.isneginf()  # a path with no token left ends without one
+    rows.sums = torch.where(none, rows.sums, rows.sums + gained)
+    rows.lengths = rows.lengths + ~none
+    rows.over = none | (tokens == task.eos_id)
 
 
-def _hypotheses(task: Task, trail: Trail, harvest: list[_Rows]) -> list[list[Hypothesis]]:
-    """Read the trail: the one place where paths become lists."""
+def _hypotheses(task: Task, harvest: list[_Rows]) -> list[list[Hypothesis]]:
+    """Read the columns: the one place where paths become lists."""
     results: list[list[Hypothesis]] = [[] for _ in range(task.source.size(0))]
     prefix = list(task.prefix)
     for rows in harvest:
-        columns = (rows.nodes, rows.sums, rows.lengths, rows.eos, rows.ended)
-        for sentence, *lines in zip(rows.sentence.tolist(), *(c.tolist() for c in columns), strict=True):
-            for node, total, length, eos, ended in zip(*lines, strict=True):
-                ids, log_probs = trail.path(node)
+        said = zip(*(torch.cat(steps, 1).tolist() for steps in (rows.tokens, rows.log_probs)), strict=True)
+        for sentence, *lines in zip(rows.sentence.tolist(), rows.sums.tolist(), rows.lengths.tolist(), strict=True):
+            for total, length in zip(*lines, strict=True):
+                ids, log_probs = (column[: length - len(prefix)] for column in next(said))
                 score = float(task.rules.score(torch.tensor(total), max(length, 1)))
-                ending = [eos] if ended else []
-                all_log_probs = [0.0] * len(prefix) + log_probs + ending
-                results[sentence].append(Hypothesis(prefix + ids, score, all_log_probs, ended))
+                ended = ids[-1:] == [task.eos_id]
+                all_log_probs = [0.0] * len(prefix) + log_probs
+                results[sentence].append(Hypothesis(prefix + ids[: len(ids) - ended], score, all_log_probs, ended))
             results[sentence].sort(key=lambda hypothesis: -hypothesis.score)
     return results

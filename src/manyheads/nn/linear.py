@@ -95,10 +95,14 @@ class Packed:
             # Packed weights are nothing that a compiler could write into its cache: it is told a number.
             x = x.to(self._dtype)
             return cast(Tensor, torch.ops.manyheads.packed_linear(x, self._number, self._out_features))
+        return _by_onednn(x.to(self._dtype), *self.made())
+
+    def made(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias as oneDNN takes them, from the first time on the same."""
         if self._packed is None:
             weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), _PACKED_ROWS)
             self._packed = weight, torch.cat(self._biases) if self._biases else None
-        return _by_onednn(x.to(self._dtype), *self._packed)
+        return self._packed
 
 
 _BY_NUMBER: WeakValueDictionary[int, Packed] = WeakValueDictionary()
@@ -111,10 +115,11 @@ def define_packed_linear() -> None:
     To be called before one is compiled, and not on import: it loads the compiler.
     """
     torch.library.define("manyheads::packed_linear", "(Tensor x, int number, int out_features) -> Tensor")
+    multiply: Any = torch.ops.mkldnn._linear_pointwise.default if _has_packing() else None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # what a compiled graph calls would be compiled, too
     def multiplied(x: Tensor, number: int, out_features: int) -> Tensor:
-        return _BY_NUMBER[number].linear(x)
+        return cast(Tensor, multiply(x, *_BY_NUMBER[number].made(), "none", [], ""))
 
     def shaped(x: Tensor, number: int, out_features: int) -> Tensor:
         return x.new_empty(*x.shape[:-1], out_features)

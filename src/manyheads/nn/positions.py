@@ -87,12 +87,16 @@ class SinusoidalPositions(nn.Module):
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
         """x plus the encodings of first_position, first_position + 1, ..., summed in float32, in the type of x."""
-        end = _last(first_position) + x.shape[1]
+        return (x + self.rows(first_position, x.shape[1])).to(x.dtype)
+
+    def rows(self, first_position: int | Tensor, length: int) -> Tensor:
+        """What is added to so many positions: (length, d_model) float32, or with rows that begin elsewhere before."""
+        end = _last(first_position) + length
         # `module.bfloat16()` would have rounded the table along with the weights, until positions coincide.
         if end > self.table.shape[0] or self.table.dtype != torch.float32:
             positions = torch.arange(max(512.0, 2.0 ** math.ceil(math.log2(max(1, end)))), device=self.table.device)
             self.table = sinusoidal_table(positions, self.d_model, self.layout)
-        return (x + _rows(self.table, first_position, x.shape[1])).to(x.dtype)
+        return _rows(self.table, first_position, length)
 
 
 class LearnedPositions(nn.Module):
@@ -116,13 +120,17 @@ class LearnedPositions(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
-        end = _last(first_position) + x.shape[1]
+        return x + self.rows(first_position, x.shape[1])
+
+    def rows(self, first_position: int | Tensor, length: int) -> Tensor:
+        """As `SinusoidalPositions.rows`, in the weights' type."""
+        end = _last(first_position) + length
         if end > self.max_len:
             raise ShapeError(
                 f"a sequence of {end} tokens is longer than the {self.max_len} learned positions of this model;"
                 " shorten the input, or train with sinusoidal positions, which have no limit."
             )
-        return x + _rows(self.weight, first_position, x.shape[1])
+        return _rows(self.weight, first_position, length)
 
 
 class AxialPositions(nn.Module):

@@ -5,6 +5,7 @@ Paper: Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -157,7 +158,7 @@ class Transformer(nn.Module):
     ) -> tuple[Float[Tensor, "rows new_len d_model"], TransformerState]:
         """`decode` for the next tokens of every row, in time that depends on what is new, not on what was."""
         new_len = tokens.shape[1]
-        x = self._entered(tokens, state)
+        x = self._entered(tokens, self.target_positions.rows(int(state.length), new_len))
         mask = Causal() if new_len > 1 else None  # a single new token may see all that came before it
         memory_mask = None if state.source_seen is None else Dense(state.source_seen)
         hidden, layers = self.decoder.step(x, state.layers, mask, memory_mask)
@@ -173,24 +174,27 @@ class Transformer(nn.Module):
         """
         if tokens.shape[1] != 1 or not int(state.length) or self.decoder.is_open:
             return None
-        x = self._entered(tokens, state)
-        layers, after = state.placed(1)
         seen = state.source_seen
         if seen is None:
-            sentences, _, source_len, _ = layers[0].memory_key.shape
-            seen = torch.ones(sentences, 1, 1, source_len, dtype=torch.bool, device=x.device)
-        return PlacedStep(x=x, layers=layers, source_seen=seen), after
+            sentences, _, source_len, _ = state.layers[0].memory_key.shape
+            seen = torch.ones(sentences, 1, 1, source_len, dtype=torch.bool, device=tokens.device)
+            state = replace(state, source_seen=seen)
+        # A copy, since a view that begins elsewhere would be compiled anew.
+        positions = self.target_positions.rows(int(state.length), 1).clone()
+        layers, after = state.placed(1)
+        return PlacedStep(tokens=tokens, positions=positions, layers=layers, source_seen=seen), after
 
     def take_step(self, placed: PlacedStep) -> Float[Tensor, "rows 1 d_model"]:
         """The decoder's states for a step that was placed; a compiler can read it whole."""
-        return self.decoder.placed_step(placed.x, placed.layers, Dense(placed.source_seen))
+        x = self._entered(placed.tokens, placed.positions)
+        return self.decoder.placed_step(x, placed.layers, Dense(placed.source_seen))
 
-    def _entered(self, tokens: Tensor, state: TransformerState) -> Tensor:
-        x: Tensor = self.target_positions(self.target_embedding(tokens), int(state.length))
-        return self.dropout(low_precision(x))  # type: ignore[no-any-return]
+    def _entered(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x: Tensor = self.target_embedding(tokens)
+        return self.dropout(low_precision((x + positions).to(x.dtype)))  # type: ignore[no-any-return]
 
 
-def _positions(config: TransformerConfig) -> nn.Module:
+def _positions(config: TransformerConfig) -> LearnedPositions | SinusoidalPositions:
     if config.positions == "learned":
         return LearnedPositions(config.d_model, max_len=config.max_len)
     return SinusoidalPositions(

@@ -43,11 +43,12 @@ class PlacedLayer:
 class PlacedStep:
     """All that the decoder needs for a step of one token, and nothing to decide: see `Transformer.place_step`.
 
-    Shape: x (rows, 1, d_model), the new tokens with their positions; source_seen as in `TransformerState`, and all True
-        where that has none: two kinds of steps would be compiled twice.
+    Shape: tokens (rows, 1) ids; positions (1, d_model), what is added to their embeddings; source_seen as in
+        `TransformerState`, and all True where that has none: two kinds of steps would be compiled twice.
     """
 
-    x: Tensor
+    tokens: Tensor
+    positions: Tensor
     layers: tuple[PlacedLayer, ...]
     source_seen: Tensor
 
@@ -55,7 +56,7 @@ class PlacedStep:
     def kind(self) -> tuple[object, ...]:
         """See `protocols.Placing`."""
         past = self.layers[0].past
-        return self.x.dtype, len(past.key) == 1, past.is_shared
+        return past.key.dtype, len(past.key) == 1, past.is_shared
 
 
 @dataclass(frozen=True)
