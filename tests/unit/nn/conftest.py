@@ -25,6 +25,14 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
+@pytest.fixture(params=["short", "sdpa", "sums"])
+def any_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Those, and the one that a compiled step of a search takes, which knows no dropout."""
+    monkeypatch.setattr(dot_product, "_products_pay", lambda *_: request.param == "short")
+    monkeypatch.setattr(dot_product, "compiles_a_step", lambda: request.param == "sums")
+    return str(request.param)
+
+
 MASKS: dict[str, Callable[[int, int, int], Mask | None]] = {
     "all": lambda batch, q_len, k_len: None,
     "causal": lambda batch, q_len, k_len: Causal(),

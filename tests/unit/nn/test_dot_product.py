@@ -23,14 +23,14 @@ def inputs(q_len: int, k_len: int, dtype: torch.dtype = torch.float32) -> list[t
 
 
 @pytest.mark.parametrize(("q_len", "k_len"), [(5, 5), (3, 6), (1, 4)])
-def test_fp32_against_the_loop(path: str, make_mask: MakeMask, q_len: int, k_len: int) -> None:
+def test_fp32_against_the_loop(any_path: str, make_mask: MakeMask, q_len: int, k_len: int) -> None:
     q, k, v = inputs(q_len, k_len)
     mask = make_mask(B, q_len, k_len)
     slow = naive_dot_product_attention(q, k, v, dense_mask(mask, q_len, k_len, q.device))
     torch.testing.assert_close(dot_product_attention(q, k, v, mask).double(), slow, atol=1e-5, rtol=1e-5)
 
 
-def test_bf16_against_the_loop(path: str, make_mask: MakeMask) -> None:
+def test_bf16_against_the_loop(any_path: str, make_mask: MakeMask) -> None:
     """Within twice what the plain formula in bfloat16 loses against float64 on the same numbers."""
     q, k, v = inputs(6, 6, torch.bfloat16)
     mask = make_mask(B, 6, 6)
@@ -64,7 +64,7 @@ def test_gradients_are_finite_and_agree(path: str, make_mask: MakeMask, dtype: t
         torch.testing.assert_close(fast.double(), wanted, atol=tolerance, rtol=tolerance)
 
 
-def test_queries_behind_a_cache(path: str) -> None:
+def test_queries_behind_a_cache(any_path: str) -> None:
     """The last two of six positions, asked alone, answer as in the whole."""
     q, k, v = inputs(6, 6)
     mask = Causal() & Lengths(torch.tensor([6, 5]))
@@ -86,7 +86,7 @@ def test_lengths_zero_and_one(q_len: int, k_len: int, dtype: torch.dtype) -> Non
             assert (out == 0).all()
 
 
-def test_scale(path: str) -> None:
+def test_scale(any_path: str) -> None:
     q, k, v = inputs(4, 4)
     torch.testing.assert_close(dot_product_attention(q, k, v, scale=D**-0.5), dot_product_attention(q, k, v))
     slow = naive_dot_product_attention(q, k, v, scale=1.7)
@@ -104,7 +104,16 @@ def test_scores_have_variance_d_k_without_the_scale_and_one_with_it() -> None:
     assert log_weights.sub(log_weights.mean(-1, keepdim=True)).var().item() == pytest.approx(1.0, rel=0.1)
 
 
-def test_order_of_keys_does_not_matter_and_queries_keep_theirs(path: str) -> None:
+def test_a_bias_is_added_to_the_scores(any_path: str, make_mask: MakeMask) -> None:
+    q, k, v = inputs(3, 6)
+    mask, bias = make_mask(B, 3, 6), torch.randn(B, 1, 3, 6)
+    out = dot_product_attention(q, k, v, Bias(bias) & mask)
+    scores = q.double() @ k.double().transpose(-1, -2) * D**-0.5 + bias
+    slow = masked_softmax(scores, dense_mask(mask, 3, 6, q.device)) @ v.double()
+    torch.testing.assert_close(out.double(), slow, atol=1e-5, rtol=1e-5)
+
+
+def test_order_of_keys_does_not_matter_and_queries_keep_theirs(any_path: str) -> None:
     q, k, v = inputs(5, 5)
     order = torch.tensor([3, 0, 4, 1, 2])
     out = dot_product_attention(q, k, v)

@@ -107,8 +107,17 @@ def _by_sums(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query.to(wide)[:, :, :, None] * scale * key.to(wide)[:, :, None]).sum(-1)
     allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)
-    weights = masked_softmax(scores if bias is None else scores + bias.to(wide), allowed)
-    return (weights[..., None] * value.to(wide)[:, :, None]).sum(3).to(query.dtype)
+    if bias is not None:
+        scores = scores + bias.to(wide)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, torch.finfo(wide).min)
+    shares = (scores - scores.amax(-1, keepdim=True)).exp()
+    if allowed is not None:
+        shares = shares.masked_fill(~allowed, 0.0)
+    # Divided at the end, for one division a feature and not one a key. The largest share is 1, and so is the least sum,
+    # unless there is nothing to see.
+    out = (shares[..., None] * value.to(wide)[:, :, None]).sum(3) / shares.sum(-1, keepdim=True).clamp(min=1)
+    return out.to(query.dtype)
 
 
 def _is_part_of_a_cache(query: Tensor, key: Tensor, dropout_rate: float) -> bool:
