@@ -166,10 +166,12 @@ if TorchVersion(torch.__version__) < "2.13":
     _apply = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
 
 
-def _exponentiate(logits: Tensor, wanted: Tensor, smoothing: float, totals: Tensor, needs_error: bool) -> Tensor:
-    """Turn some rows of logits into their error times their total, and fill in `totals`.
+def _exponentiate(
+    logits: Tensor, wanted: Tensor, smoothing: float, totals: Tensor, needs_error: bool, grad_bias: Tensor | None
+) -> Tensor:
+    """Turn some rows of logits into their error times their total, fill in `totals`, and add to `grad_bias`.
 
-    Shape: logits (rows, vocab_size), wanted (rows, 1), totals (rows, 1).
+    Shape: logits (rows, vocab_size), wanted (rows, 1), totals (rows, 1), grad_bias (vocab_size,).
     With E = exp(logits - row's highest) and total = the sum of a row of E, softmax is E / total. What is left in
     `logits` is E, with (1 - smoothing) total taken off at the target. Division by the totals, and smoothing's share of
     every other token, are left to the products' small sides: vocab_size times fewer numbers.
@@ -183,6 +185,10 @@ def _exponentiate(logits: Tensor, wanted: Tensor, smoothing: float, totals: Tens
     z.mul_(_LOG2_E).exp2_()
     torch.sum(z, dim=1, keepdim=True, out=totals)
     normaliser = highest + totals.log()
+    if grad_bias is not None:
+        # Here, where the numbers are in full precision and in the cache: later they would have to be widened again.
+        grad_bias.addmv_(z.t(), totals.reciprocal()[:, 0])
+        grad_bias.index_add_(0, wanted[:, 0], grad_bias.new_full((len(wanted),), smoothing - 1))
     if needs_error:
         if z is not logits:
             logits.copy_(z)
@@ -239,15 +245,13 @@ class _SmoothedLoss(torch.autograd.Function):
                 totals = torch.ones_like(padded[:, :1], dtype=statistics)
                 tiles = zip(*(torch.split(x, tile_rows) for x in (padded[:count], wanted, totals[:count])), strict=True)
                 for tile, tile_wanted, tile_totals in tiles:
-                    sums += _exponentiate(tile, tile_wanted, smoothing, tile_totals, any(needs))
+                    sums += _exponentiate(tile, tile_wanted, smoothing, tile_totals, any(needs), grad_bias)
                 # From here on `padded` holds the error times the totals.
                 if grad_hidden is not None:
                     error = product(padded, low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
                     grad_hidden[start : start + chunk_tokens] = error
                 if grad_weight is not None:
                     add_tiles(grad_weight, product_of_rows(padded, (low_hidden / totals).to(compute)))
-                if grad_bias is not None:
-                    grad_bias += padded.to(statistics).t() @ totals.reciprocal()[:, 0]
             summed_bias = 0.0 if low_bias is None else low_bias.sum(dtype=statistics)
             mean_logits = (summed_hidden @ summed_weight + hidden.shape[0] * summed_bias) / vocab_size
         nll_sum, normalisers = sums.unbind()
