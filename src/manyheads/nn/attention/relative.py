@@ -209,7 +209,9 @@ class _RelativeAttention(torch.autograd.Function):
             # The scale is taken into the small side: q_len x head_dim numbers in place of q_len x k_len.
             by_content = _biased(query, content_bias, scale)
             by_position = _biased(query, position_bias, scale)
-            key, value, positions = key.to(compute), value.to(compute), positions.to(compute)
+            # In one piece from here on: each tile would be copied again, keys turned over, in both directions.
+            key, value = key.to(compute).contiguous(), value.to(compute).contiguous()
+            positions = positions.to(compute)
             key_columns = key.transpose(-1, -2)
             place_columns = positions.transpose(-1, -2)
             hidden = torch.zeros(allowed.shape, dtype=compute, device=query.device)
