@@ -100,10 +100,17 @@ class RowMasks:
 
 
 def _mask_of(x: Tensor, levels: Tensor, rate: float) -> Tensor:
+    """Zeros where a level is among the lowest, in the shape and type of x. Uses `levels` up: int16, shaped alike."""
     dropped = min(round(rate * _LEVELS), _LEVELS - 1)
+    least, factor = dropped - _LEVELS // 2, _LEVELS / (_LEVELS - dropped)
+    if x.dtype is torch.bfloat16 and dropped:
+        # Whole numbers all the way, in a third of the time: a comparison's outcome would have to change its type.
+        # What is clamped is least - 1 or least; the sum, modulo 2^16, is then 0 or the bits of the factor.
+        bits = torch.tensor(factor, dtype=torch.bfloat16).view(torch.int16)
+        return torch.add(bits * (1 - least), levels.clamp_(least - 1, least), alpha=int(bits)).view(torch.bfloat16)
     mask = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    torch.ge(levels, dropped - _LEVELS // 2, out=mask)
-    return mask.mul_(_LEVELS / (_LEVELS - dropped))
+    torch.ge(levels, least, out=mask)
+    return mask.mul_(factor)
 
 
 def _keys_of(rows: int) -> Tensor:

@@ -131,6 +131,17 @@ def test_dropout_of_any_shape(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(out[out != 0], (x / 0.75)[out != 0])
 
 
+@pytest.mark.parametrize("rate", [1e-7, 1e-5, 0.1, 0.5, 2 / 3, 0.999, 0.9999999])
+@pytest.mark.parametrize("shape", [(7, 5), (3, 4, 16)])
+def test_dropout_in_bf16_loses_what_it_loses_in_fp32(rate: float, shape: tuple[int, ...]) -> None:
+    """There its mask is made of whole numbers; what is kept is scaled by the factor, rounded once."""
+    torch.manual_seed(3)
+    wide = dropout(torch.ones(64, *shape), rate)
+    torch.manual_seed(3)
+    narrow = dropout(torch.ones(64, *shape, dtype=torch.bfloat16), rate)
+    assert torch.equal(narrow, wide.bfloat16())
+
+
 def test_dropout_is_replayed_by_the_seed_and_off_in_evaluation() -> None:
     x, layer = torch.randn(50, 50), Dropout(0.4)
     torch.manual_seed(3)
