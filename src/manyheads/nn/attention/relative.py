@@ -209,8 +209,7 @@ class _RelativeAttention(torch.autograd.Function):
             # The scale is taken into the small side: q_len x head_dim numbers in place of q_len x k_len.
             by_content = _biased(query, content_bias, scale)
             by_position = _biased(query, position_bias, scale)
-            # In one piece from here on: each tile would be copied again, keys turned over, in both directions.
-            key, value = key.to(compute).contiguous(), value.to(compute).contiguous()
+            key, value = _laid_out(key.to(compute)), _laid_out(value.to(compute))
             positions = positions.to(compute)
             key_columns = key.transpose(-1, -2)
             place_columns = positions.transpose(-1, -2)
@@ -308,6 +307,16 @@ def _biased(query: Tensor, bias: Tensor | None, scale: float) -> Tensor:
 def _flat(x: Tensor) -> Tensor:
     """Lanes and heads as one axis."""
     return x.reshape(-1, *x.shape[2:])
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """Keys or values as products take them without copying: else each tile would be copied, keys turned over.
+
+    Lanes and heads must be one axis in memory, which they are in a cache; of 16 bits a part of a buffer will not do.
+    """
+    if x.element_size() < 4 and x.device.type == "cpu":
+        return x.contiguous()
+    return x.flatten(0, 1).view(x.shape)
 
 
 class DistanceEncoding(nn.Module):
