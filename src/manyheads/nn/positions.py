@@ -123,7 +123,10 @@ class LearnedPositions(nn.Module):
         return x + self.rows(first_position, x.shape[1])
 
     def rows(self, first_position: int | Tensor, length: int) -> Tensor:
-        """As `SinusoidalPositions.rows`, in the weights' type."""
+        """As `SinusoidalPositions.rows`, in the weights' type.
+
+        Raises: ShapeError: they reach beyond max_len.
+        """
         end = _last(first_position) + length
         if end > self.max_len:
             raise ShapeError(

@@ -63,8 +63,8 @@ class PlacedStep:
 class TransformerState:
     """All layers' memories; rows are sentences x beams, sentence by sentence.
 
-    Shape: source_seen (sentences, 1, 1, source_len) bool: what of the source is no padding, None if there is none at
-        all; length () int64 on the CPU: target positions read so far.
+    Shape: source_seen (sentences, 1, 1, source_len) bool: what of the source is no padding; None, or all True after a
+        step that was placed, if there is none at all; length () int64 on the CPU: target positions read so far.
     """
 
     layers: tuple[DecoderLayerState, ...]
