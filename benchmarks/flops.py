@@ -81,8 +81,10 @@ def transformer_xl(config: TransformerXLConfig, lanes: int, segment_len: int, me
     memory = 4 * k_len * width * inner
     distances = 2 * k_len * width * inner  # of all lanes together
     forward = lanes * (config.num_layers * (segment + memory) + _xl_head(config, segment_len))
-    # Distances are encoded by a formula: their projection has no gradient towards its input, half of the two.
-    return Work(float(forward + config.num_layers * distances), config.num_layers * distances / 2)
+    # Distances are encoded by a formula, and no gradient flows into a memory: of the two products that a projection's
+    # gradients are, these need the one for the weights alone.
+    halved = config.num_layers * (distances + lanes * 4 * memory_len * width * inner)
+    return Work(float(forward + config.num_layers * distances), halved / 2)
 
 
 def transformer_xl_cached(config: TransformerXLConfig, lanes: int, segment_len: int, memory_len: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -106,11 +107,18 @@ def _mask_of(x: Tensor, levels: Tensor, rate: float) -> Tensor:
     if x.dtype is torch.bfloat16 and dropped:
         # Whole numbers all the way, in a third of the time: a comparison's outcome would have to change its type.
         # What is clamped is least - 1 or least; the sum, modulo 2^16, is then 0 or the bits of the factor.
-        bits = torch.tensor(factor, dtype=torch.bfloat16).view(torch.int16)
-        return torch.add(bits * (1 - least), levels.clamp_(least - 1, least), alpha=int(bits)).view(torch.bfloat16)
+        bits = _bits_of(factor)
+        first = (bits * (1 - least) + _LEVELS // 2) % _LEVELS - _LEVELS // 2
+        return torch.rsub(levels.clamp_(least - 1, least), first, alpha=-bits).view(torch.bfloat16)
     mask = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     torch.ge(levels, least, out=mask)
     return mask.mul_(factor)
+
+
+@cache
+def _bits_of(number: float) -> int:
+    """Those of its nearest bfloat16, as a whole number of 16 bits with a sign."""
+    return int(torch.tensor(number, dtype=torch.bfloat16).view(torch.int16))
 
 
 def _keys_of(rows: int) -> Tensor:

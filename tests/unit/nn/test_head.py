@@ -130,10 +130,10 @@ def test_validation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> Non
     asked: list[bool] = []
     inner = linear._exponentiate
 
-    def spy(logits: Any, wanted: Any, smoothing: float, totals: Any, needs_error: bool, grad_bias: Any) -> Any:
+    def spy(logits: Any, highest: Any, totals: Any, needs_error: bool, grad_bias: Any) -> Any:
         asked.append(needs_error)
         assert needs_error or grad_bias is None
-        return inner(logits, wanted, smoothing, totals, needs_error, grad_bias)
+        return inner(logits, highest, totals, needs_error, grad_bias)
 
     monkeypatch.setattr(linear, "_exponentiate", spy)
     trained, _ = smoothed_loss(hidden, targets, weight, row, 0.1)

@@ -29,9 +29,10 @@ MakeMask = Callable[[int, int, int], Mask | None]
 SIZES = [(5, 5), (3, 8), (1, 4), (1, 1), (4, 5)]
 
 
-@pytest.fixture(params=["one lane a time", "all at once"])
+@pytest.fixture(params=[1, 2, B], ids="{} at once".format)
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relative, "_TILE_NUMBERS", 1 if request.param == "one lane a time" else 1 << 30)
+    """Lanes at once; of three, two leave a smaller tile at the end."""
+    monkeypatch.setattr(relative, "_lanes_at_once", lambda *_: request.param)
 
 
 def inputs(q_len: int, k_len: int, learned: bool, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
@@ -399,3 +400,44 @@ def test_mistakes_both_ways() -> None:
         RelativeAttention(12, 3, bias=("gate",))
     with pytest.raises(ShapeError, match="q_len, d_model"):
         RelativeAttention(12, 3)(torch.zeros(1, 2, 3, 12))
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["memory without gradient", "memory with gradient"])
+@pytest.mark.parametrize("precision", ["float64", "float32", "bf16 autocast"])
+def test_keys_behind_a_memory_are_those_of_both_in_one_piece(precision: str, asks: bool) -> None:
+    """As many rows as pay for one product; values and gradients as by plain autograd on memory and segment joined."""
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    attention = RelativeAttention(16, 2, 8).to(dtype)
+    memory = torch.randn(4, 6, 16, dtype=dtype, requires_grad=asks)
+    x = torch.randn(4, 5, 16, dtype=dtype, requires_grad=True)
+    weights = [attention.k_proj.weight, attention.v_proj.weight]
+    wanted = [x, *weights, *([memory] if asks else [])]
+    tolerance = {"atol": 0.05, "rtol": 0.05} if "bf16" in precision else {"atol": 1e-5, "rtol": 1e-5}
+
+    def gradients(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        loss = sum((y.to(dtype) * torch.randn(y.shape, dtype=dtype)).sum() for y in (k, v))
+        return torch.autograd.grad(loss, wanted)  # type: ignore[arg-type]
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled="bf16" in precision):
+        found = attention.project_memory(x, memory)
+    joined = torch.cat([memory, x], dim=1)
+    expected = [(joined @ weight.t()).view(4, 11, 2, 8).transpose(1, 2) for weight in weights]
+    assert found[0].dtype is (torch.bfloat16 if "bf16" in precision else dtype)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.to(dtype), theirs, **tolerance)
+    for mine, theirs in zip(gradients(*found), gradients(*expected), strict=True):
+        assert mine.dtype is dtype
+        torch.testing.assert_close(mine, theirs, **tolerance)
+
+
+def test_no_gradient_is_computed_for_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product that makes it has the segment's rows alone."""
+    rows: list[int] = []
+    inner = relative.product
+    monkeypatch.setattr(relative, "product", lambda left, right: rows.append(left.shape[1]) or inner(left, right))
+    attention = RelativeAttention(16, 2, 8)
+    x = torch.randn(4, 5, 16, requires_grad=True)
+    k, v = attention.project_memory(x, torch.randn(4, 6, 16))
+    (k.sum() + v.sum()).backward()
+    assert rows == [5]

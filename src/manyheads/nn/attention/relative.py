@@ -11,7 +11,7 @@ with q, k projections of hidden states, r a projection of the encoding of a dist
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads
 from manyheads.nn.attention.softmax import masked_softmax, some_row_is_empty
 from manyheads.nn.dropout import RowMasks, dropout
-from manyheads.nn.linear import Linear, linear
+from manyheads.nn.linear import Linear, linear, product, product_of_rows
 from manyheads.nn.positions import sinusoidal_table
 
 __all__ = [
@@ -38,9 +38,9 @@ __all__ = [
     "relative_weights",
 ]
 
-# Scores worked on at once on a CPU: those of a few lanes, which stay in a core's own cache from the product that makes
-# them to the one that uses them.
-_TILE_NUMBERS = 1 << 18
+# Scores worked on at once on a CPU: those of a few lanes, which stay in the cores' own caches from the product that
+# makes them to the one that uses them. Fewer cost more calls, in which one thread waits for the other.
+_TILE_NUMBERS = 1 << 19
 
 
 def relative_shift(x: Float[Tensor, "*batch q_len k_len"]) -> Float[Tensor, "*batch q_len k_len"]:
@@ -154,10 +154,8 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, causal: bool) -> None:
         )
 
 
-def _tiles(batch: int, numbers_each: int, device: torch.device) -> Iterator[slice]:
-    """Lanes to work on at once."""
-    step = max(1, _TILE_NUMBERS // max(1, numbers_each)) if device.type == "cpu" else max(1, batch)
-    return (slice(first, min(first + step, batch)) for first in range(0, batch, step))
+def _lanes_at_once(batch: int, numbers_each: int, device: torch.device) -> int:
+    return max(1, _TILE_NUMBERS // max(1, numbers_each)) if device.type == "cpu" else max(1, batch)
 
 
 def _shifted(by_distance: Tensor) -> Tensor:
@@ -170,18 +168,20 @@ def _shifted(by_distance: Tensor) -> Tensor:
     return by_distance.as_strided((lanes, heads, q_len, k_len), strides, by_distance.storage_offset() + q_len - 1)
 
 
-def _unshifted(shifted: Tensor) -> Tensor:
+def _unshifted(shifted: Tensor, out: Tensor | None = None) -> Tensor:
     """The transpose of `_shifted` for gradients, which are zero at keys after the query.
 
-    Shape: (lanes, heads, q_len, k_len) -> (heads, lanes, q_len, k_len).
+    Shape: (lanes, heads, q_len, k_len) -> (heads, lanes, q_len, k_len). out: where to, if it has that shape: what an
+    earlier call returned.
     """
     lanes, heads, q_len, k_len = shifted.shape
-    flat = shifted.new_empty(heads, lanes, q_len * k_len)
-    flat[..., : q_len - 1] = 0
+    if out is None or out.shape[1] != lanes:
+        out = shifted.new_zeros(heads, lanes, q_len, k_len)
+    flat = out.view(heads, lanes, q_len * k_len)
     # The last column of all rows but the last belongs to keys after the query; the rest lies in one piece.
     flat[..., q_len - 1 : -1].view(heads, lanes, q_len, k_len - 1).copy_(shifted[..., :-1].transpose(0, 1))
     flat[..., -1] = shifted[:, :, -1, -1].t()
-    return flat.view(heads, lanes, q_len, k_len)
+    return out
 
 
 class _RelativeAttention(torch.autograd.Function):
@@ -207,12 +207,15 @@ class _RelativeAttention(torch.autograd.Function):
         scale = 1 / math.sqrt(head_dim)
         with torch.autocast(query.device.type, enabled=False):
             # The scale is taken into the small side: q_len x head_dim numbers in place of q_len x k_len.
-            by_content = _biased(query, content_bias, scale)
-            by_position = _biased(query, position_bias, scale)
             key, value = _laid_out(key.to(compute)), _laid_out(value.to(compute))
             positions = positions.to(compute)
-            key_columns = key.transpose(-1, -2)
             place_columns = positions.transpose(-1, -2)
+            content_add, position_add, distance_add = (
+                None if bias is None else (bias * scale).to(compute)[:, None]
+                for bias in (content_bias, position_bias, distance_bias)
+            )  # (heads, 1, head_dim or k_len)
+            by_content = _biased(query, content_add, scale, out=query.new_empty(query.shape))
+            position_add = None if position_add is None else position_add[:, None]
             hidden = torch.zeros(allowed.shape, dtype=compute, device=query.device)
             hidden.masked_fill_(~allowed, -torch.inf)
             empty_rows = some_row_is_empty(allowed)
@@ -220,24 +223,34 @@ class _RelativeAttention(torch.autograd.Function):
             weights = query.new_empty(batch, heads, q_len, k_len) if keeps else None
             kept = query.new_empty(batch, heads, q_len, k_len) if keeps and rate else None
             masks = RowMasks(batch, heads * q_len * k_len, rate, query.device) if rate else None
-            for lanes in _tiles(batch, heads * q_len * k_len, query.device):
-                asking = by_position[lanes].transpose(0, 1).flatten(1, 2)
-                by_distance = torch.bmm(asking, place_columns).view(heads, -1, q_len, k_len)
-                if distance_bias is not None:
-                    by_distance += (distance_bias * scale).to(compute)[:, None, None]
-                scores = query.new_empty(by_distance.shape[1], heads, q_len, k_len)
-                torch.add(_shifted(by_distance), hidden[lanes] if hidden.shape[0] > 1 else hidden, out=scores)
-                _flat(scores).baddbmm_(_flat(by_content[lanes]), _flat(key_columns[lanes]))
+            by_position = query.new_empty(query.numel())
+            lanes = _lanes_at_once(batch, heads * q_len * k_len, query.device)
+            room = query.new_empty(min(lanes, batch), heads, q_len, k_len)
+            # All tiles' views in one call: a view costs the call.
+            askings = _askings(by_position, query.shape, lanes)
+            key_columns = torch.split(_flat(key).transpose(-1, -2), lanes * heads)
+            by_contents, values, outs = (torch.split(_flat(x), lanes * heads) for x in (by_content, value, out))
+            for n, first in enumerate(range(0, batch, lanes)):
+                here = slice(first, first + lanes)
+                asks = query[here]
+                count = len(asks)
+                _biased(asks.transpose(0, 1), position_add, scale, out=askings[n].view(heads, count, q_len, head_dim))
+                by_distance = torch.bmm(askings[n], place_columns).view(heads, count, q_len, k_len)
+                if distance_add is not None:
+                    by_distance += distance_add[:, None]
+                scores = room[:count]
+                torch.add(_shifted(by_distance), hidden[here] if hidden.shape[0] > 1 else hidden, out=scores)
+                _flat(scores).baddbmm_(by_contents[n], key_columns[n])
                 # In float32 inside, whatever the scores' type.
-                tile = torch.softmax(scores, dim=-1, out=None if weights is None else weights[lanes])
+                tile = torch.softmax(scores, dim=-1, out=None if weights is None else weights[here])
                 if empty_rows:
-                    tile.masked_fill_(~(allowed[lanes] if allowed.shape[0] > 1 else allowed), 0.0)
+                    tile.masked_fill_(~(allowed[here] if allowed.shape[0] > 1 else allowed), 0.0)
                 if masks is not None:
-                    tile_kept = masks.of(tile, lanes.start)
+                    tile_kept = masks.of(tile, first)
                     tile = tile * tile_kept
                     if kept is not None:
-                        kept[lanes] = tile_kept
-                torch.bmm(_flat(tile), _flat(value[lanes]), out=_flat(out[lanes]))
+                        kept[here] = tile_kept
+                torch.bmm(_flat(tile), values[n], out=outs[n])
         if keeps:
             ctx.save_for_backward(by_content, by_position, key, value, positions, weights, kept)
             ctx.scale = scale
@@ -252,36 +265,45 @@ class _RelativeAttention(torch.autograd.Function):
         content_dtype, position_dtype, distance_dtype = ctx.dtypes
         batch, heads, q_len, k_len = weights.shape
         statistics = torch.promote_types(weights.dtype, torch.float32)
-        grad_content, grad_position = torch.empty_like(by_content), torch.empty_like(by_position)
+        grad_content, grad_position = torch.empty_like(by_content), torch.empty_like(by_content)
         grad_key, grad_value = key.new_empty(key.shape), value.new_empty(value.shape)
         grad_positions = torch.zeros_like(positions, dtype=statistics)
         grad_distance = torch.zeros(heads, k_len, dtype=statistics, device=key.device) if distance_dtype else None
+        lanes = _lanes_at_once(batch, heads * q_len * k_len, key.device)
+        room: Tensor | None = None
         with torch.autocast(key.device.type, enabled=False):
-            grad_out = grad_out.to(weights.dtype)
-            for lanes in _tiles(batch, heads * q_len * k_len, key.device):
-                tile, grad = weights[lanes], _flat(grad_out[lanes])
-                grad_tile = torch.bmm(grad, _flat(value[lanes]).transpose(-1, -2)).view_as(tile)
-                used = tile
+            grad_outs = torch.split(_flat(grad_out.to(weights.dtype)), lanes * heads)
+            askings = _askings(by_position, by_content.shape, lanes)
+            by_contents, keys, values, grad_contents, grad_keys, grad_values = (
+                torch.split(_flat(x), lanes * heads)
+                for x in (by_content, key, value, grad_content, grad_key, grad_value)
+            )
+            for n, first in enumerate(range(0, batch, lanes)):
+                here = slice(first, first + lanes)
+                tile = used = weights[here]
+                grad_tile = torch.bmm(grad_outs[n], values[n].transpose(-1, -2)).view_as(tile)
                 if kept is not None:
-                    grad_tile *= kept[lanes]
-                    used = tile * kept[lanes]
-                torch.bmm(_flat(used).transpose(-1, -2), grad, out=_flat(grad_value[lanes]))
+                    grad_tile *= kept[here]
+                    used = tile * kept[here]
+                torch.bmm(_flat(used).transpose(-1, -2), grad_outs[n], out=grad_values[n])
                 grad_scores = torch._softmax_backward_data(grad_tile, tile, -1, tile.dtype)
                 flat = _flat(grad_scores)
-                torch.bmm(flat, _flat(key[lanes]), out=_flat(grad_content[lanes]))
-                torch.bmm(flat.transpose(-1, -2), _flat(by_content[lanes]), out=_flat(grad_key[lanes]))
-                by_distance = _unshifted(grad_scores).flatten(1, 2)  # (heads, lanes x q_len, k_len)
+                torch.bmm(flat, keys[n], out=grad_contents[n])
+                torch.bmm(flat.transpose(-1, -2), by_contents[n], out=grad_keys[n])
+                room = _unshifted(grad_scores, room)
+                by_distance = room.flatten(1, 2)  # (heads, lanes x q_len, k_len)
                 grad_asking = torch.bmm(by_distance, positions).view(heads, -1, q_len, positions.shape[-1])
-                grad_position[lanes] = grad_asking.transpose(0, 1)
-                asking = by_position[lanes].transpose(0, 1).flatten(1, 2)
-                grad_positions += torch.bmm(by_distance.transpose(-1, -2), asking)
+                grad_position[here] = grad_asking.transpose(0, 1)
+                grad_positions += torch.bmm(by_distance.transpose(-1, -2), askings[n])
                 if grad_distance is not None:
                     grad_distance += by_distance.sum(dim=1, dtype=statistics)
 
             def of_bias(grad: Tensor, dtype: torch.dtype | None) -> Tensor | None:
                 return None if dtype is None else (grad.sum(dim=(0, 2), dtype=statistics) * ctx.scale).to(dtype)
 
-            grad_query = (grad_content + grad_position) * ctx.scale
+            # Heads behind queries in memory, as the projection's gradient wants it, which would else copy it.
+            grad_query = by_content.new_empty(batch, q_len, heads, by_content.shape[-1]).transpose(1, 2)
+            torch.add(grad_content, grad_position, out=grad_query).mul_(ctx.scale)
             return (
                 grad_query,
                 grad_key,
@@ -296,17 +318,24 @@ class _RelativeAttention(torch.autograd.Function):
             )
 
 
-def _biased(query: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """(query + bias) * scale, contiguous, rounded once."""
-    out = query.new_empty(query.shape)
-    if bias is None:
-        return torch.mul(query, scale, out=out)
-    return torch.add((bias * scale).to(query.dtype)[:, None], query, alpha=scale, out=out)
+def _biased(query: Tensor, bias: Tensor | None, scale: float, out: Tensor) -> Tensor:
+    """query * scale + bias, rounded once."""
+    return torch.mul(query, scale, out=out) if bias is None else torch.add(bias, query, alpha=scale, out=out)
+
+
+def _askings(by_position: Tensor, shape: torch.Size, lanes: int) -> list[Tensor]:
+    """The queries of some lanes after those of others, as the product with positions takes them: heads come first.
+
+    Shape: (batch x heads x q_len x head_dim,) -> of (heads, lanes x q_len, head_dim) each. Args: shape: the queries'.
+    """
+    _, heads, q_len, head_dim = shape
+    parts = torch.split(by_position, lanes * heads * q_len * head_dim)
+    return [part.view(heads, part.numel() // (heads * head_dim), head_dim) for part in parts]
 
 
 def _flat(x: Tensor) -> Tensor:
     """Lanes and heads as one axis."""
-    return x.reshape(-1, *x.shape[2:])
+    return x.flatten(0, 1)
 
 
 def _laid_out(x: Tensor) -> Tensor:
@@ -317,6 +346,46 @@ def _laid_out(x: Tensor) -> Tensor:
     if x.element_size() < 4 and x.device.type == "cpu":
         return x.contiguous()
     return x.flatten(0, 1).view(x.shape)
+
+
+def _behind(memory: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
+    """`linear` of x behind the memory, (batch, memory_len + q_len, out_features)."""
+    if memory is None:
+        return linear(x, weight)
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or memory.requires_grad:
+        return linear(torch.cat([memory, x], dim=1), weight)
+    kind = x.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    out: Tensor = _Behind.apply(memory, x, weight, compute)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Behind(torch.autograd.Function):
+    """Y = [M; X] W^T. With G the gradient of Y: G W of X, from X's rows alone, and G^T [M; X] of W."""
+
+    @staticmethod
+    def forward(ctx: Any, memory: Tensor, x: Tensor, weight: Tensor, compute: torch.dtype | None) -> Tensor:
+        ctx.dtypes = x.dtype, weight.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            joined = torch.cat([memory, x], dim=1)
+            if compute is not None:
+                joined, weight = joined.to(compute), weight.to(compute)
+            ctx.save_for_backward(joined, weight)
+            ctx.memory_len = memory.shape[1]
+            return linear(joined, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        joined, weight = ctx.saved_tensors
+        x_dtype, weight_dtype = ctx.dtypes
+        _, needs_x, needs_weight, _ = ctx.needs_input_grad
+        with torch.autocast(grad.device.type, enabled=False):
+            grad_x = product(grad[:, ctx.memory_len :], weight).to(x_dtype) if needs_x else None
+            grad_weight = None
+            if needs_weight:
+                grad_weight = product_of_rows(grad.flatten(0, 1), joined.flatten(0, 1)).to(weight_dtype)
+        return None, grad_x, grad_weight, None
 
 
 class DistanceEncoding(nn.Module):
@@ -430,16 +499,19 @@ class RelativeAttention(nn.Module):
         """(batch, q_len, d_model) -> (batch, heads, q_len, head_dim)"""
         return split_heads(self.q_proj(x), self.num_heads)
 
-    def project_memory(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of memory and segment in one product: (batch, k_len, d_model) -> two of (batch, heads, k_len,
-        head_dim).
+    def project_memory(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values in one product: (batch, q_len, d_model) -> two of (batch, heads, k_len, head_dim).
+
+        Args: memory: what stands before x, (batch, memory_len, d_model); it gets a gradient only if it asks for one.
         """
+        length = x.shape[1] if memory is None else memory.shape[1] + x.shape[1]
         biased = any(projection.bias is not None for projection in (self.k_proj, self.v_proj))
-        if biased or x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
+        if biased or x.shape[0] * length < self.head_dim * self.num_heads:
             # Joining the weights would cost more than the product saves: a step of generation.
+            x = x if memory is None else torch.cat([memory, x], dim=1)
             k, v = self.k_proj(x), self.v_proj(x)
         else:
-            k, v = linear(x, torch.cat([self.k_proj.weight, self.v_proj.weight])).chunk(2, dim=-1)
+            k, v = _behind(memory, x, torch.cat([self.k_proj.weight, self.v_proj.weight])).chunk(2, dim=-1)
         return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
     def attend(
@@ -493,7 +565,7 @@ class RelativeAttention(nn.Module):
             return (answer[0][0], answer[1][0]) if need_weights else answer[0][0]
         if x.dim() != 3:
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, q_len, d_model), or (q_len, d_model).")
-        k, v = self.project_memory(x if memory is None else torch.cat([memory, x], dim=1))
+        k, v = self.project_memory(x, memory)
         if places is None:
             places = self.places(x.shape[1], k.shape[2], x)
         given = (self.project_query(x), k, v, *self.project_positions(places), mask)

@@ -166,36 +166,24 @@ if TorchVersion(torch.__version__) < "2.13":
     _apply = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
 
 
-def _exponentiate(
-    logits: Tensor, wanted: Tensor, smoothing: float, totals: Tensor, needs_error: bool, grad_bias: Tensor | None
-) -> Tensor:
-    """Turn some rows of logits into their error times their total, fill in `totals`, and add to `grad_bias`.
+def _exponentiate(logits: Tensor, highest: Tensor, totals: Tensor, needs_error: bool, grad_bias: Tensor | None) -> None:
+    """Turn some rows of logits into E = exp(logits - row's highest), if it is needed; add to `grad_bias` E / total.
 
-    Shape: logits (rows, vocab_size), wanted (rows, 1), totals (rows, 1), grad_bias (vocab_size,).
-    With E = exp(logits - row's highest) and total = the sum of a row of E, softmax is E / total. What is left in
-    `logits` is E, with (1 - smoothing) total taken off at the target. Division by the totals, and smoothing's share of
-    every other token, are left to the products' small sides: vocab_size times fewer numbers.
-    Returns: the negative log-likelihood summed over the rows, and the sum of their log-normalisers.
+    Shape: logits (rows, vocab_size), highest and totals (rows, 1), grad_bias (vocab_size,).
+    Fills in `highest`, and `totals` with the sums of E's rows. Softmax is E / total; the division is left to the small
+    sides of the products, which have vocab_size times fewer numbers.
     """
-    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    target_logits = z.gather(1, wanted)
-    highest = z.amax(dim=1, keepdim=True)
+    z = logits.to(highest.dtype)
+    torch.amax(z, dim=1, keepdim=True, out=highest)
     # Of the two powers, torch leaves that of e to MKL, which is four times as slow on processors not made by Intel.
     z = z.sub_(highest) if z is not logits or needs_error else z - highest
     z.mul_(_LOG2_E).exp2_()
     torch.sum(z, dim=1, keepdim=True, out=totals)
-    normaliser = highest + totals.log()
     if grad_bias is not None:
         # Here, where the numbers are in full precision and in the cache: later they would have to be widened again.
         grad_bias.addmv_(z.t(), totals.reciprocal()[:, 0])
-        grad_bias.index_add_(0, wanted[:, 0], grad_bias.new_full((len(wanted),), smoothing - 1))
-    if needs_error:
-        if z is not logits:
-            logits.copy_(z)
-        # In full precision and only then rounded: a confident row's error is a small difference of near equals.
-        error = z.gather(1, wanted).sub_(totals, alpha=1 - smoothing)
-        _put(logits, wanted, error.to(logits.dtype))
-    return torch.stack([(normaliser - target_logits).sum(), normaliser.sum()])
+    if needs_error and z is not logits:
+        logits.copy_(z)
 
 
 def _put(values: Tensor, columns: Tensor, numbers: Tensor) -> None:
@@ -231,22 +219,33 @@ class _SmoothedLoss(torch.autograd.Function):
             low_bias = None if bias is None else bias.to(compute)
             summed_weight = weight.sum(dim=0, dtype=statistics)  # unrounded: torch would widen a copy of what is
             summed_hidden = hidden.to(compute).sum(dim=0, dtype=statistics)
-            # Smoothing's share of the gradients, which is the same for every token, is where their sums begin.
+            # What is there before any logits are: smoothing's share of the gradients, and of the bias' the targets'.
             grad_weight = (-share * summed_hidden).expand(vocab_size, -1).contiguous() if needs[2] else None
             grad_bias = None
             if bias is not None and needs[3]:
                 grad_bias = torch.full_like(bias, -share * hidden.shape[0], dtype=statistics)
+                grad_bias.index_add_(0, targets, grad_bias.new_full(targets.shape, smoothing - 1))
             for start in range(0, hidden.shape[0], chunk_tokens):
                 wanted = targets[start : start + chunk_tokens, None]
                 count = wanted.shape[0]
                 low_hidden = pad_rows(hidden[start : start + chunk_tokens].to(compute), chunk_tokens)
                 padded = linear(low_hidden, low_weight, low_bias)
-                padded[count:] = 0  # nobody's rows: no error, so no gradient
+                padded[count:].zero_()  # nobody's rows: no error, so no gradient
+                logits = padded[:count]
+                target_logits = logits.gather(1, wanted).to(statistics)
                 totals = torch.ones_like(padded[:, :1], dtype=statistics)
-                tiles = zip(*(torch.split(x, tile_rows) for x in (padded[:count], wanted, totals[:count])), strict=True)
-                for tile, tile_wanted, tile_totals in tiles:
-                    sums += _exponentiate(tile, tile_wanted, smoothing, tile_totals, any(needs), grad_bias)
-                # From here on `padded` holds the error times the totals.
+                highest = torch.empty_like(target_logits)
+                tiles = (torch.split(x, tile_rows) for x in (logits, highest, totals[:count]))
+                for tile, tile_highest, tile_totals in zip(*tiles, strict=True):
+                    _exponentiate(tile, tile_highest, tile_totals, any(needs), grad_bias)
+                normalisers = highest + totals[:count].log()
+                sums += torch.stack([(normalisers - target_logits).sum(), normalisers.sum()])
+                if any(needs):
+                    # In full precision and only then rounded: a confident row's error is a small difference of near
+                    # equals.
+                    error = target_logits.sub_(highest).mul_(_LOG2_E).exp2_()
+                    _put(logits, wanted, error.sub_(totals[:count], alpha=1 - smoothing).to(compute))
+                # From here on `padded` holds the error times the totals, but for smoothing's share.
                 if grad_hidden is not None:
                     error = product(padded, low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
                     grad_hidden[start : start + chunk_tokens] = error
@@ -254,9 +253,9 @@ class _SmoothedLoss(torch.autograd.Function):
                     add_tiles(grad_weight, product_of_rows(padded, (low_hidden / totals).to(compute)))
             summed_bias = 0.0 if low_bias is None else low_bias.sum(dtype=statistics)
             mean_logits = (summed_hidden @ summed_weight + hidden.shape[0] * summed_bias) / vocab_size
-        nll_sum, normalisers = sums.unbind()
+        nll_sum, normaliser_sum = sums.unbind()
         nll_sum = nll_sum.clone()
-        loss_sum = (1 - smoothing) * nll_sum + smoothing * (normalisers - mean_logits)
+        loss_sum = (1 - smoothing) * nll_sum + smoothing * (normaliser_sum - mean_logits)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(nll_sum)
