@@ -230,7 +230,6 @@ class _SmoothedLoss(torch.autograd.Function):
                 count = wanted.shape[0]
                 low_hidden = pad_rows(hidden[start : start + chunk_tokens].to(compute), chunk_tokens)
                 padded = linear(low_hidden, low_weight, low_bias)
-                padded[count:].zero_()  # nobody's rows: no error, so no gradient
                 logits = padded[:count]
                 target_logits = logits.gather(1, wanted).to(statistics)
                 totals = torch.ones_like(padded[:, :1], dtype=statistics)
@@ -245,7 +244,8 @@ class _SmoothedLoss(torch.autograd.Function):
                     # equals.
                     error = target_logits.sub_(highest).mul_(_LOG2_E).exp2_()
                     _put(logits, wanted, error.sub_(totals[:count], alpha=1 - smoothing).to(compute))
-                # From here on `padded` holds the error times the totals, but for smoothing's share.
+                # From here on `logits` holds the error times the totals, but for smoothing's share. The rows behind it
+                # are nobody's, and meet hidden states of zero.
                 if grad_hidden is not None:
                     error = product(padded, low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
                     grad_hidden[start : start + chunk_tokens] = error
