@@ -12,7 +12,8 @@ import torch
 from safetensors import safe_open
 
 from manyheads.architectures.pretrained import load, load_portable_state, portable_state, save_pretrained
-from manyheads.errors import ModelFileError
+from manyheads.decoding.device import narrow
+from manyheads.errors import ModelFileError, SaveError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "state_dict_names.json"
 
@@ -30,6 +31,20 @@ def test_saved_and_loaded_says_the_same(any_subject: Any, precision: Any, tmp_pa
     ties = [sum(p is q for q in m.parameters()) for m in (model, again) for p in m.parameters()]
     assert set(ties) == {1}
     assert len(list(model.parameters())) == len(list(again.parameters()))
+
+
+def test_rounded_for_decoding_it_is_not_saved(any_subject: Any, tmp_path: Path) -> None:
+    """The folder that is there stays as it was; given weights of another model, only those count."""
+    model = any_subject.build()
+    save_pretrained(model, tmp_path / "model")
+    before = portable_state(load(tmp_path / "model"))
+    narrow(model, "bf16")
+    with pytest.raises(SaveError, match=r"partly bfloat16 and partly float32.*in fp32"):
+        save_pretrained(model, tmp_path / "model")
+    save_pretrained(model, tmp_path / "other", weights=before)
+    for folder in ("model", "other"):
+        after = portable_state(load(tmp_path / folder))
+        assert all(torch.equal(before[name], after[name]) for name in {**before, **after})
 
 
 def test_names_are_those_of_the_snapshot(any_subject: Any) -> None:

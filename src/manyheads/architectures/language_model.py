@@ -144,6 +144,20 @@ class LanguageModel(nn.Module):
         rows = torch.arange(len(tokens), device=tokens.device)
         return self.head.log_probs(hidden[rows, (lengths - 1).clamp(min=0)]), state
 
+    @property
+    def can_place(self) -> bool:
+        """See `protocols.Placing`: not a Reformer's, whose hashing looks at numbers all the while."""
+        return bool(getattr(self.body, "can_place", False))
+
+    def place_step(self, tokens: Int[Tensor, "rows new_len"], state: Any) -> tuple[Any, Any] | None:
+        """See `protocols.Placing`."""
+        placed: tuple[Any, Any] | None = self.body.place_step(tokens, state)  # type: ignore[attr-defined]
+        return placed
+
+    def take_step(self, placed: Any) -> Float[Tensor, "rows vocab_size"]:
+        """See `protocols.Placing`."""
+        return self.head.log_probs(self.body.take_step(placed)[:, -1])  # type: ignore[attr-defined]
+
     def _read(self, batch: SegmentBatch, state: Any) -> tuple[Tensor, Any]:
         if state is not None and _any(batch.resets):
             state = state.reset(batch.resets)

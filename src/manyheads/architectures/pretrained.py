@@ -27,7 +27,7 @@ from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.checkpoint.verify import MANIFEST, verify_folder
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
-from manyheads.errors import CheckpointError, ConfigError, ModelFileError
+from manyheads.errors import CheckpointError, ConfigError, ModelFileError, SaveError
 
 __all__ = [
     "EXAMPLES",
@@ -136,9 +136,10 @@ def save_pretrained(
         weights: other values under the same names, such as an average; None takes the model's own.
         more: further files, name -> content.
 
-    Raises: SaveError: it could not be written; an older folder is as it was.
+    Raises: SaveError: it could not be written, or some of its weights were rounded for decoding; an older folder is as
+        it was.
     """
-    tensors = weights or portable_state(model)
+    tensors = weights or _unrounded_state(model, path)
 
     def write(folder: Path) -> None:
         write_tensors(folder / WEIGHTS, tensors)
@@ -151,6 +152,21 @@ def save_pretrained(
             (folder / GENERATION).write_text(to_json(generation), encoding="utf-8")
 
     write_folder(Path(path), write, needed_bytes=needed_bytes({"model": tensors}))
+
+
+def _unrounded_state(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
+    """`portable_state`, unless the maps alone are in another type, as decoding in bf16 leaves them.
+
+    Their weights are gone then, and so is what was tied.
+    """
+    tensors = portable_state(model)
+    types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(types) > 1:
+        raise SaveError(
+            f"{path} is not written: the model's weights are partly {' and partly '.join(sorted(types))}, as a"
+            " Translator or Generator in bf16 leaves them. Load the model again, in fp32, to save it."
+        )
+    return tensors
 
 
 def load(

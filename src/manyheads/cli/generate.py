@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from manyheads.cli.decoding_options import DeviceOptions
+from manyheads.cli.decoding_options import SearchDeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
@@ -112,7 +112,7 @@ class GenerateOptions:
     """With --lines, a line that is not UTF-8: fail, replace its bad bytes, or skip (an empty line comes out)."""
     verbose: Annotated[bool, arg(aliases=["-v"], help_behavior_hint="")] = False
     """Print the settings and the speed on standard error."""
-    run_on: Annotated[DeviceOptions, arg(name="")] = field(default_factory=DeviceOptions)
+    run_on: Annotated[SearchDeviceOptions, arg(name="")] = field(default_factory=SearchDeviceOptions)
 
     def overrides(self) -> dict[str, Any]:
         """The fields of `GenerationSettings` that were given.
@@ -144,7 +144,13 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.decoding.generator import Generator
     from manyheads.text.id_vocabulary import IdVocabulary
 
-    generator = Generator.from_pretrained(options.model, local_device(options.run_on.device), options.run_on.precision)
+    options.run_on.announce()
+    generator = Generator.from_pretrained(
+        options.model,
+        local_device(options.run_on.device),
+        options.run_on.precision,
+        compile_steps=options.run_on.compile,
+    )
     settings = generator.options(**overrides)
     if isinstance(generator.vocabulary, IdVocabulary):
         from manyheads.cli.generate_ids import generate_ids
@@ -231,6 +237,7 @@ def _each_line_sharded(generator: Generator, overrides: dict[str, Any], options:
         "settings": asdict(settings),
         "form": (options.json, options.echo, options.on_bad_utf8),
         "precision": options.run_on.precision,
+        "compiled": options.run_on.compile,
     }
     if run_sharded(options.output, [options.input], identity, blocks, work) is not None:
         tell_bad_lines(report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -14,10 +14,13 @@ from manyheads.cli.parsing import parse
 from manyheads.cli.picture_files import check_kinds, write_figure
 from manyheads.errors import RequestError
 
+if TYPE_CHECKING:
+    from manyheads.nn.attention.lsh_settings import LSHSettings
+
 __all__ = ["BucketsOptions", "run"]
 
 _DESCRIPTION = """Draw into which buckets a Reformer's hashed attention puts the tokens of a text, in every head and
-round, and how one head's tokens stand when they are sorted by bucket and cut into chunks."""
+round, and how one head's tokens stand when they are sorted by bucket; cut into chunks, if chunks are what they see."""
 
 _EXAMPLES = (
     'manyheads inspect buckets runs/reformer --text "He opened the door and went in."',
@@ -61,7 +64,8 @@ def run(arguments: Sequence[str]) -> int:
     buckets = found[names[layer - 1]]
     if not 1 <= options.head <= len(buckets):
         raise RequestError(f"--head {options.head}: there are heads 1 to {len(buckets)}.")
-    chunk_len = getattr(model.model.config, "chunk_len", 0)  # type: ignore[union-attr]
+    lsh: LSHSettings = model.model.config.lsh  # type: ignore[union-attr]
+    chunk_len = lsh.chunk_len if lsh.visible == "chunk" else 0
     title = f"Buckets of {names[layer - 1]}"
     figure = buckets_figure(buckets, tokens=labels, chunk_len=chunk_len, head=options.head - 1, title=title)
     write_figure(figure, options.output)

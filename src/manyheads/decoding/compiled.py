@@ -17,9 +17,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.protocols import Placing, Searchable
 from manyheads.errors import RequestError
 from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.compiling import compiling_a_step
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.linear import Linear, define_packed_linear
@@ -29,14 +31,15 @@ __all__ = ["CompiledSteps"]
 
 @dataclass(frozen=True)
 class _State:
-    """A model's state, of how many sentences it is, and whether the search began with one."""
+    """A model's state, of how many sentences or lanes it is, and whether they began as one."""
 
     inner: Any
     sentences: int
     began_alone: bool
 
     def reorder(self, rows: Tensor) -> _State:
-        return replace(self, inner=self.inner.reorder(rows), sentences=len(rows))
+        began_alone = self.began_alone and len(rows) == 1  # a prompt that is gone on from in several ways is several
+        return _State(self.inner.reorder(rows), len(rows), began_alone)
 
     def clone(self) -> _State:
         return replace(self, inner=self.inner.clone())
@@ -53,35 +56,41 @@ class CompiledSteps:
     Raises: RequestError: its steps cannot be compiled, or this machine has no C++ compiler.
     """
 
-    def __init__(self, model: Searchable) -> None:
+    def __init__(self, model: Searchable | LanguageModel) -> None:
         if not (isinstance(model, Placing) and isinstance(model, nn.Module) and model.can_place):
             name = getattr(getattr(model, "config", None), "architecture", type(model).__name__)
-            raise RequestError(f"steps of a {name} cannot be compiled: they look at numbers; leave out --compile.")
+            raise RequestError(f"steps of this {name} cannot be compiled: they look at numbers; leave out --compile.")
         _check_compiler(next(model.parameters()).device)
         define_packed_linear()
-        self._model: Searchable = model
+        self._model: Any = model
         self._placing: Placing = model
         self._compute = _compiled(model)
         self._kinds: set[Any] = set()
         # The program knows packed weights by their numbers: as long as it lives, nothing else may be given those.
         self._packed = [
-            module.packed for module in model.modules() if isinstance(module, MultiHeadAttention | Linear | LinearHead)
+            module.packed
+            for module in model.modules()
+            if isinstance(module, MultiHeadAttention | RelativeAttention | Linear | LinearHead)
         ]
 
     @property
     def max_len(self) -> int | None:
         """See `protocols.Searchable.max_len`."""
-        return self._model.max_len
+        return cast("int | None", self._model.max_len)
 
-    def start(self, source: Tensor, source_lengths: Tensor) -> _State:
-        """See `protocols.Searchable.start`."""
-        return _State(self._model.start(source, source_lengths), len(source), len(source) == 1)
+    def start(self, given: Any, *more: Any) -> _State:
+        """See `protocols.Searchable.start`; of a language model, see `LanguageModel.start`."""
+        sentences = given if isinstance(given, int) else len(given)
+        return _State(self._model.start(given, *more), sentences, sentences == 1)
 
-    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, _State]:
-        """See `protocols.Searchable.step`.
+    def step(self, tokens: Tensor, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, _State]:
+        """See `protocols.Searchable.step`. lengths: of a language model's prompts, see `LanguageModel.step`.
 
         Raises: RequestError: the compiler failed.
         """
+        if lengths is not None:
+            log_probs, inner = self._model.step(tokens, state.inner, lengths)
+            return log_probs, replace(state, inner=inner)
         # Sizes of one need a program of their own: not for a batch that has come down to one sentence.
         serves = state.sentences > 1 or state.began_alone
         placed = self._placing.place_step(tokens, state.inner) if serves else None

@@ -11,6 +11,7 @@ from torch import nn
 
 from manyheads.errors import RequestError
 from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.linear import Linear, Packed
 
@@ -41,7 +42,7 @@ def narrow(model: nn.Module, precision: Precision) -> None:
     """For `bf16`, cast the weights of a model's maps in place, once, where autocast would in every call.
 
     What is computed stays the same to the bit. Tables of embeddings stay as they are, so a head that shares one gets a
-    copy. For a model that only runs from now on: what it loses cannot be trained or saved again.
+    copy. For a model that only runs from now on: what it loses cannot be trained, and `save_pretrained` refuses it.
     """
     if precision != "bf16":
         return
@@ -60,7 +61,7 @@ def pack(model: nn.Module) -> None:
     unless it is through `weight.data`: call this again.
     """
     for module in model.modules():
-        if isinstance(module, MultiHeadAttention):
+        if isinstance(module, MultiHeadAttention | RelativeAttention):
             maps: tuple[nn.Module, ...] = (module.q_proj, module.k_proj, module.v_proj)
         elif isinstance(module, Linear | LinearHead):
             maps = (module,)

@@ -16,6 +16,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
 from manyheads.config.build import build
+from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import Precision, choose_device, inference, narrow, pack
 from manyheads.decoding.ending import Ending
 from manyheads.decoding.generation_config import read_settings
@@ -77,8 +78,10 @@ class Generator:
         settings: options that calls start from; default `GenerationSettings()`.
         device: where the model is; `auto` asks the machine.
         precision: `fp32`, or `bf16` by autocast.
+        compile_steps: let torch's compiler make one program of a step (see `decoding.compiled`): slow to begin, then
+            faster. The model's weights must stay as they are.
 
-    Raises: RequestError: no such device or precision.
+    Raises: RequestError: no such device or precision, or steps of this model cannot be compiled here.
     """
 
     def __init__(
@@ -88,23 +91,31 @@ class Generator:
         settings: GenerationSettings | None = None,
         device: str | torch.device = "auto",
         precision: Precision = "fp32",
+        *,
+        compile_steps: bool = False,
     ) -> None:
         if precision not in get_args(Precision):
             raise RequestError(f"precision is {precision!r}; use {' or '.join(get_args(Precision))}.")
         self.device = choose_device(device)
         self.model = model.to(self.device).eval()
+        self._stepping: Any = CompiledSteps(self.model) if compile_steps else self.model
         self.vocabulary = vocabulary
         self.settings = GenerationSettings() if settings is None else settings
         self.precision = precision
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, device: str | torch.device = "auto", precision: Precision = "fp32"
+        cls,
+        path: str | Path,
+        device: str | torch.device = "auto",
+        precision: Precision = "fp32",
+        *,
+        compile_steps: bool = False,
     ) -> Self:
         """A generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train or to save again. On a CPU
-        maps may be kept in a faster layout as well, and so twice (see `device.pack`).
+        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train, and saving it is refused. On
+        a CPU maps may be kept in a faster layout as well, and so twice (see `device.pack`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is none of language. ConfigError,
             DataError: a file's content is bad.
@@ -126,7 +137,8 @@ class Generator:
             )
         narrow(model, precision)
         pack(model)
-        return cls(model, vocabulary, read_settings(folder, GenerationSettings), chosen, precision)
+        settings = read_settings(folder, GenerationSettings)
+        return cls(model, vocabulary, settings, chosen, precision, compile_steps=compile_steps)
 
     def options(self, **overrides: Any) -> GenerationSettings:
         """The settings of a call.
@@ -306,7 +318,7 @@ class Generator:
                     state, chosen = state.reorder(which), chosen[which]
                     repetition.select(on)
                     active = [active[place] for place in on]
-                log_probs, state = self.model.step(chosen[:, None], state)
+                log_probs, state = self._stepping.step(chosen[:, None], state)
 
     def _read(
         self, prompts: list[list[int]], settings: GenerationSettings, stop_asked: Callable[[], bool] | None
@@ -316,7 +328,7 @@ class Generator:
         padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = torch.tensor(ids)
-        state = self.model.start(len(prompts), self.attending(settings))
+        state = self._stepping.start(len(prompts), self.attending(settings))
         log_probs: Tensor | None = None
         for begin in range(0, padded.shape[1], READ_AT_ONCE):
             if stop_asked is not None and stop_asked():
@@ -324,7 +336,7 @@ class Generator:
             part = padded[:, begin : begin + READ_AT_ONCE].to(self.device)
             real = (lengths - begin).clamp(min=0, max=part.shape[1])
             whole = bool((real == part.shape[1]).all())
-            found, state = self.model.step(part, state, None if whole else real.to(self.device))
+            found, state = self._stepping.step(part, state, None if whole else real.to(self.device))
             ends_here = ((real > 0) & (lengths <= begin + part.shape[1])).to(self.device)
             log_probs = found if log_probs is None else torch.where(ends_here[:, None], found, log_probs)
         assert log_probs is not None  # no prompt is empty

@@ -80,8 +80,8 @@ class Translator:
     ) -> Self:
         """A translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train or to save again. On a CPU
-        maps may be kept in a faster layout as well, and so twice (see `device.pack`).
+        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train, and saving it is refused. On
+        a CPU maps may be kept in a faster layout as well, and so twice (see `device.pack`).
 
         Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: a file's content is bad.
         """

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -59,6 +60,17 @@ def test_buckets_of_a_reformer(
     for more, said in ((("--layer", "2"), "1 layers hash"), (("--head", "3"), "heads 1 to 2")):
         assert manyheads("inspect", "buckets", reformer_folder, "--text", text, *more) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("visible", "cut"), [("bucket", False), ("chunk", True)])
+def test_chunks_are_drawn_where_they_are_what_is_seen(
+    manyheads: Program, tmp_path: Path, visible: Literal["bucket", "chunk"], cut: bool
+) -> None:
+    config = dataclasses.replace(REFORMERS["debug"](), vocab_size=256, visible=visible)
+    save_pretrained(build_model(config), tmp_path / "model", tokenizer=ByteVocabulary())
+    output = tmp_path / "buckets.svg"
+    assert manyheads("inspect", "buckets", tmp_path / "model", "--text", "he opened the door", "--output", output) == 0
+    assert ("cut into chunks" in output.read_text(encoding="utf-8")) is cut
 
 
 def test_buckets_of_another_model(

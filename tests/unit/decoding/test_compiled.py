@@ -10,17 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import AdditiveAttentionConfig, TransformerConfig
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding import compiled
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import inference, narrow, pack
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import RequestError
+from manyheads.text.byte_vocabulary import ByteVocabulary
 
 VOCAB = 37
 CONFIG = TransformerConfig(
@@ -171,11 +176,78 @@ def test_who_looks_at_the_weights_sees_them() -> None:
     assert not additive.taken
 
 
+XL = TransformerXLConfig(
+    vocab_size=256, d_model=16, num_heads=2, d_ff=24, num_layers=2, memory_len=12, clamp_len=9, dropout=0.0
+)
+PROMPTS = ["It is a truth", "a", "x" * 20, ""]
+
+
+def generator_of(config: Any = XL, compile_steps: bool = False, precision: Any = "fp32") -> Generator:
+    torch.manual_seed(3)
+    model = build_model(config).eval()
+    assert isinstance(model, LanguageModel)
+    for parameter in model.parameters():
+        parameter.data.mul_(6)
+    narrow(model, precision)
+    pack(model)
+    settings = GenerationSettings(max_new_tokens=50, do_sample=False)
+    generator = Generator(model, ByteVocabulary(), settings, "cpu", precision, compile_steps=compile_steps)
+    if compile_steps:
+        generator._stepping = Counted(model)
+    return generator
+
+
+def assert_written_alike(mine: Generator, plain: Generator, prompts: list[str], **options: Any) -> None:
+    pairs = zip(mine.continuations(prompts, **options), plain.continuations(prompts, **options), strict=True)
+    for ours, theirs in ((a, b) for one, other in pairs for a, b in zip(one, other, strict=True)):
+        assert ours.ids == theirs.ids
+        assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-4)
+
+
+@pytest.mark.unhooked
+@pytest.mark.compiles
+@pytest.mark.parametrize("changes", [{}, {"attention": "relative_learned", "max_len": 16, "same_length": True}])
+def test_a_language_model_writes_the_same_from_one_program(changes: dict[str, Any]) -> None:
+    """Prompts of all lengths, memories that fill up, rows that leave, several ways to go on from a prompt.
+
+    One prompt alone has a program of its own, and one row that is left of several has none.
+    """
+    config = replace(XL, **changes)
+    plain, mine, before = generator_of(config), generator_of(config, compile_steps=True), graphs()
+    assert_written_alike(mine, plain, PROMPTS)
+    assert_written_alike(mine, plain, PROMPTS[:3], stop=("e", "t"))
+    assert_written_alike(mine, plain, PROMPTS[:1], do_sample=True, num_return_sequences=3, stop=("e",), memory_len=30)
+    assert graphs() - before == 1
+    taken = mine._stepping.taken
+    assert taken > 60
+    assert_written_alike(mine, plain, PROMPTS[2:3])
+    assert "".join(mine.stream(PROMPTS[2])) == plain.generate(PROMPTS[2])
+    assert graphs() - before == 2
+    assert mine._stepping.taken > taken + 90
+
+
+@pytest.mark.unhooked
+@pytest.mark.compiles
+def test_a_language_model_in_bf16_is_near() -> None:
+    [exact], [rounded] = (
+        one.continuations(PROMPTS[:1], max_new_tokens=12)
+        for one in (generator_of(), generator_of(compile_steps=True, precision="bf16"))
+    )
+    assert rounded[0].ids[:3] == exact[0].ids[:3]
+    assert rounded[0].log_probs[:3] == pytest.approx(exact[0].log_probs[:3], abs=0.2)
+
+
+@pytest.mark.parametrize("changes", [{"attention": "absolute"}, {"cutoffs": (10, 20), "div_value": 2}])
+def test_language_models_that_look_at_numbers_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"steps of this transformer-xl cannot be compiled.*--compile"):
+        generator_of(replace(XL, **changes), compile_steps=True)
+
+
 def test_a_reformer_is_refused() -> None:
     config = ReformerSeq2SeqConfig(
         source_vocab_size=VOCAB, target_vocab_size=VOCAB, d_model=16, num_heads=2, d_ff=32, max_len=64
     )
-    with pytest.raises(RequestError, match=r"steps of a reformer.* cannot be compiled.*--compile"):
+    with pytest.raises(RequestError, match=r"steps of this reformer.* cannot be compiled.*--compile"):
         CompiledSteps(build_model(config))  # type: ignore[arg-type]
 
 

@@ -64,8 +64,8 @@ class RelativeLayer(nn.Module):
         """
 
         def attend(h: Tensor) -> Tensor:
-            key, value = past(*self.attention.project_memory(h))
-            return self.attention.attend(self.attention.project_query(h), key, value, positions, distance_bias, mask)
+            q, k, v = self.attention.project_together(h)
+            return self.attention.attend(q, *past(k, v), positions, distance_bias, mask)
 
         x = self.attention_residual(x, attend)
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
-from manyheads.architectures.transformer_xl.state import XLKeyValues, XLMemory, XLWindow
+from manyheads.architectures.transformer_xl.state import XLKeyValues, XLMemory, XLPlacedStep, XLWindow
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
@@ -198,6 +198,53 @@ class TransformerXL(nn.Module):
             bias = state.distance_biases[index][:, columns] if state.distance_biases else None
             x = layer.extend(x, partial(state.write, index), state.positions[index][:, columns], bias, mask)
         return x, state.after(new_len, lengths)
+
+    @property
+    def can_place(self) -> bool:
+        """See `protocols.Placing`: with relative attention, and one table that all tokens are in."""
+        return self.config.attention.startswith("relative") and len(self.embedding.tables) == 1
+
+    def place_step(
+        self, tokens: Int[Tensor, "lanes new_len"], state: XLMemory | XLKeyValues | XLWindow
+    ) -> tuple[XLPlacedStep, XLKeyValues] | None:
+        """`forward` of one token a lane in two parts: this one decides what is left to decide, `take_step` computes.
+
+        Returns: what `take_step` takes, and the memory after it; None where only `forward` serves: at a text's
+            beginning, or somebody looks at the attention.
+        """
+        if not (isinstance(state, XLKeyValues) and tokens.shape[1] == 1 and state.columns > 1) or self._is_open:
+            return None
+        like = low_precision(self.embedding.tables[0][:0])
+        # Room for two more than the new one: see `XLPlacedStep`.
+        state = self._reaching(state.with_room(3, like.dtype), 3, like)
+        if state.attending.window is None and state.valid() is None:
+            seen = torch.ones(1, 1, 1, state.columns + 1, dtype=torch.bool, device=tokens.device)
+        else:
+            seen = cast(Dense, self._mask(state, 1)).pattern
+        placed = XLPlacedStep(
+            tokens=tokens,
+            keys=state.keys,
+            values=state.values,
+            positions=state.positions,
+            distance_biases=state.distance_biases,
+            first=int(state.first),
+            last=int(state.last),
+            seen=seen.expand(len(tokens), -1, -1, -1).contiguous(),
+        )
+        return placed, state.after(1, None)
+
+    def take_step(self, placed: XLPlacedStep) -> Float[Tensor, "lanes 1 d_model"]:
+        """The hidden states of a step that was placed; a compiler can read it whole."""
+        x = self.dropout(low_precision(self.embedding(placed.tokens)))
+        for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
+            positions, bias = placed.distances(index)
+            x = layer.extend(x, partial(placed.write, index), positions, bias, Dense(placed.seen))
+        return self.dropout(x)  # type: ignore[no-any-return]
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether weights of attention must be there in some layer."""
+        return any(cast(RelativeLayer, layer).attention.weights_hook is not None for layer in self.layers)
 
     def _reaching(self, state: XLKeyValues, new_len: int, like: Tensor) -> XLKeyValues:
         """The state with distances projected as far as its memory and a segment reach."""

@@ -23,7 +23,10 @@ from torch.utils import _pytree as pytree
 from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.errors import ShapeError
 
-__all__ = ["XLKeyValues", "XLMemory", "XLWindow"]
+__all__ = ["XLKeyValues", "XLMemory", "XLPlacedStep", "XLWindow"]
+
+# Slots of a buffer that stay empty at its front: to a compiler 0 and 1 are no numbers like others (see `XLPlacedStep`).
+_FRONT = 2
 
 
 @dataclass(frozen=True)
@@ -200,22 +203,23 @@ class XLKeyValues(_State):
         if self.keys[0].dtype == dtype and int(self.last) + new_len <= self.keys[0].shape[2]:
             return self
         first, last = int(self.first), int(self.last)
-        capacity = needed + max(16, needed // 4)
+        capacity = _FRONT + needed + max(16, needed // 4)
+        end = _FRONT + last - first
 
         def moved(buffer: Tensor) -> Tensor:
             if buffer.dtype == dtype and buffer.shape[2] >= capacity:
-                buffer[:, :, : last - first] = buffer[:, :, first:last].clone()  # the two may overlap
+                buffer[:, :, _FRONT:end] = buffer[:, :, first:last].clone()  # the two may overlap
                 return buffer
             grown = buffer.new_empty(*buffer.shape[:2], capacity, buffer.shape[3], dtype=dtype)
-            grown[:, :, : last - first] = buffer[:, :, first:last]
+            grown[:, :, _FRONT:end] = buffer[:, :, first:last]
             return grown
 
         return replace(
             self,
             keys=tuple(moved(buffer) for buffer in self.keys),
             values=tuple(moved(buffer) for buffer in self.values),
-            first=torch.zeros_like(self.first),
-            last=self.last - self.first,
+            first=torch.full_like(self.first, _FRONT),
+            last=torch.full_like(self.last, end),
         )
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,6 +270,47 @@ class XLKeyValues(_State):
             last=change(self.last, None),
             lengths=change(self.lengths, 0),
         )
+
+
+@dataclass(frozen=True)
+class XLPlacedStep:
+    """A step of one token a lane whose bookkeeping is done: what is left is what a compiler can read.
+
+    One program serves all steps if no number among these is 0 or 1, and no view of a buffer ever the whole of it: so
+    there is room before the first position and behind the last, and a distance more than is asked for.
+
+    Shape: tokens (lanes, 1) ids; keys, values, positions, distance_biases as in `XLKeyValues`, with room for the new
+        position; seen (lanes, 1, 1, last + 1 - first) bool: what of memory and the new position each lane sees.
+    first, last: slots of the memory; the new position goes behind it.
+    """
+
+    tokens: Tensor
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    positions: tuple[Tensor, ...]
+    distance_biases: tuple[Tensor, ...]
+    first: int
+    last: int
+    seen: Tensor
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """See `protocols.Placing`."""
+        return self.keys[0].dtype, len(self.tokens) == 1
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """As `XLKeyValues.write`."""
+        end = self.last + 1
+        self.keys[layer][:, :, self.last : end] = key
+        self.values[layer][:, :, self.last : end] = value
+        return self.keys[layer][:, :, self.first : end], self.values[layer][:, :, self.first : end]
+
+    def distances(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        """Projected, (heads, k_len, head_dim), and their own scores, (heads, k_len), if they have any."""
+        positions = self.positions[layer]
+        columns = slice(positions.shape[1] - (self.last + 1 - self.first), None)
+        bias = self.distance_biases[layer][:, columns] if self.distance_biases else None
+        return positions[:, columns], bias
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, dense_bias
-from manyheads.nn.attention.softmax import masked_softmax
+from manyheads.nn.attention.softmax import masked_softmax, weighted_by_sums
 from manyheads.nn.compiling import compiles_a_step
 from manyheads.nn.dropout import dropout
 from manyheads.nn.linear import onednn_is_faster
@@ -98,26 +98,14 @@ def _products_pay(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float
 def _by_sums(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None, first_query: int
 ) -> Tensor:
-    """`dot_product_attention` without one product of matrices, in float32 at least.
-
-    A compiler makes one loop of it, that reads keys and values where they lie, with no copy and no call of a library:
-    what a few queries cost is the reading.
-    """
+    """`dot_product_attention` for a compiler, in float32 at least: see `weighted_by_sums`."""
     wide = torch.promote_types(query.dtype, torch.float32)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query.to(wide)[:, :, :, None] * scale * key.to(wide)[:, :, None]).sum(-1)
     allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)
     if bias is not None:
         scores = scores + bias.to(wide)
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, torch.finfo(wide).min)
-    shares = (scores - scores.amax(-1, keepdim=True)).exp()
-    if allowed is not None:
-        shares = shares.masked_fill(~allowed, 0.0)
-    # Divided at the end, for one division a feature and not one a key. The largest share is 1, and so is the least sum,
-    # unless there is nothing to see.
-    out = (shares[..., None] * value.to(wide)[:, :, None]).sum(3) / shares.sum(-1, keepdim=True).clamp(min=1)
-    return out.to(query.dtype)
+    return weighted_by_sums(scores, value, allowed).to(query.dtype)
 
 
 def _is_part_of_a_cache(query: Tensor, key: Tensor, dropout_rate: float) -> bool:

@@ -23,9 +23,10 @@ from torch.autograd.function import once_differentiable
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads
-from manyheads.nn.attention.softmax import masked_softmax, some_row_is_empty
+from manyheads.nn.attention.softmax import masked_softmax, some_row_is_empty, weighted_by_sums
+from manyheads.nn.compiling import compiles_a_step
 from manyheads.nn.dropout import RowMasks, dropout
-from manyheads.nn.linear import Linear, linear, product, product_of_rows
+from manyheads.nn.linear import Linear, Packed, linear, product, product_of_rows
 from manyheads.nn.positions import sinusoidal_table
 
 __all__ = [
@@ -128,6 +129,8 @@ def relative_attention(
     """
     _check(query, key, positions, causal)
     q_len, k_len = query.shape[2], key.shape[2]
+    if compiles_a_step() and q_len == 1 and query.device.type == "cpu":
+        return _by_sums(query, key, value, positions, content_bias, position_bias, distance_bias, mask)
     # Compilers fuse theirs, and do not see through ours; both ways there is no path of our own.
     if torch.compiler.is_compiling() or not causal:
         weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask, causal)
@@ -152,6 +155,33 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, causal: bool) -> None:
             f"{positions.shape[1]} encoded distances do not fit {q_len} queries and {k_len} keys; both ways there are"
             f" {k_len + q_len - 1} distances."
         )
+
+
+def _by_sums(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor | None,
+    distance_bias: Tensor | None,
+    mask: Mask | None,
+) -> Tensor:
+    """`relative_attention` of the last position alone for a compiler, in float32 at least: see `weighted_by_sums`.
+
+    Its distances already stand in the order of the keys, so there is nothing to shift.
+    """
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scale, k_len = 1 / math.sqrt(query.shape[-1]), key.shape[2]
+    asks = query.to(wide)
+    by_content = (asks + content_bias[:, None].to(wide)) * scale
+    by_position = (asks if position_bias is None else asks + position_bias[:, None].to(wide)) * scale
+    scores = (by_content[:, :, :, None] * key.to(wide)[:, :, None]).sum(-1)
+    scores = scores + (by_position[:, :, :, None] * positions.to(wide)[None, :, None]).sum(-1)
+    if distance_bias is not None:
+        scores = scores + distance_bias[:, None].to(wide) * scale
+    allowed = dense_mask(mask, 1, k_len, query.device, k_len - 1)
+    return weighted_by_sums(scores, value, allowed).to(query.dtype)
 
 
 def _lanes_at_once(batch: int, numbers_each: int, device: torch.device) -> int:
@@ -441,6 +471,7 @@ class RelativeAttention(nn.Module):
 
     causal = True
     """No query sees a later key, whatever the mask."""
+    packed: Packed | None = None
 
     def __init__(
         self,
@@ -513,6 +544,14 @@ class RelativeAttention(nn.Module):
         else:
             k, v = _behind(memory, x, torch.cat([self.k_proj.weight, self.v_proj.weight])).chunk(2, dim=-1)
         return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
+
+    def project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the same x: (batch, q_len, d_model) -> (batch, heads, q_len, head_dim)."""
+        maps = (self.q_proj, self.k_proj, self.v_proj)
+        if self.packed is not None and self.packed.serves(x, *maps):
+            q, k, v = (split_heads(part, self.num_heads) for part in self.packed.linear(x).chunk(3, dim=-1))
+            return q, k, v
+        return self.project_query(x), *self.project_memory(x)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, distance_bias: Tensor | None, mask: Mask | None

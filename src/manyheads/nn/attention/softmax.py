@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError
 
-__all__ = ["masked_softmax", "some_row_is_empty"]
+__all__ = ["masked_softmax", "some_row_is_empty", "weighted_by_sums"]
 
 
 def masked_softmax(
@@ -49,6 +49,27 @@ def masked_softmax(
     if fully_masked == "zeros" and some_row_is_empty(allowed):
         weights = weights.masked_fill(blocked, 0.0)
     return weights
+
+
+def weighted_by_sums(
+    scores: Float[Tensor, "batch heads q_len k_len"],
+    value: Float[Tensor, "batch heads k_len value_dim"],
+    allowed: Bool[Tensor, ...] | None,
+) -> Float[Tensor, "batch heads q_len value_dim"]:
+    """`masked_softmax(scores, allowed) @ value` without a product of matrices, in the type of the scores.
+
+    A compiler makes one loop of it and of what the scores are made of, which reads values where they lie, with no copy
+    and no call of a library: what a few queries cost is the reading.
+    """
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+    shares = (scores - scores.amax(-1, keepdim=True)).exp()
+    if allowed is not None:
+        shares = shares.masked_fill(~allowed, 0.0)
+    # Divided at the end, for one division a feature and not one a key. The largest share is 1, and so is the least sum,
+    # unless there is nothing to see.
+    weighed = (shares[..., None] * value.to(scores.dtype)[:, :, None]).sum(3)
+    return weighed / shares.sum(-1, keepdim=True).clamp(min=1)
 
 
 def some_row_is_empty(allowed: Tensor) -> bool:
