@@ -29,22 +29,22 @@ def model_of(**changes: Any) -> LanguageModel:
     model = build_model(replace(CONFIG, **changes)).eval()
     assert isinstance(model, LanguageModel)
     for parameter in model.parameters():
-        parameter.data.mul_(5)
+        parameter.data = parameter.data * 5 if parameter.any() else torch.randn_like(parameter)  # biases begin at zero
     return model
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("lengths", [[5], [5, 2, 3]], ids=["one lane", "three lanes of unlike lengths"])
+@pytest.mark.parametrize("lengths", [[2], [5, 2, 3]], ids=["one lane", "three lanes of unlike lengths"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_parts_are_one_step(kind: str, lengths: list[int], precision: Any) -> None:
     """Past a full memory, a move within the buffers, and a lane that leaves."""
     model = model_of(**KINDS[kind])
-    tokens = torch.randint(31, (len(lengths), 40))
+    tokens, begun = torch.randint(31, (len(lengths), 40)), max(lengths)
     with inference(torch.device("cpu"), precision):
         real = torch.tensor(lengths)
-        _, state = model.step(tokens[:, :5], model.start(len(lengths)), real)
-        _, other = model.step(tokens[:, :5], model.start(len(lengths)), real)
-        for step in range(5, 40):
+        _, state = model.step(tokens[:, :begun], model.start(len(lengths)), real)
+        _, other = model.step(tokens[:, :begun], model.start(len(lengths)), real)
+        for step in range(begun, 40):
             now = tokens[:, step : step + 1]
             expected, state = model.step(now, state)
             what = model.place_step(now, other)
