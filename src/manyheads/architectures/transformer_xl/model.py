@@ -222,7 +222,7 @@ class TransformerXL(nn.Module):
         else:
             seen = cast(Dense, self._mask(state, 1)).pattern
         placed = XLPlacedStep(
-            tokens=tokens,
+            tokens=tokens.clone(),  # made under inference mode or not, as all else is: compilers tell the two apart
             keys=state.keys,
             values=state.values,
             positions=state.positions,
