@@ -107,6 +107,7 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
             f"best {valid[best]:.3f}", (steps[best], valid[best]), (0, -16), textcoords="offset points",
             ha="right", fontsize=9, color=COLOURS[1],
             bbox={"facecolor": axes.get_facecolor(), "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
+            zorder=2.2,  # over the curves, under the axis
         )  # fmt: skip
     both = np.concatenate([smooth, valid])
     if len(both) > 5:

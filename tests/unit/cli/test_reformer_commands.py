@@ -83,6 +83,8 @@ def test_text_is_generated_up_to_the_last_position(run: Path, manyheads: Cli) ->
         generator.generate("a" * 70)
     with pytest.raises(RequestError, match="memory_len is 8, but a reformer"):
         generator.generate("a", memory_len=8)
+    with pytest.raises(RequestError, match="steps of this reformer cannot be compiled"):
+        Generator.from_pretrained(run, compile_steps=True)
 
 
 def test_pictures_are_written(pictures: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
