@@ -67,6 +67,21 @@ def test_tiles_and_chunks_of_any_size(rows: int, vocab: int, chunk: int, tile: i
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
 
+def test_a_token_that_a_bias_forbids_spoils_no_gradient() -> None:
+    """Rows that only make a product's size round have that bias too, and nothing to meet it with but zeros."""
+    hidden, weight = torch.randn(5, 3, requires_grad=True), torch.randn(7, 3, requires_grad=True)
+    bias = torch.zeros(7, requires_grad=True)
+    with torch.no_grad():
+        bias[2] = -torch.inf
+    targets = torch.tensor([0, 1, 3, 4, 5])
+    loss, _ = smoothed_loss(hidden, targets, weight, bias)
+    wanted = torch.nn.functional.cross_entropy(hidden @ weight.t() + bias, targets, reduction="sum")
+    torch.testing.assert_close(loss, wanted)
+    for one, other in zip(*(torch.autograd.grad(x, (hidden, weight)) for x in (loss, wanted)), strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other)
+
+
 def test_gradcheck() -> None:
     hidden, targets, weight, row = tensors()
     assert torch.autograd.gradcheck(lambda h, w, b: smoothed_loss(h, targets, w, b, 0.2, 5)[0], (hidden, weight, row))

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from manyheads.decoding.device import inference, narrow, pack
 from manyheads.nn import linear as module
 from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.linear import Linear, Packed, linear, onednn_is_faster, product, product_of_rows
 
@@ -252,3 +253,19 @@ def test_an_exchanged_projection_is_not_served_from_the_old_copy(served: list[in
         assert served[0] == 5  # keys, values and the last projection, each by itself
         plain = copy.deepcopy(attention)
         torch.testing.assert_close(found, plain(x)[0])
+
+
+def test_relative_projections_are_one_packed_product(served: list[int]) -> None:
+    attention, x = RelativeAttention(24, 2, 8), torch.randn(3, 5, 24)
+    with torch.no_grad():
+        plain = attention.project_together(x)
+        assert not served[0]
+        pack(attention)
+        for mine, theirs in zip(attention.project_together(x), plain, strict=True):
+            assert mine.shape == (3, 2, 5, 8)
+            torch.testing.assert_close(mine, theirs)
+        assert served[0] == 1
+        attention.v_proj = Linear(24, 16, bias=False)
+        found = attention.project_together(x)[2]
+        assert served[0] == 3  # queries and keys, each by itself
+        torch.testing.assert_close(found, attention.v_proj(x).view(3, 5, 2, 8).transpose(1, 2))

@@ -230,6 +230,7 @@ class _SmoothedLoss(torch.autograd.Function):
                 count = wanted.shape[0]
                 low_hidden = pad_rows(hidden[start : start + chunk_tokens].to(compute), chunk_tokens)
                 padded = linear(low_hidden, low_weight, low_bias)
+                padded[count:].zero_()  # nobody's rows: no error, so no gradient, whatever the bias
                 logits = padded[:count]
                 target_logits = logits.gather(1, wanted).to(statistics)
                 totals = torch.ones_like(padded[:, :1], dtype=statistics)
@@ -244,8 +245,7 @@ class _SmoothedLoss(torch.autograd.Function):
                     # equals.
                     error = target_logits.sub_(highest).mul_(_LOG2_E).exp2_()
                     _put(logits, wanted, error.sub_(totals[:count], alpha=1 - smoothing).to(compute))
-                # From here on `logits` holds the error times the totals, but for smoothing's share. The rows behind it
-                # are nobody's, and meet hidden states of zero.
+                # From here on `padded` holds the error times the totals, but for smoothing's share.
                 if grad_hidden is not None:
                     error = product(padded, low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
                     grad_hidden[start : start + chunk_tokens] = error
@@ -255,7 +255,9 @@ class _SmoothedLoss(torch.autograd.Function):
             mean_logits = (summed_hidden @ summed_weight + hidden.shape[0] * summed_bias) / vocab_size
         nll_sum, normaliser_sum = sums.unbind()
         nll_sum = nll_sum.clone()
-        loss_sum = (1 - smoothing) * nll_sum + smoothing * (normaliser_sum - mean_logits)
+        loss_sum = nll_sum.clone()
+        if smoothing:  # else a token that a bias forbids would make this NaN
+            loss_sum = (1 - smoothing) * nll_sum + smoothing * (normaliser_sum - mean_logits)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(nll_sum)
