@@ -72,7 +72,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
                 told.append(request.url)
 
         page.on("request", requested)
-        page.goto(path.as_uri())
+        page.goto(path.as_uri(), timeout=120_000)  # a browser that has just begun may wait for a busy machine
         settled(page)
         return page
 
