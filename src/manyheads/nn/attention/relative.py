@@ -185,6 +185,7 @@ def _by_sums(
 
 
 def _lanes_at_once(batch: int, numbers_each: int, device: torch.device) -> int:
+    """How many lanes of so many scores make a tile; elsewhere than on a CPU all do."""
     return max(1, _TILE_NUMBERS // max(1, numbers_each)) if device.type == "cpu" else max(1, batch)
 
 
@@ -411,7 +412,11 @@ class _Behind(torch.autograd.Function):
         x_dtype, weight_dtype = ctx.dtypes
         _, needs_x, needs_weight, _ = ctx.needs_input_grad
         with torch.autocast(grad.device.type, enabled=False):
-            grad_x = product(grad[:, ctx.memory_len :], weight).to(x_dtype) if needs_x else None
+            grad_x = None
+            if needs_x:
+                # As one matrix: in three axes, of which two do not join without a copy, it would be a product a lane.
+                grad_new = grad[:, ctx.memory_len :]
+                grad_x = product(grad_new.flatten(0, 1), weight).unflatten(0, grad_new.shape[:2]).to(x_dtype)
             grad_weight = None
             if needs_weight:
                 grad_weight = product_of_rows(grad.flatten(0, 1), joined.flatten(0, 1)).to(weight_dtype)
