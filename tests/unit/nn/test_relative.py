@@ -435,7 +435,12 @@ def test_no_gradient_is_computed_for_a_memory(monkeypatch: pytest.MonkeyPatch) -
     """The product that makes it has the segment's rows alone."""
     rows: list[int] = []
     inner = relative.product
-    monkeypatch.setattr(relative, "product", lambda left, right: rows.append(left.numel() // (4 * 16)) or inner(left, right))
+
+    def spy(left: Tensor, right: Tensor) -> Tensor:
+        rows.append(left.numel() // (4 * 32))  # of each of four lanes; keys and values are 32 numbers wide
+        return inner(left, right)
+
+    monkeypatch.setattr(relative, "product", spy)
     attention = RelativeAttention(16, 2, 8)
     x = torch.randn(4, 5, 16, requires_grad=True)
     k, v = attention.project_memory(x, torch.randn(4, 6, 16))

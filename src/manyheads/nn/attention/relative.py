@@ -416,7 +416,7 @@ class _Behind(torch.autograd.Function):
             if needs_x:
                 # As one matrix: in three axes, of which two do not join without a copy, it would be a product a lane.
                 grad_new = grad[:, ctx.memory_len :]
-                grad_x = product(grad_new.flatten(0, 1), weight).unflatten(0, grad_new.shape[:2]).to(x_dtype)
+                grad_x = product(grad_new.flatten(0, 1), weight).view(*grad_new.shape[:2], -1).to(x_dtype)
             grad_weight = None
             if needs_weight:
                 grad_weight = product_of_rows(grad.flatten(0, 1), joined.flatten(0, 1)).to(weight_dtype)
