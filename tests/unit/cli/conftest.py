@@ -77,3 +77,12 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
 
     return give
+
+
+@pytest.fixture
+def compiled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a command with --compile keeps what it compiles."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that what the command sets is taken back
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    return tmp_path / "cache" / "manyheads" / "compiled"

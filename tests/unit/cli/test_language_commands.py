@@ -144,20 +144,16 @@ def test_generate(
 def test_compiled_it_writes_the_same(
     run: Path,
     manyheads: Cli,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    compiled_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that what the command sets is taken back
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     shown = []
     for options in ([], ["--compile"]):
         assert manyheads("generate", run, "He opened", "--max-new-tokens", "30", "--seed", "3", *options) == 0
         shown.append(capsys.readouterr())
     assert shown[0].out == shown[1].out
     assert shown[1].err == "Compiling: half a minute the first time, some seconds from the cache.\n"
-    assert any((tmp_path / "cache" / "manyheads" / "compiled").rglob("*.so"))
+    assert any(compiled_folder.rglob("*.so"))
 
 
 def test_mistakes_name_the_right_command(

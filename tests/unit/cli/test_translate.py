@@ -363,16 +363,13 @@ def test_compiled_it_gives_the_same(
     manyheads: Cli,
     model_folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    compiled_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that what the command sets is taken back
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     source = tmp_path / "in"
     source.write_text("I am hungry.\nWhere is the cat?\n\nShe reads a book.\n", "utf-8")
     for name, options in (("compiled", ["--compile"]), ("plain", [])):
         assert manyheads("translate", model_folder, source, "-o", tmp_path / name, "--beam", 1, *options) == 0
     assert (tmp_path / "compiled").read_bytes() == (tmp_path / "plain").read_bytes()
     assert capsys.readouterr().err == "Compiling: half a minute the first time, some seconds from the cache.\n"
-    assert any((tmp_path / "cache" / "manyheads" / "compiled").rglob("*.so"))
+    assert any(compiled_folder.rglob("*.so"))
