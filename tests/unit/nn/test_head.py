@@ -175,11 +175,23 @@ def test_no_more_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None
     assert seen == [5, 5, 5, 5, 5]  # the last 3 padded up, never beyond a chunk
 
 
-def test_on_a_cpu_the_chunk_fits_the_cache_and_its_rows_are_whole() -> None:
-    assert chunks.rows_at_once(2048, 10_000, CPU) == 512
-    assert chunks.rows_at_once(2048, 100, CPU) == 2048
-    assert chunks.rows_at_once(300, 10_000, CPU) == 300
-    assert chunks.rows_at_once(2048, 1 << 20, CPU) == 64
+@pytest.mark.parametrize(
+    ("chunk_tokens", "vocab_size", "by_mkl", "by_onednn"),
+    [
+        (2048, 100, 2048, 2048),
+        (300, 10_000, 300, 300),
+        (4096, 8_000, 640, 2560),  # 655 rows are 10 MB, 2,621 are 40 in bf16; whole multiples of 64
+        (2048, 32_000, 512, 640),
+        (2048, 100_000, 192, 192),
+        (2048, 1 << 20, 64, 64),
+    ],
+)
+def test_on_a_cpu_a_chunk_is_large_within_limits_and_its_rows_are_whole(
+    chunk_tokens: int, vocab_size: int, by_mkl: int, by_onednn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_faster, expected in ((False, by_mkl), (True, by_onednn)):
+        monkeypatch.setattr(chunks, "onednn_is_faster", lambda faster=is_faster: faster)
+        assert chunks.rows_at_once(chunk_tokens, vocab_size, CPU) == expected
 
 
 def test_the_error_of_a_confident_row_keeps_its_digits_in_bfloat16() -> None:

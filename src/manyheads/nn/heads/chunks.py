@@ -6,14 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyheads.nn.linear import onednn_is_faster
+
 __all__ = ["add_tiles", "pad_rows", "rows_at_once", "rows_in_a_tile"]
 
 # Numbers worked on at once by each thread of a CPU: 1 MB in float32, which stays in a core's own cache from one
 # operation to the next.
 _TILE_NUMBERS = 1 << 18
-# Logits at once on a CPU, however many `chunk_tokens` allows: beyond some 10 MB in bf16 they leave the cores' shared
-# cache between the product that makes them and the products that use them (measured: 5 ms a product against 25 ms).
-_CHUNK_NUMBERS = 5 << 20
+# Logits at once on a CPU, however many `chunk_tokens` allows: 80 MB in float32. For every chunk the whole weight is
+# read again and its gradient added up again, so large ones pay. On processors for which MKL has its fastest code, a
+# product of logits that had left the cores' shared cache was slow (5 ms against 25 ms, at a small vocabulary): there a
+# chunk is kept to 10 MB in bf16, as long as it has rows enough to be worth the reading.
+_CHUNK_NUMBERS, _CACHED_NUMBERS, _WORTHWHILE_ROWS = 20 << 20, 5 << 20, 512
 # Rows of a product on a CPU: oneDNN makes a kernel for every number of rows, and the count of real tokens is always
 # another.
 _ROWS_MULTIPLE = 64
@@ -23,8 +27,10 @@ def rows_at_once(chunk_tokens: int, vocab_size: int, device: torch.device) -> in
     """Rows of logits that exist at once: `chunk_tokens`, or fewer on a CPU."""
     if device.type != "cpu":
         return chunk_tokens
-    fitting = _CHUNK_NUMBERS // vocab_size // _ROWS_MULTIPLE * _ROWS_MULTIPLE
-    return min(chunk_tokens, max(fitting, _ROWS_MULTIPLE))
+    fitting = _CHUNK_NUMBERS // vocab_size
+    if not onednn_is_faster():
+        fitting = min(fitting, max(_CACHED_NUMBERS // vocab_size, _WORTHWHILE_ROWS))
+    return min(chunk_tokens, max(fitting // _ROWS_MULTIPLE * _ROWS_MULTIPLE, _ROWS_MULTIPLE))
 
 
 def rows_in_a_tile(rows: int, vocab_size: int, device: torch.device) -> int:
