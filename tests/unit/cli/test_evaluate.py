@@ -147,6 +147,10 @@ def test_mistakes(
         ([model_folder, "--data", tmp_path / "none"], "no folder"),
         ([model_folder, "--hypotheses", empty, "--reference", empty], "leave out MODEL"),
         (["--hypotheses", empty], "--reference"),
+        (
+            ["--hypotheses", reference, "--reference", reference, "--beam", "8", "--device", "cpu", "--compile"],
+            "leave out --device, --compile, --num-beams.",
+        ),
         (["--hypotheses", empty, "--reference", reference], "0 lines"),
         (["--hypotheses", empty, "--reference", empty], "nothing to evaluate"),
         (["--hypotheses", tmp_path / "bad", "--reference", reference], "line 1 is not UTF-8"),

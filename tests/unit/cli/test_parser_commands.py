@@ -226,6 +226,7 @@ def test_mistakes(
         (["evaluate", "--hypotheses", data / "short.ptb", "--trees", trees], "has 1 lines"),
         (["evaluate", "--hypotheses", data / "bad.ptb", "--trees", data / "short.ptb"], "bad.ptb: line 1"),
         (["evaluate", "--baseline", "flat", "--trees", trees], "--train-trees"),
+        (["evaluate", "--baseline", "flat", "--trees", trees, "--precision", "bf16"], "leave out --precision."),
         (["evaluate", run, "--train-trees", trees], "--baseline"),
         (["evaluate", model_folder, "--trees", trees], "does not parse"),
         (["translate", model_folder, trees, "--linearised"], "is of parsers"),
