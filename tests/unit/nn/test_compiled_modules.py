@@ -32,6 +32,7 @@ from manyheads.nn import (
     TorchMultiheadAttention,
     Window,
 )
+from manyheads.nn.heads.linear import LinearHead
 
 pytestmark = pytest.mark.unhooked
 B, L, D, H = 2, 6, 12, 3
@@ -233,3 +234,10 @@ def test_reversible_layers_without_gradients() -> None:
     with torch.no_grad():
         assert_same(torch.compile(module, backend="aot_eager", fullgraph=True)(x, LENGTHS), eager)
         assert_same(torch.export.export(module, (x, LENGTHS)).module()(x, LENGTHS), eager)
+
+
+def test_losses_of_tokens_are_one_graph() -> None:
+    """How many rows are multiplied at once is asked of the machine, which no compiler can do."""
+    head, hidden, targets = LinearHead(D, 50), torch.randn(7, D), torch.randint(50, (7,))
+    compiled = torch.compile(head.token_losses, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(hidden, targets), head.token_losses(hidden, targets))

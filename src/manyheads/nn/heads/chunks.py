@@ -14,10 +14,12 @@ __all__ = ["add_tiles", "pad_rows", "rows_at_once", "rows_in_a_tile"]
 # operation to the next.
 _TILE_NUMBERS = 1 << 18
 # Logits at once on a CPU, however many `chunk_tokens` allows: 80 MB in float32. For every chunk the whole weight is
-# read again and its gradient added up again, so large ones pay. On processors for which MKL has its fastest code, a
-# product of logits that had left the cores' shared cache was slow (5 ms against 25 ms, at a small vocabulary): there a
-# chunk is kept to 10 MB in bf16, as long as it has rows enough to be worth the reading.
-_CHUNK_NUMBERS, _CACHED_NUMBERS, _WORTHWHILE_ROWS = 20 << 20, 5 << 20, 512
+# read again and its gradient added up again, so large ones pay.
+_CHUNK_NUMBERS = 20 << 20
+# On a processor with AMX a product of logits that had left the cores' shared cache was slow (5 ms against 25 ms, at a
+# small vocabulary). So, but where large chunks were measured to be faster, a chunk is kept to 10 MB in bf16, as long as
+# it has rows enough to be worth the reading.
+_CACHED_NUMBERS, _WORTHWHILE_ROWS = 5 << 20, 512
 # Rows of a product on a CPU: oneDNN makes a kernel for every number of rows, and the count of real tokens is always
 # another.
 _ROWS_MULTIPLE = 64
@@ -28,7 +30,7 @@ def rows_at_once(chunk_tokens: int, vocab_size: int, device: torch.device) -> in
     if device.type != "cpu":
         return chunk_tokens
     fitting = _CHUNK_NUMBERS // vocab_size
-    if not onednn_is_faster():
+    if torch.compiler.is_compiling() or not onednn_is_faster():  # asked first: a compiler reads on from here
         fitting = min(fitting, max(_CACHED_NUMBERS // vocab_size, _WORTHWHILE_ROWS))
     return min(chunk_tokens, max(fitting // _ROWS_MULTIPLE * _ROWS_MULTIPLE, _ROWS_MULTIPLE))
 
