@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
@@ -14,7 +14,7 @@ from manyheads.errors import ConfigError
 if TYPE_CHECKING:
     from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["DecodingOptions", "DeviceOptions", "SearchDeviceOptions", "given"]
+__all__ = ["DecodingOptions", "DeviceOptions", "SearchDeviceOptions"]
 
 _MODELS = "(default: the model's)"
 _NUMBER = arg(metavar="N", help_behavior_hint=_MODELS)
@@ -61,11 +61,6 @@ class SearchDeviceOptions(DeviceOptions):
         if self.compile:
             keep_compiled()
             print("Compiling: half a minute the first time, some seconds from the cache.", file=sys.stderr)
-
-
-def given(options: DeviceOptions | DecodingOptions) -> list[str]:
-    """The options that are not as they are by themselves, as they are typed."""
-    return [one.name.replace("_", "-") for one in fields(options) if getattr(options, one.name) != one.default]
 
 
 @dataclass(frozen=True, kw_only=True)

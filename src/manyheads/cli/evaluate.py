@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from manyheads import __version__
-from manyheads.cli.decoding_options import DecodingOptions, SearchDeviceOptions, given
+from manyheads.cli.decoding_options import DecodingOptions, SearchDeviceOptions
 from manyheads.cli.evaluation_pairs import held_out_pairs, own_data
 from manyheads.cli.kinds import names_language_model
 from manyheads.cli.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
-from manyheads.cli.parsing import parse
+from manyheads.cli.parsing import given_options, parse
 from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, refuse_ranks, run_sharded
 from manyheads.cli.translate import one_line
 from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
@@ -94,10 +94,10 @@ class EvaluateOptions:
             raise ConfigError("--train-trees are counted for --baseline; leave them out.")
         if self.hypotheses is not None and (self.model or self.source is not None):
             raise ConfigError("--hypotheses are judged as they are; leave out MODEL and --source.")
-        unused = [*given(self.run_on), *given(self.decoding)]
+        unused = given_options(self.run_on, self.decoding)
         if unused and (self.hypotheses is not None or self.baseline is not None):
             judged = "--hypotheses" if self.hypotheses is not None else "--baseline"
-            raise ConfigError(f"With {judged} there is no model to run; leave out --{', --'.join(unused)}.")
+            raise ConfigError(f"With {judged} there is no model to run; leave out {', '.join(unused)}.")
         if self.trees is not None or self.baseline is not None:
             return
         if self.hypotheses is None and not self.model:

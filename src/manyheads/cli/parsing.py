@@ -6,7 +6,8 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import tyro
 
@@ -14,7 +15,7 @@ from manyheads.cli.main import EXIT_CODES
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
-__all__ = ["parse"]
+__all__ = ["given_options", "parse"]
 
 T = TypeVar("T")
 
@@ -48,6 +49,16 @@ def parse(cls: type[T], arguments: Sequence[str], *, command: str, description: 
             raise
         reason = _unknown(cls, arguments) or _in_words(complaint.getvalue())
         raise ConfigError(f"{reason} See manyheads {command} --help.") from None
+
+
+def given_options(*groups: Any) -> list[str]:
+    """The options that were given, such as `--num-beams`, of dataclasses of options: those not at their defaults."""
+    return [
+        f"--{option.name.replace('_', '-')}"
+        for group in groups
+        for option in fields(group)
+        if getattr(group, option.name) != option.default
+    ]
 
 
 def _unknown(cls: type, arguments: Sequence[str]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from manyheads.cli.parsing import given_options
 from manyheads.data.lines import OnBadUtf8
 from manyheads.errors import ConfigError
 
@@ -67,9 +67,8 @@ class TextOptions:
 
     def refuse(self) -> None:
         """Raises: ConfigError: one of these is given, where pairs are prepared."""
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) != field.default:
-                raise ConfigError(f"--{field.name.replace('_', '-')} is of a language model; give --task lm with it.")
+        for option in given_options(self):
+            raise ConfigError(f"{option} is of a language model; give --task lm with it.")
 
 
 def text_work(

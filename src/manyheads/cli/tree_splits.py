@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
+from manyheads.cli.parsing import given_options
 from manyheads.data.lines import OnBadUtf8
 from manyheads.errors import ConfigError
 
@@ -45,9 +45,8 @@ class TreeOptions:
 
     def refuse(self) -> None:
         """Raises: ConfigError: one of these is given, where sentence pairs are prepared."""
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) != field.default:
-                raise ConfigError(f"--{field.name.replace('_', '-')} is of trees; give --task parsing with it.")
+        for option in given_options(self):
+            raise ConfigError(f"{option} is of trees; give --task parsing with it.")
 
 
 def parsing_task(options: TreeOptions) -> ParsingTask:
