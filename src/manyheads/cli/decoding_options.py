@@ -12,6 +12,7 @@ from manyheads.cli.machine import keep_compiled
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
+    from manyheads.nn.kernels.policy import FixedPrecision
     from manyheads.text.sides import TranslationTokenizer
 
 __all__ = ["DecodingOptions", "DeviceOptions", "SearchDeviceOptions"]
@@ -44,8 +45,36 @@ class DeviceOptions:
 
     device: Annotated[str, arg(metavar="NAME")] = "auto"
     """auto, cpu, cuda, cuda:0 ... or mps."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 computes in mixed precision."""
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    """bf16 computes in mixed precision; auto takes it where this device is faster in it."""
+
+    def fixed_precision(self) -> FixedPrecision:
+        """fp32 or bf16: what `auto` means here. Warns if bf16 is asked for where it is slower.
+
+        Raises: RequestError: the device has no bf16 products. ConfigError: `auto` with several processes.
+        """
+        if self.precision == "fp32":
+            return "fp32"
+        from manyheads.cli.sharding import local_device
+        from manyheads.decoding.device import choose_device, choose_precision
+        from manyheads.distributed.launch import find_place
+        from manyheads.nn.kernels.policy import measure_precision
+
+        place = find_place()
+        if self.precision == "auto" and place.world > 1:
+            raise ConfigError(
+                "--precision auto is measured by each process, and several must agree; give fp32 or bf16."
+            )
+        device = choose_device(local_device(self.device))
+        chosen = choose_precision(self.precision, device)
+        factor = measure_precision(device).bf16_factor
+        if chosen == "bf16" and factor is not None and factor < 1 and place.is_main:
+            print(
+                f"warning: on this machine ({device}) bf16 matrix products run at {factor:.2g} times the rate of fp32"
+                " ones; --precision fp32 or auto is faster.",
+                file=sys.stderr,
+            )
+        return chosen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,7 +191,7 @@ def _run_model(
     translator = Translator.from_pretrained(
         options.model,
         local_device(options.run_on.device),
-        options.run_on.precision,
+        options.run_on.fixed_precision(),
         compile_steps=options.run_on.compile,
     )
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
@@ -259,7 +259,7 @@ def _judge_sharded(
         "model": model_identity(options.model),
         "settings": asdict(settings),
         "pairs": hashlib.sha256(text).hexdigest(),
-        "precision": options.run_on.precision,
+        "precision": translator.precision,
         "compiled": options.run_on.compile,
     }
     lines = run_sharded(options.output, [], identity, lambda: blocks_of(pairs, BLOCK_PAIRS), work, merge=False)

@@ -54,7 +54,7 @@ def evaluate_hashes(options: EvaluateTextOptions) -> int:
     asked: list[Hashes | None] = ["full" if text == "full" else int(text) for text in options.num_hashes]
     rows: list[dict[str, Any]] = []
     for name in (options.model, *options.beside):
-        generator = Generator.from_pretrained(name, options.run_on.device, options.run_on.precision)
+        generator = Generator.from_pretrained(name, options.run_on.device, options.run_on.fixed_precision())
         cells: dict[str, dict[str, float]] = {}
         for hashes in asked or [None]:
             model = generator.model if hashes is None else with_hashes(generator.model, hashes)

@@ -121,7 +121,7 @@ def evaluate_text_command(arguments: Sequence[str]) -> int:
         return evaluate_hashes(options)
     group = start(find_place())
     device = local_device(options.run_on.device)
-    generator = Generator.from_pretrained(options.model, device, options.run_on.precision)
+    generator = Generator.from_pretrained(options.model, device, options.run_on.fixed_precision())
     with group.main_first():
         held = held_text(generator, options)
     readings = readings_of(options)

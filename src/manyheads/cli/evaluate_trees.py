@@ -160,7 +160,8 @@ def _judge_model(
     from manyheads.evaluation.parses import judge_written
 
     run_on = options.run_on
-    parser = Parser.from_pretrained(options.model, run_on.device, run_on.precision, compile_steps=run_on.compile)
+    precision = run_on.fixed_precision()
+    parser = Parser.from_pretrained(options.model, run_on.device, precision, compile_steps=run_on.compile)
     translator = parser.translator
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)

@@ -148,7 +148,7 @@ def run(arguments: Sequence[str]) -> int:
     generator = Generator.from_pretrained(
         options.model,
         local_device(options.run_on.device),
-        options.run_on.precision,
+        options.run_on.fixed_precision(),
         compile_steps=options.run_on.compile,
     )
     settings = generator.options(**overrides)
@@ -236,7 +236,7 @@ def _each_line_sharded(generator: Generator, overrides: dict[str, Any], options:
         "model": model_identity(options.model),
         "settings": asdict(settings),
         "form": (options.json, options.echo, options.on_bad_utf8),
-        "precision": options.run_on.precision,
+        "precision": generator.precision,
         "compiled": options.run_on.compile,
     }
     if run_sharded(options.output, [options.input], identity, blocks, work) is not None:

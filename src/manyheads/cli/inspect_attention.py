@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.decoding.attending import open_model, text_views, translation_views
     from manyheads.decoding.generator import Generator
 
-    model = open_model(options.model, options.run_on.device, options.run_on.precision)
+    model = open_model(options.model, options.run_on.device, options.run_on.fixed_precision())
     if isinstance(model, Generator):
         if options.target is not None:
             raise RequestError(f"{options.model} is a language model, which reads one text; leave --target out.")

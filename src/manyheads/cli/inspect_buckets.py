@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.decoding.attending import open_model, text_buckets
     from manyheads.visualise.buckets import buckets_figure
 
-    model = open_model(options.model, options.run_on.device, options.run_on.precision)
+    model = open_model(options.model, options.run_on.device, options.run_on.fixed_precision())
     found, labels = text_buckets(model, options.text)
     names = list(found)
     layer = len(names) if options.layer is None else options.layer

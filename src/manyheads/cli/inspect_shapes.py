@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.architectures.tracing import folded
     from manyheads.decoding.attending import open_model, shapes_of
 
-    model = open_model(options.model, options.run_on.device, options.run_on.precision)
+    model = open_model(options.model, options.run_on.device, options.run_on.fixed_precision())
     lines = shapes_of(model, options.text, options.target)
     if not options.every_layer:
         lines = folded(lines)

@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.decoding.translator import Translator
 
     translator = Translator.from_pretrained(
-        options.model, local_device(options.run_on.device), options.run_on.precision
+        options.model, local_device(options.run_on.device), options.run_on.fixed_precision()
     )
     budget = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
     translator.settings = translator.options(**budget, too_long=options.too_long)
@@ -109,7 +109,7 @@ def _score_sharded(
         "model": model_identity(options.model),
         "settings": asdict(translator.settings),
         "form": (options.tokens, options.on_bad_utf8),
-        "precision": options.run_on.precision,
+        "precision": translator.precision,
     }
     files = [options.source, options.target]
     with counted_truncations(), naming_lines(source=options.source, reference=options.target):

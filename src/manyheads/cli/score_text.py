@@ -61,7 +61,8 @@ def score_text_command(arguments: Sequence[str]) -> int:
 
     if options.max_rows < 1:
         raise ConfigError(f"--max-rows is {options.max_rows}; it must be at least 1.")
-    generator = Generator.from_pretrained(options.model, local_device(options.run_on.device), options.run_on.precision)
+    precision = options.run_on.fixed_precision()
+    generator = Generator.from_pretrained(options.model, local_device(options.run_on.device), precision)
     if is_sharded(options.output):
         return _score_sharded(generator, options)
     report = ReadReport()
@@ -95,7 +96,7 @@ def _score_sharded(generator: Generator, options: ScoreTextOptions) -> int:
         "command": "score",
         "model": model_identity(options.model),
         "form": (options.tokens, options.on_bad_utf8, options.max_rows),
-        "precision": options.run_on.precision,
+        "precision": generator.precision,
     }
     if run_sharded(options.output, [options.text], identity, blocks, work) is not None:
         tell_bad_lines(report)

@@ -128,7 +128,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.dry_run:
         from manyheads.training.dry_run import dry_run
 
-        trial = dry_run(config)
+        trial = dry_run(config, _tell)
         if place.is_main:
             print(trial.describe())
         return 2 if trial.fault else 0
@@ -145,6 +145,10 @@ def run(arguments: Sequence[str]) -> int:
         result = train(config, resume=options.resume, reporter=reporter)
     print(summary(result))
     return _exit_code(result)
+
+
+def _tell(text: str, level: str) -> None:
+    print(f"warning: {text}" if level == "warning" else text, file=sys.stderr)
 
 
 def _run_in_group(options: TrainOptions, config: RunConfig, place: Place) -> int:

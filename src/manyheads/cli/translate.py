@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     translator = Translator.from_pretrained(
         options.model,
         local_device(options.run_on.device),
-        options.run_on.precision,
+        options.run_on.fixed_precision(),
         compile_steps=options.run_on.compile,
     )
     # What is asked for decides the form of the output, never what the model's settings suggest.
@@ -156,7 +156,7 @@ def _translate_sharded(
         "model": model_identity(options.model),
         "settings": asdict(translator.options(**overrides)),
         "form": form,
-        "precision": options.run_on.precision,
+        "precision": translator.precision,
         "compiled": options.run_on.compile,
     }
     with counted_truncations(), naming_lines(text=options.input):

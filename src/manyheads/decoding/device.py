@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -13,11 +13,12 @@ from manyheads.errors import RequestError
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.kernels.policy import FixedPrecision, measure_precision
 from manyheads.nn.linear import Linear, Packed
 
-__all__ = ["Precision", "choose_device", "inference", "narrow", "pack"]
+__all__ = ["Precision", "choose_device", "choose_precision", "inference", "narrow", "pack"]
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16"]
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
@@ -38,7 +39,24 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     return device
 
 
-def narrow(model: nn.Module, precision: Precision) -> None:
+def choose_precision(name: str, device: torch.device) -> FixedPrecision:
+    """`fp32` or `bf16`: the name itself, or for `auto` what is faster on the device (see `kernels.policy`).
+
+    Raises: RequestError: there is no such precision, or the device has no bf16 products.
+    """
+    if name == "fp32":
+        return "fp32"
+    if name not in get_args(Precision):
+        raise RequestError(f"precision is {name!r}; use {', '.join(get_args(Precision))}.")
+    measured = measure_precision(device)
+    if name == "auto":
+        return measured.choice
+    if not measured.has_bf16:
+        raise RequestError(f"precision is bf16, and {device} has no bf16 matrix products; use fp32 or auto.")
+    return "bf16"
+
+
+def narrow(model: nn.Module, precision: FixedPrecision) -> None:
     """For `bf16`, cast the weights of a model's maps in place, once, where autocast would in every call.
 
     What is computed stays the same to the bit. Tables of embeddings stay as they are, so a head that shares one gets a
@@ -71,7 +89,7 @@ def pack(model: nn.Module) -> None:
 
 
 @contextmanager
-def inference(device: torch.device, precision: Precision) -> Iterator[None]:
+def inference(device: torch.device, precision: FixedPrecision) -> Iterator[None]:
     """No gradients; with `bf16` under autocast."""
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         yield

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
 from manyheads.config.build import build
 from manyheads.decoding.compiled import CompiledSteps
-from manyheads.decoding.device import Precision, choose_device, inference, narrow, pack
+from manyheads.decoding.device import Precision, choose_device, choose_precision, inference, narrow, pack
 from manyheads.decoding.ending import Ending
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
@@ -77,7 +77,7 @@ class Generator:
         vocabulary: of the model.
         settings: options that calls start from; default `GenerationSettings()`.
         device: where the model is; `auto` asks the machine.
-        precision: `fp32`, or `bf16` by autocast.
+        precision: `fp32`; `bf16` by autocast; `auto`, whichever is faster on the device.
         compile_steps: let torch's compiler make one program of a step (see `decoding.compiled`): slow to begin, then
             faster. The model's weights must stay as they are.
 
@@ -94,14 +94,12 @@ class Generator:
         *,
         compile_steps: bool = False,
     ) -> None:
-        if precision not in get_args(Precision):
-            raise RequestError(f"precision is {precision!r}; use {' or '.join(get_args(Precision))}.")
         self.device = choose_device(device)
         self.model = model.to(self.device).eval()
         self._stepping: Any = CompiledSteps(self.model) if compile_steps else self.model
         self.vocabulary = vocabulary
         self.settings = GenerationSettings() if settings is None else settings
-        self.precision = precision
+        self.precision = choose_precision(precision, self.device)
 
     @classmethod
     def from_pretrained(
@@ -135,10 +133,11 @@ class Generator:
                 f"{folder}: the model knows {model.config.vocab_size:,} ids, its vocabulary has"
                 f" {vocabulary.vocab_size:,}; they do not fit."
             )
-        narrow(model, precision)
+        chosen_precision = choose_precision(precision, chosen)
+        narrow(model, chosen_precision)
         pack(model)
         settings = read_settings(folder, GenerationSettings)
-        return cls(model, vocabulary, settings, chosen, precision, compile_steps=compile_steps)
+        return cls(model, vocabulary, settings, chosen, chosen_precision, compile_steps=compile_steps)
 
     def options(self, **overrides: Any) -> GenerationSettings:
         """The settings of a call.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, cast, get_args, overload
+from typing import Any, Self, cast, overload
 
 import torch
 
@@ -18,7 +18,7 @@ from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.build import build
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.constraints import check_ids
-from manyheads.decoding.device import Precision, choose_device, inference, narrow, pack
+from manyheads.decoding.device import Precision, choose_device, choose_precision, inference, narrow, pack
 from manyheads.decoding.fit import check_target_limit, fit, fit_sources, scored_limit
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.grammar import Grammar, TreeGrammar
@@ -43,7 +43,7 @@ class Translator:
         tokenizer: of both sides: a `Tokenizer`, which is one for both languages, or another toolkit's.
         settings: decoding options that calls start from; default `DecodingSettings()`.
         device: where the model is; `auto` asks the machine.
-        precision: `fp32`, or `bf16` by autocast.
+        precision: `fp32`; `bf16` by autocast; `auto`, whichever is faster on the device.
         compile_steps: compile a step of the search (see `compiled.CompiledSteps`): the first batch waits for it.
 
     Raises: RequestError: no such device or precision; an option names ids the vocabulary does not have; a model whose
@@ -60,13 +60,11 @@ class Translator:
         *,
         compile_steps: bool = False,
     ) -> None:
-        if precision not in get_args(Precision):
-            raise RequestError(f"precision is {precision!r}; use {' or '.join(get_args(Precision))}.")
         self.device = choose_device(device)
         self.model = model.to(self.device).eval() if isinstance(model, torch.nn.Module) else model
         self.tokenizer = tokenizer
         self.settings = DecodingSettings() if settings is None else settings
-        self.precision = precision
+        self.precision = choose_precision(precision, self.device)
         self._searched: Searchable = CompiledSteps(self.model) if compile_steps else self.model
 
     @classmethod
@@ -100,9 +98,10 @@ class Translator:
         tokenizer = load_tokenizer(folder)
         model = cast(Seq2Seq, load(folder, device=chosen))
         _check_vocabularies(model.config, tokenizer, folder)
-        narrow(model, precision)
+        chosen_precision = choose_precision(precision, chosen)
+        narrow(model, chosen_precision)
         pack(model)
-        return cls(model, tokenizer, load_settings(folder), chosen, precision, compile_steps=compile_steps)
+        return cls(model, tokenizer, load_settings(folder), chosen, chosen_precision, compile_steps=compile_steps)
 
     def options(self, **overrides: Any) -> DecodingSettings:
         """The settings of a call. `do_sample=True` alone also sets num_beams to 1.

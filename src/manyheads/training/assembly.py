@@ -92,7 +92,7 @@ def assemble(config: RunConfig, device: torch.device, data_dir: Path, group: Gro
     """Open the data, build the model with the seed's weights, and an optimiser over it.
 
     Args:
-        config: of the run.
+        config: of the run, with its precision resolved (see `precision.resolve_precision`).
         device: where the model goes.
         data_dir: where an embedded corpus is prepared, and found again by a resumed run.
         group: the ranks of the run, of which the main one prepares; None: this process is alone.
@@ -108,7 +108,7 @@ def assemble(config: RunConfig, device: torch.device, data_dir: Path, group: Gro
     spread = Spread.over(model, config.training.parallel, group)
     decay = config.training.ema_decay
     average = MovingAverage(named_parameters(spread.holder), decay) if decay else None
-    optimiser = build_optimiser(spread.holder, config.optimiser)
+    optimiser = build_optimiser(spread.holder, config.optimiser, config.precision)
     assembly = Assembly(objective, device, model, optimiser, average, Counters())
     assembly.spread = spread
     return assembly

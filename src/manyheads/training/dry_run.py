@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.decoding.device import choose_device
 from manyheads.training.assembly import assemble
 from manyheads.training.device import computing, peak_memory_bytes
+from manyheads.training.precision import Level, resolve_precision
 from manyheads.training.run_folder import RunFolder
 from manyheads.training.settings import RunConfig
 from manyheads.training.state import named_parameters
@@ -57,14 +59,17 @@ class DryRun:
         )
 
 
-def dry_run(config: RunConfig) -> DryRun:
+def dry_run(config: RunConfig, tell: Callable[[str, Level], None] = lambda text, level: None) -> DryRun:
     """Open the data, build the model and take one step; no run folder is made or changed.
+
+    Args: tell: gets what is to be said about the precision (see `precision.resolve_precision`).
 
     Raises: ManyHeadsError: what `train` would raise before and in its first step.
     """
     device = choose_device(config.device)
     folder = RunFolder(Path(config.run_dir))
     with tempfile.TemporaryDirectory() as aside, computing(config, device):
+        config = resolve_precision(config, device, tell=tell)
         assembly = assemble(config, device, folder.data if folder.data.is_dir() else Path(aside))
         batches = assembly.stream.at(0, 0)
         started = time.monotonic()

@@ -27,6 +27,7 @@ from manyheads.seeding import derive_seed
 from manyheads.training.device import computing, peak_memory_bytes
 from manyheads.training.language_modelling import begin_hashing
 from manyheads.training.optimiser import build_optimiser
+from manyheads.training.precision import resolve_precision
 from manyheads.training.settings import TextConfig, TrainConfig
 from manyheads.training.step import Stepper
 
@@ -89,7 +90,7 @@ def predict_memory(config: TextConfig, length: int, rows: int | None = None) -> 
     rows = -(-config.data.lanes // config.data.accumulate) if rows is None else rows
     if length < 1 or rows < 1:
         raise ConfigError(f"a length of {length} and {rows} rows are asked for; both must be at least 1.")
-    config = _filled(config, length)
+    config = resolve_precision(_filled(config, length), torch.device("cpu"))
     longest = min(length, LONGEST_PROBE)
     is_linear = isinstance(config.model, ReformerConfig)
     probes: tuple[int, ...] = (length,)
@@ -131,7 +132,7 @@ def predict_pairs(config: TrainConfig, length: int, rows: int) -> Footprint:
         source_vocab_size=model.source_vocab_size or size,
         target_vocab_size=model.target_vocab_size or size,
     )
-    config = replace(config, model=model)
+    config = resolve_precision(replace(config, model=model), torch.device("cpu"))
     with computing(replace(config, device="cpu"), torch.device("cpu")):
         take_steps(config, min(length, SHORT), 1)
         program = _resident_bytes()
@@ -195,7 +196,7 @@ def take_steps(config: TextConfig | TrainConfig, length: int, rows: int) -> tupl
     """
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model: Any = build_model(config.model)
-    optimiser = build_optimiser(model, config.optimiser)
+    optimiser = build_optimiser(model, config.optimiser, config.precision)
     device = torch.device("cpu")
     batch: Any
     if isinstance(config, TrainConfig):

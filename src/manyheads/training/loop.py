@@ -25,6 +25,7 @@ from manyheads.training.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.nonfinite import Fault
 from manyheads.training.objective import Batch, Objective, Translate
 from manyheads.training.pace import Pace
+from manyheads.training.precision import resolve_precision, stored_precision
 from manyheads.training.recorder import Recorder
 from manyheads.training.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
 from manyheads.training.run_folder import RunFolder
@@ -94,6 +95,8 @@ def _run(
     translate: Translate | None,
     group: Group,
 ) -> TrainResult:
+    stored = stored_precision(folder.checkpoints, resume) if group.is_main else None
+    config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
     assembly = assemble(config, device, folder.data, group)
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
     group.is_told_to_end = lambda: stop.signal_number is not None

@@ -25,16 +25,17 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that drives all sing
 _STEPS = 5
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
+def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The nearest matrices with all singular values near 1 (between about 0.7 and 1.2), by Newton-Schulz.
 
-    Shape: (count, rows, columns) -> the same, in bfloat16.
+    Args: dtype: of the iteration and its result. bfloat16 is exact enough, and the faster one where a device has it.
+    Shape: (count, rows, columns) -> the same.
     """
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    x = x.to(torch.bfloat16).contiguous()
+    x = x.to(dtype).contiguous()
     for _ in range(_STEPS):
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -51,6 +52,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         rate_scale: Muon's learning rate as a multiple of the schedule's; its groups carry it.
         momentum: decay of the momentum; the update looks one step ahead (Nesterov).
         weight_decay: of the matrices.
+        dtype: of the iteration that makes a momentum orthogonal.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class MuonWithAdam(torch.optim.Optimizer):
         rate_scale: float,
         momentum: float,
         weight_decay: float,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         by_shape: dict[torch.Size, list[nn.Parameter]] = {}
         for matrix in matrices:
             by_shape.setdefault(matrix.shape, []).append(matrix)
         common = {"rate_scale": rate_scale, "momentum": momentum, "weight_decay": weight_decay, "lr": rate_scale}
         self._rest = rest
+        self._dtype = dtype
         self._muon_groups: list[dict[str, Any]] = [{"params": same, **common} for same in by_shape.values()]
         groups = [*self._muon_groups, *rest.param_groups]
         super().__init__([{"params": group["params"]} for group in groups], {})
@@ -97,7 +101,7 @@ class MuonWithAdam(torch.optim.Optimizer):
             ahead.append(matrix.grad.lerp(momentum, group["momentum"]))
         rows, columns = matrices[0].shape
         rate = group["lr"] * max(1.0, rows / columns) ** 0.5
-        updates = orthogonalise(torch.stack([whole(one) for one in ahead]))
+        updates = orthogonalise(torch.stack([whole(one) for one in ahead]), self._dtype)
         for matrix, update in zip(matrices, updates, strict=True):
             matrix.mul_(1 - group["lr"] * group["weight_decay"])
             matrix.add_(part_of(update.to(matrix.dtype), matrix), alpha=-rate)

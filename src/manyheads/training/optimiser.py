@@ -37,8 +37,11 @@ def _is_table(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding) or type(module).__name__.endswith("Positions")
 
 
-def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> torch.optim.Optimizer:
-    """An optimiser over all parameters of `model`, on the device where they are."""
+def build_optimiser(model: nn.Module, settings: OptimiserSettings, precision: str = "fp32") -> torch.optim.Optimizer:
+    """An optimiser over all parameters of `model`, on the device where they are.
+
+    Args: precision: of the run, `fp32` or `bf16`; Muon's matrix products are computed in it.
+    """
     decayed, spared = split_by_decay(model)
     matrices = [parameter for parameter in decayed if parameter.ndim == 2] if settings.name == "muon" else []
     taken = {id(parameter) for parameter in matrices}
@@ -52,6 +55,7 @@ def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> torch.opti
         rate_scale=settings.muon_learning_rate / settings.learning_rate,
         momentum=settings.muon_momentum,
         weight_decay=settings.weight_decay,
+        dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
     )
 
 

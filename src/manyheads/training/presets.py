@@ -46,6 +46,7 @@ def debug() -> TrainConfig:
     """Every part of a run in under 5 seconds on a CPU: the copy task, two small layers, twenty steps."""
     return TrainConfig(
         run_dir="runs/debug",
+        precision="fp32",
         num_threads=1,
         data=DataSettings(
             path="copy-task", max_tokens=512, max_source_len=32, max_target_len=32, accumulate=2, num_train_pairs=500
@@ -64,6 +65,7 @@ def copy() -> TrainConfig:
     """The copy task (Annotated Transformer): unseen sequences are copied exactly in under a minute on two cores."""
     return TrainConfig(
         run_dir="runs/copy",
+        precision="fp32",
         num_threads=1,
         data=DataSettings(path="copy-task", max_tokens=2048, max_source_len=32, max_target_len=32),
         tokenizer=TokenizerSettings(kind="word", vocab_size=64),
@@ -91,7 +93,6 @@ def demo() -> TrainConfig:
     """
     return TrainConfig(
         run_dir="runs/demo",
-        precision="bf16",
         data=DataSettings(max_tokens=2048, max_source_len=64, max_target_len=64, pad_to_multiple=2),
         tokenizer=TokenizerSettings(vocab_size=6000),
         model=TransformerConfig(
@@ -133,7 +134,6 @@ def base() -> TrainConfig:
     """Vaswani et al. 2017, table 3 "base" and sec. 5: 25K + 25K tokens a step, Noam with 4,000, 100K steps."""
     return TrainConfig(
         run_dir="runs/base",
-        precision="bf16",
         data=DataSettings(max_tokens=25_000),
         tokenizer=TokenizerSettings(vocab_size=37_000),
         model=models.base(),
@@ -153,6 +153,7 @@ def xl_debug() -> TextConfig:
     """A language model's run in seconds on a CPU: a little Transformer-XL on the bytes of the embedded novel."""
     return TextConfig(
         run_dir="runs/xl-debug",
+        precision="fp32",
         num_threads=1,
         data=SegmentSettings(lanes=4, segment_len=16, accumulate=2),
         model=xl_models.debug(),
@@ -173,7 +174,6 @@ def xl_demo() -> TextConfig:
     """
     return TextConfig(
         run_dir="runs/xl-demo",
-        precision="bf16",
         data=SegmentSettings(lanes=16, segment_len=128),
         model=xl_models.demo(),
         optimiser=OptimiserSettings(name="muon", learning_rate=3e-3, muon_learning_rate=0.02, clip_norm=1.0),
@@ -207,7 +207,6 @@ def reformer_demo() -> TextConfig:
     """
     return TextConfig(
         run_dir="runs/reformer-demo",
-        precision="bf16",
         data=SegmentSettings(lanes=1, segment_len=16_384),
         model=ReformerConfig(
             d_model=192,
@@ -240,6 +239,7 @@ def duplication() -> TextConfig:
     """The duplication task of Kitaev et al. 2020, sec. 5.1, at length 256: one layer, d_model 256, four hashes."""
     return TextConfig(
         run_dir="runs/duplication",
+        precision="fp32",
         data=SegmentSettings(path=DUPLICATION, lanes=32, segment_len=256),
         model=ReformerConfig(
             d_model=256,

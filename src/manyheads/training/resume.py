@@ -16,6 +16,7 @@ _MAY_CHANGE = (
     "run_dir",
     "device",
     "num_threads",
+    "precision",
     "data.path",
     "training.max_steps",
     "training.max_minutes",

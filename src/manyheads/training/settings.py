@@ -248,14 +248,16 @@ class RunConfig:
         run_dir: the run's folder.
         seed: of initial weights, dropout, and the order of samples.
         device: where to train; `auto` takes cuda, then mps, then cpu.
-        precision: `bf16` is autocast over float32 weights.
+        precision: `fp32`; `bf16` (autocast over float32 weights); or `auto`: bf16 where the device multiplies matrices
+            at least 1.3 times as fast in it, else fp32. `auto` is resolved when a run begins and recorded in its
+            config.yaml; a resumed run keeps what its checkpoint has.
         num_threads: CPU threads; 0 leaves torch's choice.
     """
 
     run_dir: str = "runs/run"
     seed: int = 1
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     num_threads: int = 0
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)

@@ -49,7 +49,7 @@ class Stepper:
     Args:
         model: whole; `forward(batch, state, label_smoothing=..., chunk_tokens=...)` gives an `Output`.
         optimiser: its groups' `lr` is set at each step.
-        config: seed, precision, clipping, smoothing.
+        config: seed, precision (resolved, not `auto`), clipping, smoothing.
         device: where the model is.
         memory: what the model remembers from step to step; a step that is not taken makes it forget.
         begin: (rows, seed) -> what a micro-batch goes on from where there is no memory; None: from nothing.
@@ -66,6 +66,7 @@ class Stepper:
         begin: Callable[[int, int], Any] | None = None,
         spread: Spread | None = None,
     ) -> None:
+        assert config.precision != "auto", "resolve_precision comes first"
         self._spread = Spread.alone(model) if spread is None else spread
         self._model = self._spread.called
         self._group = self._spread.group

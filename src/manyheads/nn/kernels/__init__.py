@@ -1,0 +1,1 @@
+"""What depends on processors, compilers, devices and number types. `policy` measures what a machine does well."""
