@@ -18,6 +18,9 @@ pytest_plugins = ["figures"]
 
 HOOKED = os.environ.get("MANYHEADS_TYPECHECK", "1") != "0"
 
+# What `--precision auto` means must not depend on the machine that runs the tests, here and in child processes.
+os.environ.setdefault("MANYHEADS_PRECISION", "fp32")
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in child processes
 

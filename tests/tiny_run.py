@@ -26,6 +26,7 @@ from manyheads.training.settings import (
 )
 
 TINY = TrainConfig(
+    precision="fp32",
     run_dir="runs/tiny",
     num_threads=1,
     data=DataSettings(
@@ -44,6 +45,7 @@ TINY = TrainConfig(
 
 
 TINY_TEXT = TextConfig(
+    precision="fp32",
     run_dir="runs/tiny-text",
     num_threads=1,
     data=SegmentSettings(lanes=6, segment_len=8, segment_lengths="varied", accumulate=2),

@@ -70,6 +70,7 @@ def config(run_dir: str) -> RunConfig:
             validation=TextValidationSettings(every_steps=12, sample_tokens=6, patience=20),
         )
     return TrainConfig(
+        precision="fp32",
         run_dir=run_dir,
         num_threads=1,
         data=DataSettings(

@@ -65,9 +65,15 @@ def test_parts_are_the_whole(ranks: Ranks, tmp_path: Path, kind: str) -> None:
 
 
 def test_muon_in_parts(ranks: Ranks, tmp_path: Path) -> None:
-    """Its iteration runs in bfloat16, so what differs by rounding may differ there by a last digit of that."""
     sections = {"optimiser": {"name": "muon"}}
-    compare(ranks, tmp_path, "transformer", {2: "fsdp"}, tolerance=2e-4, steps=6, sections=sections, dropout=False)
+    compare(ranks, tmp_path, "transformer", {2: "fsdp"}, tolerance=1e-9, steps=6, sections=sections, dropout=False)
+
+
+def test_the_main_rank_decides_the_precision_of_all(ranks: Ranks, tmp_path: Path) -> None:
+    """Each rank's own measurement would say something else."""
+    sections = {"precision": "auto"}
+    answers = ranks.run(2, "precision", kind="transformer", run_dir=tmp_path, sections=sections)
+    assert answers == ["bf16", "bf16"]
 
 
 @pytest.mark.slow

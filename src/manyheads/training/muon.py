@@ -25,17 +25,18 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that drives all sing
 _STEPS = 5
 
 
-def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def orthogonalise(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The nearest matrices with all singular values near 1 (between about 0.7 and 1.2), by Newton-Schulz.
 
-    Args: dtype: of the iteration and its result. bfloat16 is exact enough, and the faster one where a device has it.
+    Args: dtype: of the iteration and its result; None takes that of the matrices. bfloat16 is exact enough, and faster
+        where the device has such products.
     Shape: (count, rows, columns) -> the same.
     """
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    x = x.to(dtype).contiguous()
+    x = (x if dtype is None else x.to(dtype)).contiguous()
     for _ in range(_STEPS):
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -52,7 +53,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         rate_scale: Muon's learning rate as a multiple of the schedule's; its groups carry it.
         momentum: decay of the momentum; the update looks one step ahead (Nesterov).
         weight_decay: of the matrices.
-        dtype: of the iteration that makes a momentum orthogonal.
+        dtype: of the iteration that makes a momentum orthogonal; None takes that of the matrices.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         rate_scale: float,
         momentum: float,
         weight_decay: float,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
         by_shape: dict[torch.Size, list[nn.Parameter]] = {}
         for matrix in matrices:

@@ -55,7 +55,7 @@ def build_optimiser(model: nn.Module, settings: OptimiserSettings, precision: st
         rate_scale=settings.muon_learning_rate / settings.learning_rate,
         momentum=settings.muon_momentum,
         weight_decay=settings.weight_decay,
-        dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
+        dtype=torch.bfloat16 if precision == "bf16" else None,
     )
 
 

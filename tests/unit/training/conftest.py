@@ -23,6 +23,7 @@ from manyheads.training.settings import (
 )
 
 SMALL = TrainConfig(
+    precision="fp32",
     num_threads=1,
     data=DataSettings(max_tokens=256, max_source_len=16, max_target_len=16),
     model=TransformerConfig(d_model=16, num_heads=2, d_ff=32, num_encoder_layers=1, num_decoder_layers=1),

@@ -45,7 +45,9 @@ def part(whole: PairBatch, rows: slice) -> PairBatch:
 
 def config(**changes: object) -> TrainConfig:
     training = TrainingSettings(label_smoothing=0.1)
-    made = TrainConfig(model=MODEL, optimiser=OptimiserSettings(learning_rate=1e-2), training=training)
+    made = TrainConfig(
+        model=MODEL, precision="fp32", optimiser=OptimiserSettings(learning_rate=1e-2), training=training
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -227,7 +229,7 @@ def test_muon_is_that_of_torch_but_for_the_order_of_sums() -> None:
     ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = [torch.nn.Parameter(matrix.detach().clone()) for matrix in ours]
     rest = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
-    optimiser = MuonWithAdam(ours, rest, rate_scale=0.02, momentum=0.95, weight_decay=0.1)
+    optimiser = MuonWithAdam(ours, rest, rate_scale=0.02, momentum=0.95, weight_decay=0.1, dtype=torch.bfloat16)
     oracle = torch.optim.Muon(theirs, lr=0.02, momentum=0.95, weight_decay=0.1)
     for _ in range(3):
         for a, b in zip(ours, theirs, strict=True):
