@@ -37,7 +37,6 @@ def copy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(case: Injection, data: Path, run_dir: Path) -> TrainConfig:
     return TrainConfig(
-        precision="fp32",
         run_dir=str(run_dir),
         seed=case.seed,
         num_threads=1,

@@ -35,8 +35,10 @@ def test_bf16_is_chosen_from_the_least_speed_up_on(factor: float, choice: str) -
 def test_both_precisions_are_measured_and_threads_are_as_before() -> None:
     threads = torch.get_num_threads()
     found = measure_precision(CPU)
-    assert found.fp32_gflops is not None and found.fp32_gflops > 0
-    assert found.bf16_gflops is not None and found.bf16_gflops > 0
+    assert found.fp32_gflops is not None
+    assert found.fp32_gflops > 0
+    assert found.bf16_gflops is not None
+    assert found.bf16_gflops > 0
     assert found.bf16_factor == found.bf16_gflops / found.fp32_gflops
     assert found.choice == ("bf16" if found.bf16_factor >= LEAST_SPEED_UP else "fp32")
     assert torch.get_num_threads() == threads
