@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +106,20 @@ def is_free(lock: Path) -> bool:
             else:
                 return True
     return False
+
+
+def test_no_answer_is_lost_to_a_slow_reader(harness: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent may find that the side is built and that it is warm in one look."""
+    look = harness.select.select
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(1.0)
+        return look(*arguments)
+
+    monkeypatch.setattr(harness, "select", SimpleNamespace(select=late))
+    child = harness.Child(side(harness, "mortal", "mortal", steps=1), most_seconds=2.0)
+    child.close()
+    assert child.about["units"] == 1.0
 
 
 def test_the_limit_is_of_the_first_turn_only(harness: ModuleType, tmp_path: Path) -> None:
