@@ -4,13 +4,18 @@ A child builds its model and warms up, says that it is ready, and waits blocked 
 another, A B C A B C, for so many seconds of steps, and is told the rate. A ratio is of two sides in the same round, so
 a machine that is slower for a minute is so for both; what is reported is the median of the rounds' ratios.
 
+A side whose warm-up or first turn takes too long is killed and left out, and the reason is kept.
+
 This file knows neither torch nor manyheads: parent and children of every environment import it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,14 +25,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Child", "Side", "SideError", "Spread", "Step", "Turns", "markdown_table", "spread", "take_turns"]
+__all__ = [
+    "Child",
+    "Side",
+    "SideError",
+    "Spread",
+    "Step",
+    "TooSlowError",
+    "Turns",
+    "markdown_table",
+    "spread",
+    "take_turns",
+]
 
-BUILD_SECONDS = 1800.0
-"""Longest that a side may take to build and warm up, or to answer beyond the seconds it was asked for."""
+BUILD_SECONDS = 600.0
+"""Longest that a side may take to be built, or to answer after its first turn beyond the seconds it was asked for."""
 
 
 class SideError(RuntimeError):
     """A side could not be built, or ended."""
+
+
+class TooSlowError(SideError):
+    """A side's warm-up or first turn took longer than the limit; its process was killed."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +91,22 @@ class Side:
 
 
 class Child:
-    """A side's process, from its being built on.
+    """A side's process, from the start of its building to its end.
 
-    Raises: SideError: it could not be built; the message ends with what it complained of.
+    Args:
+        build_seconds: limit of building, and of every later answer beyond the seconds asked for.
+        most_seconds: limit of the warm-up, and of the first turn.
+
+    Raises:
+        SideError: it could not be built; the message ends with what it complained of.
+        TooSlowError: its warm-up took longer than most_seconds.
     """
 
-    def __init__(self, side: Side, build_seconds: float = BUILD_SECONDS) -> None:
+    def __init__(self, side: Side, build_seconds: float = BUILD_SECONDS, most_seconds: float = BUILD_SECONDS) -> None:
         self.side = side
-        self._patience = build_seconds
+        self._build_seconds = build_seconds
+        self._most_seconds = most_seconds
+        self._has_worked = False
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         script = Path(__file__).with_name("side.py")
         self._process = subprocess.Popen(
@@ -86,23 +114,39 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
+            bufsize=0,  # a second line that was already read into a buffer would be invisible to select
             env=None if side.environment is None else dict(side.environment),
+            process_group=0,  # so that what it has started is killed with it
         )
         try:
-            self.about = self._answer(0.0)
+            self._answer(build_seconds, SideError(f"{side.name} was not built within {build_seconds:.0f} s."))
+            late = f"the warm-up did not end within {most_seconds:.0f} s"
+            self.about = self._answer(most_seconds, TooSlowError(late))
         except BaseException:
             self.close()
             raise
 
     def ask(self, seconds: float) -> dict[str, Any]:
-        """Steps for so long, one at least. Returns: rate, steps, peak_bytes, extra."""
+        """Steps for so long, one at least. Returns: rate, steps, peak_bytes, extra.
+
+        Raises:
+            SideError: it ended, or gave no answer.
+            TooSlowError: this was its first turn, and it took longer than the limit.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"seconds": seconds}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise SideError(f"{self.side.name} has ended: {self._last_words()}") from None
-        return self._answer(seconds)
+        # A side that has shown its rate is not given up because something else kept the machine busy for a while.
+        limit = seconds + self._build_seconds if self._has_worked else self._most_seconds
+        late: SideError = SideError(f"{self.side.name} gave no answer for {limit:.0f} s.")
+        if not self._has_worked:
+            late = TooSlowError(f"the first turn, of {seconds:g} s, did not end within {limit:.0f} s")
+        answer = self._answer(limit, late)
+        self._has_worked = True
+        return answer
 
     def close(self) -> None:
         """End it; one that does not end by itself is killed."""
@@ -112,18 +156,23 @@ class Child:
             self._process.stdin.close()
             self._process.wait(timeout=20)
         except (subprocess.TimeoutExpired, BrokenPipeError):
-            self._process.kill()
-            self._process.wait()
+            self._kill()
         self._process.stdout.close()
         self._complaints.close()
 
-    def _answer(self, seconds: float) -> dict[str, Any]:
+    def _kill(self) -> None:
+        """The process and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _answer(self, limit: float, late: SideError) -> dict[str, Any]:
+        """Raises: SideError: it ended; or late: the limit, in seconds, has passed, and it was killed."""
         pipe = self._process.stdout
         assert pipe is not None
-        # A child writes a line at a time and only when asked, so nothing is ever left in the buffer.
-        if not select.select([pipe], [], [], seconds + self._patience)[0]:
-            self._process.kill()  # it would not hear that it is to end
-            raise SideError(f"{self.side.name} gave no answer for {seconds + self._patience:.0f} s.")
+        if not select.select([pipe], [], [], limit)[0]:
+            self._kill()  # it would not hear that it is to end
+            raise late
         line = pipe.readline()
         if not line:
             raise SideError(f"{self.side.name} has ended: {self._last_words()}")
@@ -145,7 +194,8 @@ class Turns:
         rates: units a second, a round each.
         peak_bytes: of the process, the highest resident set up to the last round.
         extras: further figures, a round each.
-        failure: why there are no figures; empty where there are.
+        failure: why there are no figures, where the side ended or could not be built; else empty.
+        left_out: why it was not measured, where it is too slow on this machine; else empty.
     """
 
     about: dict[str, Any] = field(default_factory=dict)
@@ -153,18 +203,23 @@ class Turns:
     peak_bytes: int = 0
     extras: dict[str, list[float]] = field(default_factory=dict)
     failure: str = ""
+    left_out: str = ""
 
 
 def take_turns(
-    sides: Sequence[tuple[Side, float]], rounds: int, told: Callable[[str], None] = lambda _: None
+    sides: Sequence[tuple[Side, float]],
+    rounds: int,
+    told: Callable[[str], None] = lambda _: None,
+    most_seconds: float = BUILD_SECONDS,
 ) -> dict[str, Turns]:
     """Build all sides, then let each work in turn, `rounds` times.
 
     Args:
         sides: each with the seconds of one of its turns; they are built in this order.
         told: hears of what goes on.
+        most_seconds: limit of a side's warm-up, and of its first turn; a slower side is killed and left out.
 
-    Returns: by name. A side that fails is left out of further rounds and says why; the others go on.
+    Returns: by name. A side that fails or is too slow takes no further turns and says why; the others go on.
     """
     found = {side.name: Turns() for side, _ in sides}
     children: dict[str, Child] = {}
@@ -172,11 +227,10 @@ def take_turns(
         for side, _ in sides:
             told(f"building {side.name}")
             try:
-                children[side.name] = Child(side)
+                children[side.name] = Child(side, most_seconds=most_seconds)
                 found[side.name].about = children[side.name].about
             except SideError as error:
-                found[side.name].failure = str(error)
-                told(str(error))
+                _give_up(side, found[side.name], error, told)
         for number in range(rounds):
             told(f"round {number + 1} of {rounds}")
             for side, seconds in sides:
@@ -195,13 +249,22 @@ def _take_turn(
         answer = children[side.name].ask(seconds)
     except SideError as error:
         children.pop(side.name).close()
-        turns.rates, turns.failure = [], str(error)
-        told(str(error))
+        _give_up(side, turns, error, told)
         return
     turns.rates.append(answer["rate"])
     turns.peak_bytes = max(turns.peak_bytes, answer["peak_bytes"])
     for name, value in answer["extra"].items():
         turns.extras.setdefault(name, []).append(value)
+
+
+def _give_up(side: Side, turns: Turns, error: SideError, told: Callable[[str], None]) -> None:
+    turns.rates = []
+    if isinstance(error, TooSlowError):
+        turns.left_out = str(error)
+        told(f"{side.name} is left out: {turns.left_out}")
+    else:
+        turns.failure = str(error)
+        told(str(error))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ Table = dict[str, dict[int, Cell | None]]
 def measured(side: Side, length: int, seconds: float) -> Cell | None:
     """None if it fails, as one does that runs out of memory."""
     try:
-        child = Child(side, build_seconds=3600)
+        child = Child(side, build_seconds=3600, most_seconds=3600)
         try:
             answer = child.ask(seconds)
         finally:

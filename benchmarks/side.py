@@ -1,4 +1,4 @@
-"""A side's process: builds what it is told to, then takes steps when it is asked. Started by `harness.Child`.
+"""A side's process: builds what it is told to, warms up, then takes steps when it is asked. Started by `harness.Child`.
 
 python side.py module:function '{"keyword": "value"}'
 """
@@ -65,6 +65,7 @@ def main() -> None:
 
     module, _, function = sys.argv[1].partition(":")
     step: Step = getattr(importlib.import_module(module), function)(**json.loads(sys.argv[2]))
+    answer({"built": True})  # from here on the parent counts the time of the warm-up
     for _ in range(step.warm):
         step.run()
     if step.extra is not None:

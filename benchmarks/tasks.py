@@ -24,6 +24,12 @@ class Entry:
     where: Literal["ours", "peers", "one thread"] = "ours"
     shares: bool = False
 
+    @property
+    def in_bf16(self) -> bool:
+        """Whether its products are in bf16, as its options say."""
+        given = self.options
+        return bool(given.get("bf16")) or given.get("precision") == "bf16" or given.get("dtype") == "bfloat16"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -35,6 +41,8 @@ class Comparison:
         entries: the sides, built in this order.
         pairs: (ours, peer) by name: the ratios.
         pace: times the seconds of a turn that were asked for.
+        step_seconds: what one step of the slowest side takes on a machine that can do it, if that is longer than a
+            turn: a side is too slow by a multiple of the longer of the two.
         has_products: the machine's products take turns with the sides, whose share of them is told.
         other_kind: peers of another architecture, whose parameters need not be within 5% of ours, as others' must.
     """
@@ -44,6 +52,7 @@ class Comparison:
     entries: tuple[Entry, ...]
     pairs: tuple[tuple[str, str], ...] = ()
     pace: float = 1.0
+    step_seconds: float = 4.0
     has_products: bool = True
     other_kind: tuple[str, ...] = ()
 
@@ -92,15 +101,18 @@ def _xl(task: str, build: str, title: str) -> Comparison:
     )
 
 
-def _reformer(task: str, length: int) -> Comparison:
+def _reformer(length: int, precision: str) -> Comparison:
+    task = f"reformer-train-{length // 1024}k"
     names = ("transformers Reformer", "reformer-pytorch", "exact SDPA decoder")
-    peers = [_peer(task, name, "bf16") for name in names]
-    ours = Entry("manyheads, bf16", "ours:reformer", {"precision": "bf16", "length": length})
+    peers = [_peer(task, name, precision) for name in names]
+    ours = Entry(f"manyheads, {precision}", "ours:reformer", {"precision": precision, "length": length})
     return Comparison(
-        title=f"Training a Reformer on {length:,} tokens, bf16: 4 layers, 256/1024, 4 heads, chunks of 64, 4 rounds",
+        title=f"Training a Reformer on {length:,} tokens, {precision}: 4 layers, 256/1024, 4 heads, chunks of 64,"
+        " 4 rounds",
         unit="tokens/s",
         entries=(ours, *peers),
         pairs=tuple((ours.name, peer.name) for peer in peers),
+        step_seconds=length / 512,  # of a peer in fp32 on two cores with AVX2
         other_kind=(peers[2].name,),
     )
 
@@ -148,8 +160,8 @@ TASKS: dict[str, tuple[Comparison, ...]] = {
     "xl-eval": (
         _xl("xl-eval", "ours:xl_evaluation", "Evaluating one: segment 64, memory 640, clamp 400, same_length, 8 lanes"),
     ),
-    "reformer-train-4k": (_reformer("reformer-train-4k", 4096),),
-    "reformer-train-16k": (_reformer("reformer-train-16k", 16_384),),
+    "reformer-train-4k": (_reformer(4096, "bf16"), _reformer(4096, "fp32")),
+    "reformer-train-16k": (_reformer(16_384, "bf16"), _reformer(16_384, "fp32")),
     "decode-greedy": (_decoding("decode-greedy", "greedily"),),
     "decode-beam4": (_decoding("decode-beam4", "with 4 beams"),),
     "attention": tuple(
@@ -179,9 +191,12 @@ TASKS: dict[str, tuple[Comparison, ...]] = {
             has_products=False,
         ),
         Comparison(
-            title="Waiting for data: training steps of the preset demo, bf16",
+            title="Waiting for data: training steps of the preset demo",
             unit="steps/s",
-            entries=(Entry("manyheads, bf16", "ours_data:data_loading", {"precision": "bf16"}),),
+            entries=tuple(
+                Entry(f"manyheads, {precision}", "ours_data:data_loading", {"precision": precision})
+                for precision in ("bf16", "fp32")
+            ),
             has_products=False,
         ),
     ),

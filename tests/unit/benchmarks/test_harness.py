@@ -1,24 +1,20 @@
-"""The protocol of the benchmarks: sides in turn, failures told, ratios of the same round, tables."""
+"""The protocol of the benchmarks: sides in turn, failures told, slow sides left out, ratios of the same round."""
 
 from __future__ import annotations
 
-import ast
+import fcntl
 import itertools
-import json
 import os
-import subprocess
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-BENCHMARKS = HERE.parents[2] / "benchmarks"
 Import = Callable[[str], ModuleType]
 
 
@@ -72,8 +68,68 @@ def test_a_side_that_fails_says_why_and_the_others_go_on(harness: ModuleType, tm
 
 def test_a_side_that_does_not_answer_is_killed(harness: ModuleType, tmp_path: Path) -> None:
     child = sleeper(harness, "slow", 60_000, tmp_path / "log")
-    with pytest.raises(harness.SideError, match="slow gave no answer for 1 s"):
+    with pytest.raises(harness.TooSlowError, match="the warm-up did not end within 1 s"):
+        harness.Child(child, most_seconds=1.0)
+    child = side(harness, "endless", "endless")
+    with pytest.raises(harness.SideError, match="endless was not built within 1 s"):
         harness.Child(child, build_seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("warm", "reason"), [(0, "the warm-up did not end"), (1, "the first turn, of 0 s, did not end")]
+)
+def test_a_side_that_is_too_slow_is_left_out(harness: ModuleType, tmp_path: Path, warm: int, reason: str) -> None:
+    """Its process is killed, with what it has started; the reason is no failure; the others go on."""
+    lock = tmp_path / "lock"
+    sides = [
+        (side(harness, "slow", "tardy", warm=warm, lock=str(lock)), 0.0),
+        (sleeper(harness, "a", 1, tmp_path / "log"), 0.0),
+    ]
+    told: list[str] = []
+    found = harness.take_turns(sides, rounds=2, told=told.append, most_seconds=3.0)
+    assert found["slow"].left_out == f"{reason} within 3 s"
+    assert not found["slow"].failure
+    assert found["slow"].rates == []
+    assert f"slow is left out: {reason} within 3 s" in told
+    assert len(found["a"].rates) == 2
+    assert is_free(lock)
+
+
+def is_free(lock: Path) -> bool:
+    """Whether nobody holds it any more, as soon as those who were killed have ended."""
+    with lock.open() as file:
+        for _ in range(400):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+            else:
+                return True
+    return False
+
+
+def test_no_answer_is_lost_to_a_slow_reader(harness: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent may find that the side is built and that it is warm in one look."""
+    look = harness.select.select
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(1.0)
+        return look(*arguments)
+
+    monkeypatch.setattr(harness, "select", SimpleNamespace(select=late))
+    child = harness.Child(side(harness, "mortal", "mortal", steps=1), most_seconds=2.0)
+    child.close()
+    assert child.about["units"] == 1.0
+
+
+def test_the_limit_is_of_the_first_turn_only(harness: ModuleType, tmp_path: Path) -> None:
+    """A side that has shown its rate is kept when a later turn takes longer."""
+    child = harness.Child(side(harness, "patient", "slower_later", seconds=1.5), most_seconds=1.0)
+    try:
+        assert child.ask(0.0)["steps"] == 1
+        assert child.ask(0.0)["steps"] == 1
+    finally:
+        child.close()
 
 
 def test_spread_is_of_the_ratios_within_a_round(harness: ModuleType) -> None:
@@ -90,107 +146,3 @@ def test_spread_is_of_the_ratios_within_a_round(harness: ModuleType) -> None:
 def test_table(harness: ModuleType) -> None:
     lines = harness.markdown_table(("side", "rate"), [["ours", "12"], ["a peer", "3"]])
     assert lines == ["| side   | rate |", "|--------|-----:|", "| ours   |   12 |", "| a peer |    3 |"]
-
-
-def turns(harness: ModuleType, rates: list[float], **about: Any) -> Any:
-    return harness.Turns(about=about, rates=rates, peak_bytes=3 << 20)
-
-
-def test_tables_of_a_comparison(harness: ModuleType, benchmark_module: Import) -> None:
-    """Ratios, shares of the machine's products, parameters; columns that nobody fills are left out."""
-    run, tasks = benchmark_module("run"), benchmark_module("tasks")
-    entries = (tasks.Entry("ours", "x:y"), tasks.Entry("peer", "x:y", where="peers"), tasks.Entry("lost", "x:y"))
-    comparison = tasks.Comparison("a title", "tokens/s", entries, (("ours", "peer"), ("ours", "lost")))
-    assert comparison.needs_peers
-    found = {
-        "ours": turns(harness, [200.0, 220.0], precision="bf16", parameters=104, flops=1e9, units=2.0, threads=2),
-        "peer": turns(harness, [100.0, 100.0], precision="fp32", parameters=100),
-        "lost": harness.Turns(failure="lost has ended: no memory"),
-        run.PRODUCTS["bf16"]: turns(harness, [1e12, 1e12]),
-        run.PRODUCTS["fp32"]: turns(harness, [2e11, 2e11]),
-    }
-    text = "\n".join(run.tables(comparison, found))
-    assert "2.10 x (2.00 to 2.20)" in text
-    assert "10.5% of bf16" in text  # 210 tokens/s at 0.5 GFLOP a token, of 1,000 GFLOP/s
-    assert "1,000 (1,000 to 1,000) GFLOP/s" in text
-    assert "lost" not in text
-    said = json.loads(json.dumps(run.record("task", comparison, found)))
-    assert said["ratios"] == [{"ours": "ours", "peer": "peer", "median": 2.1, "lowest": 2.0, "highest": 2.2}]
-    assert said["sides"]["ours"]["share_of_bf16"]["median"] == pytest.approx(0.105)
-    assert said["sides"]["lost"]["failure"] == "lost has ended: no memory"
-    found["peer"].about["parameters"] = 98
-    with pytest.raises(run.SizeError, match="ours has 104 parameters, peer 98: more than 5% apart"):
-        run.tables(comparison, found)
-    assert run.tables(replace(comparison, other_kind=("peer",)), found)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(12345.6, "12,346"), (45.67, "45.7"), (0.5, "0.50"), (0.01234, "0.01234"), (0.0, "0.00000")]
-)
-def test_figures_have_the_places_they_deserve(
-    harness: ModuleType, benchmark_module: Import, value: float, text: str
-) -> None:
-    assert benchmark_module("run").number(harness.Spread(value, value, value)) == f"{text} ({text} to {text})"
-
-
-def test_header_has_date_hardware_and_commit(benchmark_module: Import) -> None:
-    run = benchmark_module("run")
-    machine = run.describe_machine()
-    text = "\n".join(run.header({"machine": machine, "rounds": 5, "seconds": 4.0}))
-    for part in (machine["date"], machine["cpu"], machine["commit"], f"torch {machine['torch']}", "5 rounds", "4 s"):
-        assert part in text
-
-
-@cache
-def functions_of(module: str) -> dict[str, ast.FunctionDef]:
-    tree = ast.parse((BENCHMARKS / f"{module}.py").read_text("utf-8"))
-    return {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
-
-
-def test_every_side_of_every_task_can_be_called(benchmark_module: Import) -> None:
-    """Builders exist and take their options; pairs name sides. (They are not imported: they set the machine up.)"""
-    tasks = benchmark_module("tasks").TASKS
-    for comparison in itertools.chain(*tasks.values()):
-        names = [entry.name for entry in comparison.entries]
-        assert len(set(names)) == len(names)
-        assert {name for pair in comparison.pairs for name in pair} <= set(names)
-        for entry in comparison.entries:
-            module, _, function = entry.build.partition(":")
-            defined = functions_of(module)[function]
-            parameters = [argument.arg for argument in defined.args.args]
-            needed = parameters[: len(parameters) - len(defined.args.defaults)]
-            given = {*entry.options, *(["folder"] if entry.shares else [])}
-            assert set(needed) <= given <= set(parameters), entry
-
-
-def test_crossing(benchmark_module: Import) -> None:
-    curve = benchmark_module("reformer_curve")
-
-    def column(*seconds: float | None) -> dict[int, Any]:
-        return {1024 << place: None if one is None else curve.Cell(one, 1 << 20) for place, one in enumerate(seconds)}
-
-    assert "from about 1,448 " in curve.crossing(column(2.0, 2.0), column(1.0, 4.0))
-    assert "every measured length, from 1,024" in curve.crossing(column(1.0, 2.0), column(3.0, None))
-    assert "Slower" in curve.crossing(column(2.0), column(1.0))
-    assert curve.rows({"ours": column(2.0, None)}, [1024, 2048]) == [["1,024", "2.00 s, 1 MiB"], ["2,048", "failed"]]
-
-
-def test_without_the_shared_peers_the_rest_is_measured(tmp_path: Path) -> None:
-    """One line says so; tables and the JSON file have the others."""
-    command = [sys.executable, str(BENCHMARKS / "run.py"), "start-up", "decode-greedy", "--rounds", "1"]
-    command += ["--seconds", "0", "--json", str(tmp_path / "found.json"), "--markdown", str(tmp_path / "found.md")]
-    environment = {**os.environ, "MANYHEADS_SHARED": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("The tasks with peers are left out: there is no ../shared/peers.py")
-    assert "| manyheads --help | bare interpreter |" in done.stdout
-    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
-    assert [one["task"] for one in found["tasks"]] == ["start-up"]
-    assert "## Starting the program" in (tmp_path / "found.md").read_text("utf-8")
-
-
-def test_an_unknown_task_is_refused() -> None:
-    command = [sys.executable, str(BENCHMARKS / "run.py"), "seq2seq"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "there is no task 'seq2seq'; there are seq2seq-train" in done.stderr
