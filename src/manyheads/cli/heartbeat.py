@@ -8,8 +8,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from manyheads.training.log import format_seconds
-
 __all__ = ["Heartbeat", "Phase"]
 
 
@@ -35,6 +33,8 @@ class Phase:
 
     def describe(self) -> str:
         """`translating: 512 of 1,000, 12s so far`; empty before the first `begin`."""
+        from manyheads.training.log import format_seconds  # not before it is needed: --help must be quick
+
         what, done, total, since = self._now
         if not what:
             return ""
