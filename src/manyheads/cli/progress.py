@@ -149,8 +149,7 @@ class LiveReporter:
     def beat(self) -> None:
         """Called every second from another thread."""
         with self._lock:
-            if self._live.is_started:
-                self._live.refresh()
+            self._live.refresh()
 
     def start(self, start: RunStart) -> None:
         where = f"going on at step {start.step:,}" if start.step else "a new run"

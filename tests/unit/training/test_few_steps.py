@@ -46,7 +46,7 @@ def test_it_is_said_once_with_all_that_matters() -> None:
         ([15.0, 4.5, *[4.5] * 12], 2),
         ([15.0, 2.5, *[2.5] * 12], 5),  # 120 steps: what is not much too slow is looked at longer
         ([1.0, 6.0, 0.5, 0.5, 0.5, 0.5], None),  # one slow step among them is no sign either
-        ([*[0.1] * 10, *[60.0] * 3], None),  # later steps are not looked at
+        ([*[0.1] * 10, *[2.9] * 20], None),  # later steps are not looked at
         ([30.0], 1),
         ([15.0], None),
     ],
