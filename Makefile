@@ -24,6 +24,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 .PHONY: demo test check check-long bench recipes docs setup clean
 
 demo: $(READY)
+	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
 	$(BIN)/manyheads train --preset demo --run-dir runs/demo --resume none --minutes $(MINUTES)
 	$(BIN)/python -m manyheads.cli.demo runs/demo
 

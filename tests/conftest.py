@@ -66,6 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("unhooked")]
 
 
+@pytest.fixture(autouse=True)
+def quick_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, commands in a test's process count as quick: they show no progress."""
+    monkeypatch.setattr("manyheads.cli.phases.DELAY_SECONDS", float("inf"))
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of large fixtures and corpora; MANYHEADS_SHARED names another place."""

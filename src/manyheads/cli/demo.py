@@ -1,6 +1,7 @@
 """`python -m manyheads.cli.demo RUN_DIR`: what a trained run has learned. The second half of `make demo`.
 
-Translates the held-out test sentences, shows ten of them, draws where the model looks, and scores them all.
+Translates the held-out test sentences, shows ten of them, draws where the model looks, and scores them all. A model
+that learned nothing in five minutes or more is a failure: the exit code is 4, and the reason is said.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
 from manyheads.cli.pages import program
+from manyheads.cli.phases import showing_if_long, telling
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.errors import DataError, MissingExtraError, ModelFileError
@@ -25,17 +27,24 @@ if TYPE_CHECKING:
     from manyheads.data.prepared import PreparedData
     from manyheads.decoding.translator import Translator
 
-__all__ = ["choose_sentence", "draw_attention", "held_out_data", "main", "run", "run_config"]
+__all__ = ["choose_sentence", "draw_attention", "held_out_data", "judge", "main", "run", "run_config"]
 
 NUM_SHOWN = 10
 NUM_BEAMS = 4
+LEAST_BLEU = 10.0
+LEAST_MINUTES = 5.0
+"""Of training, after which less than LEAST_BLEU is a failure."""
+DID_NOT_LEARN = 4
+"""Exit code."""
+USAGE = """usage: python -m manyheads.cli.demo RUN_DIR
+exit codes: as of manyheads --help; 4 means that the model learned too little in five minutes or more"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns: an exit code, as `manyheads`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python -m manyheads.cli.demo RUN_DIR", file=sys.stderr)
+        print(USAGE, file=sys.stderr)
         return 2
     return guarded(lambda: run(Path(arguments[0])))
 
@@ -43,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(run_dir: Path) -> int:
     """Translate, show, draw, score.
 
+    Returns: 0; 4 if the model learned too little in five minutes or more.
     Raises: ModelFileError, DataError: no trained run in that folder, or no test pairs in its data.
     """
     set_up_machine()
@@ -60,7 +70,9 @@ def run(run_dir: Path) -> int:
     references = [reference for _, reference in data.test_text]
     print(f"translating {len(sources):,} held-out sentences, beam {NUM_BEAMS} ...", file=sys.stderr, flush=True)
     started = time.monotonic()
-    translations = translator.translate(sources, num_beams=NUM_BEAMS)
+    with showing_if_long() as show:
+        told = telling(show, "translating", len(sources))
+        translations = translator.translate(sources, num_beams=NUM_BEAMS, told=told)
     seconds = time.monotonic() - started
     print(f"  done in {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s", file=sys.stderr)
 
@@ -73,7 +85,45 @@ def run(run_dir: Path) -> int:
     print(chrf.signature)
     print(f"held-out BLEU = {bleu.value:.2f}")
     print(bleu.signature)
-    return 0
+    if bleu.value >= LEAST_BLEU:
+        return 0
+    failure, message = judge(run_dir, config, bleu.value)
+    print(f"manyheads: {message}", file=sys.stderr)
+    return DID_NOT_LEARN if failure else 0
+
+
+def judge(run_dir: Path, config: TrainConfig, bleu: float) -> tuple[bool, str]:
+    """Why a model is bad, from what its run recorded.
+
+    Args:
+        run_dir: of the run.
+        config: of the run, as it was resolved.
+        bleu: below LEAST_BLEU.
+
+    Returns: whether it is a failure, which it is after LEAST_MINUTES of training; and a message.
+    """
+    from manyheads.cli.records import describe_folder
+    from manyheads.training.few_steps import FEWEST_STEPS
+
+    record = describe_folder(run_dir)
+    steps, tokens, trained = record["step"], record["target_tokens"] or 0, record["minutes"] or 0.0
+    minutes = config.training.max_minutes or trained
+    failed = minutes >= LEAST_MINUTES
+    threads = record.get("environment", {}).get("torch_threads", "unknown")
+    rate = f", {tokens / (60 * trained):,.0f} target tokens/s" if trained else ""
+    made = f"{steps:,} step{'' if steps == 1 else 's'} in {trained or minutes:.3g} minutes{rate}"
+    what = f"The model {'did not learn' if failed else 'has learned little so far'}: held-out BLEU is {bleu:.2f}."
+    why = f"Training made {made}, with precision {config.precision} and {threads} threads."
+    if steps < FEWEST_STEPS:
+        remedy = (
+            f"Below {FEWEST_STEPS} steps a model learns little. Run `manyheads doctor` to see which precision is faster"
+            " here, end other programs, or train longer: make demo MINUTES=M."
+        )
+    elif failed:
+        remedy = f"The steps were many enough, so look at the losses in {run_dir / 'metrics.jsonl'}, or train longer."
+    else:
+        remedy = f"{LEAST_MINUTES:g} minutes are usual: make demo."
+    return failed, f"{what} {why} {remedy}"
 
 
 def run_config(run_dir: Path) -> TrainConfig:

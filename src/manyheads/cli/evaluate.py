@@ -19,6 +19,7 @@ from manyheads.cli.likelihood import likelihood_lines, likelihood_of, likelihood
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import given_options, parse
+from manyheads.cli.phases import Progress, showing_if_long, telling
 from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, refuse_ranks, run_sharded
 from manyheads.cli.translate import one_line
 from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
@@ -188,20 +189,24 @@ def _run_model(
 
     from manyheads.decoding.translator import Translator
 
-    translator = Translator.from_pretrained(
-        options.model,
-        local_device(options.run_on.device),
-        options.run_on.fixed_precision(),
-        compile_steps=options.run_on.compile,
-    )
-    overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
-    settings = translator.options(**overrides)
-    assert isinstance(translator.model, torch.nn.Module)
-    with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
+    with (
+        showing_if_long() as show,
+        naming_lines(text=options.source or "the source", reference=options.reference or "the reference"),
+    ):
+        show("loading the model", 0, 0)
+        translator = Translator.from_pretrained(
+            options.model,
+            local_device(options.run_on.device),
+            options.run_on.fixed_precision(),
+            compile_steps=options.run_on.compile,
+        )
+        overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
+        settings = translator.options(**overrides)
+        assert isinstance(translator.model, torch.nn.Module)
         if is_sharded(options.output):
-            judged = _judge_sharded(translator, pairs, settings, overrides, options)
+            judged = _judge_sharded(translator, pairs, settings, overrides, options, show)
         else:
-            judged = _judge(translator, pairs, settings, overrides)
+            judged = _judge(translator, pairs, settings, overrides, show)
     if judged is None:
         return None
     likelihood, translations, num_references, num_sources = judged
@@ -229,13 +234,18 @@ def _judge(
     pairs: list[tuple[str, str]],
     settings: DecodingSettings,
     overrides: dict[str, Any],
+    show: Progress,
     first: int = 0,
+    total: int | None = None,
 ) -> Judged:
-    """Args: first: number of the first pair, from 0."""
+    """Args: first: number of the first pair, from 0; total: of all pairs, None: of these."""
+    total = len(pairs) if total is None else total
+    told = telling(show, "likelihood", total, first)
     with counted_truncations() as long_references:
-        likelihood = likelihood_of(translator, pairs, settings, first=first)
+        likelihood = likelihood_of(translator, pairs, settings, first=first, told=told)
+    sources, told = [source for source, _ in pairs], telling(show, "translating", total, first)
     with counted_truncations() as long_sources:
-        found = translator.translate_nbest([source for source, _ in pairs], first_number=first + 1, **overrides)
+        found = translator.translate_nbest(sources, told=told, first_number=first + 1, **overrides)
     return likelihood, [one_line(one[0].text) for one in found], long_references.count, long_sources.count
 
 
@@ -245,12 +255,13 @@ def _judge_sharded(
     settings: DecodingSettings,
     overrides: dict[str, Any],
     options: EvaluateOptions,
+    show: Progress,
 ) -> Judged | None:
     """The same on several ranks."""
     from manyheads.evaluation.likelihood import Likelihood
 
     def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
-        likelihood, translations, *cut = _judge(translator, some, settings, overrides, first)
+        likelihood, translations, *cut = _judge(translator, some, settings, overrides, show, first, len(pairs))
         yield json.dumps([likelihood.nll_sum, likelihood.num_tokens, translations, *cut])
 
     text = json.dumps(pairs).encode()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyheads.cli.likelihood import counted
 from manyheads.cli.output import LineWriter
+from manyheads.cli.phases import showing_if_long, telling
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["duplication_of", "evaluate_hashes"]
 
 _ROWS = 16
+
+Telling = Callable[[int], Callable[[int], None]]
+"""Of how many rows or tokens -> a function to be called with how many are done."""
 
 
 def duplication_of(options: EvaluateTextOptions) -> tuple[int, int] | None:
@@ -53,15 +60,21 @@ def evaluate_hashes(options: EvaluateTextOptions) -> int:
     task = duplication_of(options)
     asked: list[Hashes | None] = ["full" if text == "full" else int(text) for text in options.num_hashes]
     rows: list[dict[str, Any]] = []
-    for name in (options.model, *options.beside):
-        generator = Generator.from_pretrained(name, options.run_on.device, options.run_on.fixed_precision())
-        cells: dict[str, dict[str, float]] = {}
-        for hashes in asked or [None]:
-            model = generator.model if hashes is None else with_hashes(generator.model, hashes)
-            with inference(generator.device, generator.precision):
-                cell = _duplicated(model, task, options) if task else _text(model, generator, options)
-            cells["own" if hashes is None else str(hashes)] = cell
-        rows.append({"model": name, "trained": _trained(generator.model), "by_hashes": cells})
+    with showing_if_long() as show:
+        for number, name in enumerate((options.model, *options.beside), 1):
+            show(f"loading model {number}", 0, 0)
+            generator = Generator.from_pretrained(name, options.run_on.device, options.run_on.fixed_precision())
+            cells: dict[str, dict[str, float]] = {}
+            for hashes in asked or [None]:
+                model = generator.model if hashes is None else with_hashes(generator.model, hashes)
+                what = f"model {number}, {'its own rounds' if hashes is None else _named(str(hashes))}"
+                with inference(generator.device, generator.precision):
+                    if task:
+                        cell = _duplicated(model, task, options, partial(telling, show, what))
+                    else:
+                        cell = _text(model, generator, options, partial(telling, show, what))
+                cells["own" if hashes is None else str(hashes)] = cell
+            rows.append({"model": name, "trained": _trained(generator.model), "by_hashes": cells})
     data = f"duplication-task, {task[1]} tokens" if task else _text_name(generator, options)
     with LineWriter("-") as writer:
         if options.json:
@@ -85,26 +98,31 @@ def _named(hashes: str) -> str:
     return f"LSH-{hashes}" if hashes.isdecimal() else hashes
 
 
-def _duplicated(model: LanguageModel, task: tuple[int, int], options: EvaluateTextOptions) -> dict[str, float]:
-    from manyheads.data.duplication import held_out
+def _duplicated(
+    model: LanguageModel, task: tuple[int, int], options: EvaluateTextOptions, telling: Telling
+) -> dict[str, float]:
+    from manyheads.data.duplication import HELD_OUT, held_out
     from manyheads.evaluation.duplication import evaluate_duplication
 
     if options.split == "train":
         raise ConfigError("--split train: sequences of the duplication task are new at every step; use test or valid.")
-    batches = held_out(task[0], options.split or "test", task[1], options.lanes or _ROWS)
+    split = options.split or "test"
+    batches = held_out(task[0], split, task[1], options.lanes or _ROWS)
+    batches = counted(batches, telling(HELD_OUT[split]))
     found = evaluate_duplication(model, batches, device=next(model.parameters()).device)
     assert found is not None  # nobody asked it to stop
     return {"accuracy": found.accuracy, "nats_per_token": found.nats_per_token, "tokens": found.num_tokens}
 
 
-def _text(model: LanguageModel, generator: Any, options: EvaluateTextOptions) -> dict[str, float]:
-    from manyheads.cli.evaluate_text import held_text, readings_of
+def _text(model: LanguageModel, generator: Any, options: EvaluateTextOptions, telling: Telling) -> dict[str, float]:
+    from manyheads.cli.evaluate_text import held_text, readings_of, tokens_of
     from manyheads.evaluation.language_model import bits_per, evaluate_text
 
     held, [reading] = held_text(generator, options), readings_of(options)
     vocabulary = generator.vocabulary
     ids = {"end_id": vocabulary.end_id, "begin_id": vocabulary.begin_id}
-    found = evaluate_text(model, held.store, reading, **ids, device=generator.device)
+    told = telling(tokens_of(held, reading))
+    found = evaluate_text(model, held.store, reading, **ids, device=generator.device, told=told)
     assert found is not None  # nobody asked it to stop
     cell = {
         "nats_per_token": found.nats_per_token,

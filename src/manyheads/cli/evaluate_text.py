@@ -16,6 +16,7 @@ from manyheads import __version__
 from manyheads.cli.decoding_options import DeviceOptions
 from manyheads.cli.output import LineWriter
 from manyheads.cli.parsing import parse
+from manyheads.cli.phases import showing_if_long, telling
 from manyheads.cli.sharding import local_device, refuse_ranks
 from manyheads.distributed.launch import find_place, start
 from manyheads.errors import ConfigError, DataError
@@ -121,25 +122,28 @@ def evaluate_text_command(arguments: Sequence[str]) -> int:
         return evaluate_hashes(options)
     group = start(find_place())
     device = local_device(options.run_on.device)
-    generator = Generator.from_pretrained(options.model, device, options.run_on.fixed_precision())
-    with group.main_first():
-        held = held_text(generator, options)
-    readings = readings_of(options)
     scored: list[tuple[Reading, Likelihood]] = []
-    for reading in readings:
-        with inference(generator.device, generator.precision):
-            found = evaluate_text(
-                generator.model,
-                held.store,
-                reading,
-                end_id=generator.vocabulary.end_id,
-                begin_id=generator.vocabulary.begin_id,
-                device=generator.device,
-                part=(group.rank, group.world),
-            )
-        assert found is not None  # nobody asked it to stop
-        parts = group.exchange([found.nll_sum, found.num_tokens])
-        scored.append((reading, Likelihood(math.fsum(nll for nll, _ in parts), sum(count for _, count in parts))))
+    with showing_if_long() as show:
+        show("loading the model", 0, 0)
+        generator = Generator.from_pretrained(options.model, device, options.run_on.fixed_precision())
+        show("reading the text", 0, 0)
+        with group.main_first():
+            held = held_text(generator, options)
+        for reading in readings_of(options):
+            with inference(generator.device, generator.precision):
+                found = evaluate_text(
+                    generator.model,
+                    held.store,
+                    reading,
+                    end_id=generator.vocabulary.end_id,
+                    begin_id=generator.vocabulary.begin_id,
+                    device=generator.device,
+                    told=telling(show, scoring(options, reading), tokens_of(held, reading) // group.world),
+                    part=(group.rank, group.world),
+                )
+            assert found is not None  # nobody asked it to stop
+            parts = group.exchange([found.nll_sum, found.num_tokens])
+            scored.append((reading, Likelihood(math.fsum(nll for nll, _ in parts), sum(count for _, count in parts))))
     group.close()
     if not group.is_main:
         return 0
@@ -162,6 +166,16 @@ def evaluate_text_command(arguments: Sequence[str]) -> int:
         else:
             writer.write(_as_text(records, protocol, pictures))
     return 0
+
+
+def scoring(options: EvaluateTextOptions, reading: Reading) -> str:
+    """What is done with a reading, for those who wait."""
+    return "scoring tokens" + (f", memory {reading.memory_len:,}" if len(options.memory_len) > 1 else "")
+
+
+def tokens_of(held: Held, reading: Reading) -> int:
+    """How many tokens are read."""
+    return min(reading.max_tokens or len(held.store), len(held.store))
 
 
 def readings_of(options: EvaluateTextOptions) -> list[Reading]:

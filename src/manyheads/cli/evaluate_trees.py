@@ -12,6 +12,7 @@ from manyheads.cli.evaluation_pairs import own_data
 from manyheads.cli.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parses import repairs_line
+from manyheads.cli.phases import showing_if_long, telling
 from manyheads.cli.truncation import counted_truncations
 from manyheads.data.lines import ReadReport, describe, read_lines
 from manyheads.errors import ConfigError, DataError
@@ -160,18 +161,24 @@ def _judge_model(
     from manyheads.evaluation.parses import judge_written
 
     run_on = options.run_on
-    precision = run_on.fixed_precision()
-    parser = Parser.from_pretrained(options.model, run_on.device, precision, compile_steps=run_on.compile)
-    translator = parser.translator
-    overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
-    settings = translator.options(**overrides)
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
-    # A tree that is too long to be learned is still one to judge by; so it is cut, and counted, and never refused.
-    with counted_truncations() as long_trees:
-        likelihood = likelihood_of(translator, gold, dataclasses.replace(settings, too_long="truncate"), "tree")
-    with counted_truncations() as long_sources:
-        written = translator.translate(sentences, **overrides)
-    report = judge_written(parser.task, sentences, written, trees)
+    with showing_if_long() as show:
+        show("loading the model", 0, 0)
+        parser = Parser.from_pretrained(
+            options.model, run_on.device, run_on.fixed_precision(), compile_steps=run_on.compile
+        )
+        translator = parser.translator
+        overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
+        settings = translator.options(**overrides)
+        cutting = dataclasses.replace(settings, too_long="truncate")
+        # A tree that is too long to be learned is still one to judge by; so it is cut, and counted, and never refused.
+        with counted_truncations() as long_trees:
+            told = telling(show, "likelihood", len(gold))
+            likelihood = likelihood_of(translator, gold, cutting, "tree", told=told)
+        with counted_truncations() as long_sources:
+            written = translator.translate(sentences, told=telling(show, "parsing", len(gold)), **overrides)
+        show("judging the trees", 0, 0)
+        report = judge_written(parser.task, sentences, written, trees)
     assert isinstance(translator.model, torch.nn.Module)
     protocol = {
         "model": options.model,

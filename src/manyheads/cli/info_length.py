@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.cli.machine import set_up_machine
+from manyheads.cli.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.errors import ConfigError
@@ -38,7 +39,8 @@ def predict(path: Path, length: int, rows: int | None, *, as_json: bool = False)
     set_up_machine()
     from manyheads.training.footprint import predict_memory
 
-    found = predict_memory(config, length, rows)
+    with showing_if_long() as show:
+        found = predict_memory(config, length, rows, show)
     if as_json:
         print(json.dumps({"path": str(path), **found.to_json()}, indent=2))
     else:

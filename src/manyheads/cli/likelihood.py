@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from manyheads.data.batch import PairBatch
+    from manyheads.data.segments import SegmentBatch
     from manyheads.decoding.settings import DecodingSettings
     from manyheads.decoding.translator import Translator
     from manyheads.evaluation.likelihood import Likelihood
 
-__all__ = ["likelihood_lines", "likelihood_of", "likelihood_record"]
+__all__ = ["counted", "likelihood_lines", "likelihood_of", "likelihood_record"]
+
+B = TypeVar("B", "PairBatch", "SegmentBatch")
 
 
 def likelihood_of(
@@ -18,12 +23,14 @@ def likelihood_of(
     settings: DecodingSettings,
     what: str = "reference",
     first: int = 0,
+    told: Callable[[int], None] | None = None,
 ) -> Likelihood:
     """Of the references, given the sources as the search sees them; what does not fit is refused or cut likewise.
 
     Args:
         what: a reference is called so in messages.
         first: number of the first pair, from 0.
+        told: told after each batch how many pairs are done.
     """
     from manyheads.architectures.seq2seq import Seq2Seq
     from manyheads.data.store import PairStore
@@ -48,8 +55,18 @@ def likelihood_of(
     store = PairStore.from_lists(zip(*bare, strict=True), max(token.vocab_size for token in both))
     ids = {name: getattr(both[1], name) for name in ("pad_id", "bos_id", "eos_id")}
     with inference(translator.device, translator.precision):
-        batches = eval_batches(store, settings.max_tokens, **ids)
+        batches = counted(eval_batches(store, settings.max_tokens, **ids), told)
         return evaluate_likelihood(model, batches, device=translator.device)
+
+
+def counted(batches: Iterable[B], told: Callable[[int], None] | None) -> Iterator[B]:
+    """The batches as they are; when the next one is asked for, `told` is told how many rows are done."""
+    num_done = 0
+    for batch in batches:
+        yield batch
+        num_done += len(batch.sample_ids)
+        if told is not None:
+            told(num_done)
 
 
 def likelihood_record(likelihood: Likelihood) -> dict[str, Any]:

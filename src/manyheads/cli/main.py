@@ -35,7 +35,8 @@ COMMANDS = {
 
 EXIT_CODES = (
     "exit codes: 0 success, 2 a mistake in the input or a full disk, 1 a bug of ours,"
-    " 3 another process of the run was lost, 130 and 143 stopped by Ctrl-C and SIGTERM"
+    " 3 another process of the run was lost, 4 the model of `make demo` did not learn,"
+    " 130 and 143 stopped by Ctrl-C and SIGTERM"
 )
 
 _MOST_LINES = 10

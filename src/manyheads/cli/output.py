@@ -27,6 +27,11 @@ class LineWriter:
         self._path = path
         self._file: IO[bytes] | None = None
 
+    @property
+    def is_in_terminal(self) -> bool:
+        """Whether the lines appear on a screen."""
+        return self._path == "-" and sys.stdout is not None and sys.stdout.isatty()
+
     def __enter__(self) -> Self:
         return self
 

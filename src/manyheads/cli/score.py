@@ -14,6 +14,7 @@ from manyheads.cli.kinds import names_language_model
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
+from manyheads.cli.phases import Phases, showing_if_long, telling
 from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, run_sharded
 from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.data.readers import ReadReport, read_pairs
@@ -74,35 +75,49 @@ def run(arguments: Sequence[str]) -> int:
     pairs = list(read_pairs(options.source, options.target, on_bad_utf8=options.on_bad_utf8, report=report))
     from manyheads.decoding.translator import Translator
 
-    translator = Translator.from_pretrained(
-        options.model, local_device(options.run_on.device), options.run_on.fixed_precision()
-    )
-    budget = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
-    translator.settings = translator.options(**budget, too_long=options.too_long)
-    if is_sharded(options.output):
-        return _score_sharded(translator, pairs, options, report)
+    with showing_if_long() as show:
+        show("loading the model", 0, 0)
+        translator = Translator.from_pretrained(
+            options.model, local_device(options.run_on.device), options.run_on.fixed_precision()
+        )
+        budget = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
+        translator.settings = translator.options(**budget, too_long=options.too_long)
+        (_score_sharded if is_sharded(options.output) else _score)(translator, pairs, options, show, report)
+    return 0
+
+
+def _score(
+    translator: Translator, pairs: list[tuple[str, str]], options: ScoreOptions, show: Phases, report: ReadReport
+) -> None:
     with (
         counted_truncations(),
         naming_lines(source=options.source, reference=options.target),
         LineWriter(options.output) as writer,
     ):
         for start in range(0, len(pairs), BLOCK_PAIRS):
-            sources, targets = zip(*pairs[start : start + BLOCK_PAIRS], strict=True)
-            scored = translator.score(sources, targets, first_number=start + 1)
-            writer.write(_shown(start + place, one, options.tokens) for place, one in enumerate(scored, 1))
+            lines = _lines(translator, start, pairs[start : start + BLOCK_PAIRS], len(pairs), options, show)
+            with show.hidden(writer.is_in_terminal):
+                writer.write(lines)
     tell_bad_lines(report)
-    return 0
+
+
+def _lines(
+    translator: Translator, first: int, some: list[tuple[str, str]], total: int, options: ScoreOptions, show: Phases
+) -> Iterator[str]:
+    """The output lines of pairs; first: number of the first one, from 0; total: of all pairs."""
+    sources, targets = zip(*some, strict=True)
+    told = telling(show, "scoring", total, first)
+    scored = translator.score(sources, targets, told=told, first_number=first + 1)
+    return (_shown(first + place, one, options.tokens) for place, one in enumerate(scored, 1))
 
 
 def _score_sharded(
-    translator: Translator, pairs: list[tuple[str, str]], options: ScoreOptions, report: ReadReport
-) -> int:
+    translator: Translator, pairs: list[tuple[str, str]], options: ScoreOptions, show: Phases, report: ReadReport
+) -> None:
     """The same on several ranks."""
 
     def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
-        sources, targets = zip(*some, strict=True)
-        scored = translator.score(sources, targets, first_number=first + 1)
-        return (_shown(first + place, one, options.tokens) for place, one in enumerate(scored, 1))
+        return _lines(translator, first, some, len(pairs), options, show)
 
     identity = {
         "command": "score",
@@ -116,7 +131,6 @@ def _score_sharded(
         lines = run_sharded(options.output, files, identity, lambda: blocks_of(pairs, BLOCK_PAIRS), work)
     if lines is not None:
         tell_bad_lines(report)
-    return 0
 
 
 def _shown(number: int, scored: Scored, tokens: bool) -> str:

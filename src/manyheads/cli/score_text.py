@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from manyheads.cli.decoding_options import DeviceOptions
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
+from manyheads.cli.phases import Phases, showing_if_long, telling
 from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, run_sharded
 from manyheads.cli.truncation import tell_bad_lines
 from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks, read_lines
@@ -56,30 +57,48 @@ def score_text_command(arguments: Sequence[str]) -> int:
     options = parse(ScoreTextOptions, arguments, command="score", description=_DESCRIPTION, examples=_EXAMPLES)
     refuse_same_file(options.output, options.text)
     from manyheads.decoding.generator import Generator
-    from manyheads.decoding.text_scoring import score_texts
     from manyheads.errors import ConfigError
 
     if options.max_rows < 1:
         raise ConfigError(f"--max-rows is {options.max_rows}; it must be at least 1.")
-    precision = options.run_on.fixed_precision()
-    generator = Generator.from_pretrained(options.model, local_device(options.run_on.device), precision)
-    if is_sharded(options.output):
-        return _score_sharded(generator, options)
-    report = ReadReport()
-    number = 0
-    with LineWriter(options.output) as writer:
-        for lines in read_blocks(options.text, 16 * options.max_rows, on_bad_utf8=options.on_bad_utf8, report=report):
-            found = score_texts(generator, lines, max_rows=options.max_rows)
-            writer.write(_shown(number + place, one, options.tokens) for place, one in enumerate(found, 1))
-            number += len(lines)
-    tell_bad_lines(report)
+    with showing_if_long() as show:
+        show("loading the model", 0, 0)
+        device = local_device(options.run_on.device)
+        generator = Generator.from_pretrained(options.model, device, options.run_on.fixed_precision())
+        (_score_sharded if is_sharded(options.output) else _score)(generator, options, show)
     return 0
 
 
-def _score_sharded(generator: Generator, options: ScoreTextOptions) -> int:
-    """The same of a file, on several ranks."""
+def _score(generator: Generator, options: ScoreTextOptions, show: Phases) -> None:
+    report = ReadReport()
+    number = 0
+    awaits = options.text == "-"  # whoever writes it may take their time
+    if awaits:
+        show.rest()
+    with LineWriter(options.output) as writer:
+        for lines in read_blocks(options.text, 16 * options.max_rows, on_bad_utf8=options.on_bad_utf8, report=report):
+            found = _lines(generator, number, lines, options, show)
+            with show.hidden(writer.is_in_terminal):
+                writer.write(found)
+            number += len(lines)
+            if awaits:
+                show.rest()
+    tell_bad_lines(report)
+
+
+def _lines(
+    generator: Generator, first: int, lines: list[str], options: ScoreTextOptions, show: Phases
+) -> Iterator[str]:
+    """The output lines of input lines; first: number of the first one, from 0."""
     from manyheads.decoding.text_scoring import score_texts
 
+    told = telling(show, "scoring lines", 0, first)
+    found = score_texts(generator, lines, max_rows=options.max_rows, told=told)
+    return (_shown(first + place, one, options.tokens) for place, one in enumerate(found, 1))
+
+
+def _score_sharded(generator: Generator, options: ScoreTextOptions, show: Phases) -> None:
+    """The same of a file, on several ranks."""
     report = ReadReport()
 
     def blocks() -> Iterator[list[str]]:
@@ -89,8 +108,7 @@ def _score_sharded(generator: Generator, options: ScoreTextOptions) -> int:
         return blocks_of(lines, 16 * options.max_rows)
 
     def work(first: int, lines: list[str]) -> Iterator[str]:
-        found = score_texts(generator, lines, max_rows=options.max_rows)
-        return (_shown(first + place, one, options.tokens) for place, one in enumerate(found, 1))
+        return _lines(generator, first, lines, options, show)
 
     identity = {
         "command": "score",
@@ -100,7 +118,6 @@ def _score_sharded(generator: Generator, options: ScoreTextOptions) -> int:
     }
     if run_sharded(options.output, [options.text], identity, blocks, work) is not None:
         tell_bad_lines(report)
-    return 0
 
 
 def _shown(number: int, scored: Scored, tokens: bool) -> str:

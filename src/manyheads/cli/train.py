@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.pages import help_page, option_lines, program
+from manyheads.cli.phases import showing_if_long
 from manyheads.cli.sharding import refuse_ranks
 from manyheads.config.build import build, resolve
 from manyheads.config.describe import describe
@@ -123,12 +124,17 @@ def run(arguments: Sequence[str]) -> int:
         refuse_ranks("train --fit")
         from manyheads.training.fit import plan
 
-        print(plan(config, options.memory_mib))
+        with showing_if_long() as show:
+            show("trying steps", 0, 0)
+            found = plan(config, options.memory_mib)
+        print(found)
         return 0
     if options.dry_run:
         from manyheads.training.dry_run import dry_run
 
-        trial = dry_run(config, _tell)
+        with showing_if_long() as show:
+            show("taking one step", 0, 0)
+            trial = dry_run(config, _tell)
         if place.is_main:
             print(trial.describe())
         return 2 if trial.fault else 0

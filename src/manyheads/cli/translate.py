@@ -16,6 +16,7 @@ from manyheads.cli.decoding_options import DecodingOptions, SearchDeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parsing import parse
+from manyheads.cli.phases import Phases, showing_if_long, telling
 from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, run_sharded
 from manyheads.cli.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks, read_lines
@@ -103,8 +104,13 @@ def run(arguments: Sequence[str]) -> int:
     if options.input == "-" and sys.stdin is not None and sys.stdin.isatty():
         return _converse(translator, overrides, options, shown)
     report = ReadReport()
-    with counted_truncations(), naming_lines(text=options.input), LineWriter(options.output) as writer:
-        _translate(translator, overrides, options, report, writer, shown)
+    with (
+        showing_if_long() as show,
+        counted_truncations(),
+        naming_lines(text=options.input),
+        LineWriter(options.output) as writer,
+    ):
+        _translate(translator, overrides, options, report, writer, shown, show)
     tell_bad_lines(report)
     shown.tell()
     return 0
@@ -117,14 +123,22 @@ def _translate(
     report: ReadReport,
     writer: LineWriter,
     shown: Shown,
+    show: Phases,
 ) -> None:
     start, num_lines, num_tokens = time.perf_counter(), 0, 0
+    awaits = options.input == "-"  # whoever writes it may take their time
+    if awaits:
+        show.rest()
     for lines in read_blocks(options.input, options.lines_at_once, on_bad_utf8=options.on_bad_utf8, report=report):
-        batch = translator.translate_nbest(lines, first_number=num_lines + 1, **overrides)
+        told = telling(show, "translating lines", 0, num_lines)
+        batch = translator.translate_nbest(lines, told=told, first_number=num_lines + 1, **overrides)
         numbered = enumerate(zip(lines, batch, strict=True), num_lines + 1)
-        writer.write(
-            line for number, (source, found) in numbered for line in _lines(number, source, found, options, shown)
-        )
+        with show.hidden(writer.is_in_terminal):
+            writer.write(
+                line for number, (source, found) in numbered for line in _lines(number, source, found, options, shown)
+            )
+        if awaits:
+            show.rest()
         num_lines += len(batch)
         num_tokens += sum(len(found[0].tokens) for found in batch)
         if options.verbose:
@@ -146,7 +160,8 @@ def _translate_sharded(
         return blocks_of(lines, options.lines_at_once)
 
     def work(first: int, sources: list[str]) -> Iterator[str]:
-        batch = translator.translate_nbest(sources, first_number=first + 1, **overrides)
+        told = telling(show, "translating lines", 0, first)
+        batch = translator.translate_nbest(sources, told=told, first_number=first + 1, **overrides)
         for number, (source, found) in enumerate(zip(sources, batch, strict=True), first + 1):
             yield from _lines(number, source, found, options, shown)
 
@@ -159,7 +174,7 @@ def _translate_sharded(
         "precision": translator.precision,
         "compiled": options.run_on.compile,
     }
-    with counted_truncations(), naming_lines(text=options.input):
+    with showing_if_long() as show, counted_truncations(), naming_lines(text=options.input):
         lines = run_sharded(options.output, [options.input], identity, blocks, work)
     if lines is not None:
         tell_bad_lines(report)

@@ -26,7 +26,7 @@ class TruncationCounter(logging.Handler):
         """Called by the logger."""
         self.count += 1
         if self.count <= self.shown:
-            print(f"manyheads: {record.getMessage().replace('text ', 'line ', 1)}", file=sys.stderr)
+            _tell(record.getMessage().replace("text ", "line ", 1))
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def tell_bad_lines(report: ReadReport) -> None:
     """Say how many lines were not UTF-8, and what became of them; nothing where there are none."""
     for count, what in ((report.bad_utf8_replaced, "bad bytes replaced"), (report.bad_utf8_skipped, "skipped")):
         if count:
-            print(f"manyheads: lines that are not UTF-8, {what}: {count}", file=sys.stderr)
+            _tell(f"lines that are not UTF-8, {what}: {count}")
 
 
 @contextmanager
@@ -67,4 +67,10 @@ def counted_truncations() -> Iterator[TruncationCounter]:
         logger.removeHandler(counter)
         logger.propagate = propagated
         if counter.count:
-            print(f"manyheads: lines cut because they were too long: {counter.count}", file=sys.stderr)
+            _tell(f"lines cut because they were too long: {counter.count}")
+
+
+def _tell(text: str) -> None:
+    """In one call, so that a line of progress that another thread writes does not come between text and line end."""
+    sys.stderr.write(f"manyheads: {text}\n")
+    sys.stderr.flush()

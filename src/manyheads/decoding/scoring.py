@@ -29,6 +29,7 @@ def token_log_probs(
     vocab_size: int,
     device: torch.device | str = "cpu",
     stop: Callable[[], bool] | None = None,
+    told: Callable[[int], None] | None = None,
 ) -> list[list[float]]:
     """The model's log-probability of each target token but the first, in nats.
 
@@ -38,6 +39,7 @@ def token_log_probs(
         targets: ids of each target from BOS to EOS.
         max_tokens: a batch's budget in tokens on either side; cut further if the vocabulary is large.
         stop: asked before each batch.
+        told: told after each batch how many pairs are done.
 
     Returns: for each pair a number for each token after BOS.
     Raises: SearchStopped: `stop` said yes.
@@ -45,6 +47,7 @@ def token_log_probs(
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     budget = max(1, min(max_tokens, _MAX_BATCH_VALUES // vocab_size))
     results: list[list[float]] = [[] for _ in sources]
+    num_done = 0
     for batch in cut_batches(lengths, budget):
         if stop is not None and stop():
             raise SearchStopped
@@ -54,6 +57,9 @@ def token_log_probs(
         found = log_probs.gather(2, target[:, 1:, None])[:, :, 0].float().tolist()
         for place, row, length in zip(batch, found, target_lengths.tolist(), strict=True):
             results[place] = row[: length - 1]
+        num_done += len(batch)
+        if told is not None:
+            told(num_done)
     return results
 
 

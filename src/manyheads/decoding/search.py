@@ -87,18 +87,21 @@ def search_all(
     rules: Rules | None = None,
     grammar: Grammar | None = None,
     stop: Callable[[], bool] | None = None,
+    told: Callable[[int], None] | None = None,
 ) -> list[list[Hypothesis]]:
     """Search any number of sentences: sorted by length, cut into batches of `settings.max_tokens`, order restored.
 
     Args:
         sources: ids of each sentence, EOS included.
         indices: a number for each sentence, for sampling; default 0, 1, 2 ...
+        told: told after each batch how many sentences are done.
         device: where the model is.  All other arguments as for `search`.
 
     Returns: as `search`, in the order of `sources`.
     """
     results: list[list[Hypothesis]] = [[] for _ in sources]
     rows = settings.num_return_sequences if settings.do_sample else settings.num_beams
+    num_done = 0
     for batch in cut_batches([len(ids) for ids in sources], settings.max_tokens, rows):
         lengths = torch.tensor([len(sources[place]) for place in batch])
         source = torch.full((len(batch), int(lengths.max())), pad_id)
@@ -119,6 +122,9 @@ def search_all(
         )
         for place, hypotheses in zip(batch, found, strict=True):
             results[place] = hypotheses
+        num_done += len(batch)
+        if told is not None:
+            told(num_done)
     return results
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,7 +14,9 @@ from manyheads.decoding.translation import Scored
 __all__ = ["score_texts"]
 
 
-def score_texts(generator: Generator, texts: Sequence[str], *, max_rows: int = 64) -> list[Scored]:
+def score_texts(
+    generator: Generator, texts: Sequence[str], *, max_rows: int = 64, told: Callable[[int], None] | None = None
+) -> list[Scored]:
     """Log-probabilities of every token of each text, by itself and from its beginning.
 
     The first token is predicted from the end of a document, or of a line where there are no documents. Where lines are
@@ -25,6 +27,7 @@ def score_texts(generator: Generator, texts: Sequence[str], *, max_rows: int = 6
         generator: model, vocabulary and memory.
         texts: without line breaks where lines are documents.
         max_rows: texts that are read side by side.
+        told: told now and then how many texts are done.
 
     Returns: in the order of the texts; an empty one has no tokens, unless its end counts.
     """
@@ -38,6 +41,8 @@ def score_texts(generator: Generator, texts: Sequence[str], *, max_rows: int = 6
         places = order[begin : begin + max_rows]
         for place, losses in zip(places, _losses(generator, [encoded[place] for place in places]), strict=True):
             found[place] = losses
+        if told is not None:
+            told(begin + len(places))
     return [Scored(vocabulary.tokens(ids), losses) for ids, losses in zip(encoded, found, strict=True)]
 
 

@@ -34,6 +34,8 @@ from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["Scored", "Translation", "Translator"]
 
+Told = Callable[[int], None]
+
 
 class Translator:
     """A model that translates text.
@@ -120,26 +122,39 @@ class Translator:
         return settings
 
     @overload
-    def translate(self, texts: str, *, stop: Callable[[], bool] | None = None, **overrides: Any) -> str: ...
+    def translate(
+        self, texts: str, *, stop: Callable[[], bool] | None = None, told: Told | None = None, **overrides: Any
+    ) -> str: ...
     @overload
     def translate(
-        self, texts: Sequence[str], *, stop: Callable[[], bool] | None = None, **overrides: Any
+        self,
+        texts: Sequence[str],
+        *,
+        stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
+        **overrides: Any,
     ) -> list[str]: ...
     def translate(
-        self, texts: str | Sequence[str], *, stop: Callable[[], bool] | None = None, **overrides: Any
+        self,
+        texts: str | Sequence[str],
+        *,
+        stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
+        **overrides: Any,
     ) -> str | list[str]:
         """The best translation of each text, in order; a string for a string. An empty text gives an empty text.
 
         Args:
             texts: a text or several.
             stop: asked before each step; if it says yes, SearchStopped is raised.
+            told: told after each batch how many texts are done (an empty text counts as none).
             overrides: any field of `DecodingSettings`, for this call.
 
         Raises: RequestError: a text is too long or no text. ConfigError: a bad option. DataError: a text is no Unicode.
         """
         if isinstance(texts, str):
-            return self.translate([texts], stop=stop, **overrides)[0]
-        found = self._search(texts, self.options(**overrides), stop)
+            return self.translate([texts], stop=stop, told=told, **overrides)[0]
+        found = self._search(texts, self.options(**overrides), stop, told=told)
         return self._texts([hypotheses[0] if hypotheses else None for hypotheses in found])
 
     def translate_nbest(
@@ -147,6 +162,7 @@ class Translator:
         texts: Sequence[str],
         *,
         stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
         first_number: int = 1,
         **overrides: Any,
     ) -> list[list[Translation]]:
@@ -156,7 +172,7 @@ class Translator:
 
         Args: first_number: what messages call the first text (and what its draws depend on), for one block of many.
         """
-        found = self._search(texts, self.options(**overrides), stop, first_number - 1)
+        found = self._search(texts, self.options(**overrides), stop, first_number - 1, told)
         return [self._translations(hypotheses) for hypotheses in found]
 
     def translate_lines(
@@ -187,13 +203,16 @@ class Translator:
         references: Sequence[str],
         *,
         stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
         first_number: int = 1,
     ) -> list[Scored]:
         """Token log-probabilities of each reference given its source. An empty reference is EOS alone.
 
         A text that is too long for the model, or for the settings' max_tokens, is refused or cut as `too_long` says.
 
-        Args: first_number: what messages call the first pair, for one block of many.
+        Args:
+            told: told after each batch how many pairs are done.
+            first_number: what messages call the first pair, for one block of many.
 
         Raises: RequestError: unequal counts, a text that is too long, or a model that cannot score.
         """
@@ -222,6 +241,7 @@ class Translator:
                 vocab_size=token.vocab_size,
                 device=self.device,
                 stop=stop,
+                told=told,
             )
         return [Scored(token.tokens(ids), row) for ids, row in zip(labels, found, strict=True)]
 
@@ -239,6 +259,7 @@ class Translator:
         settings: DecodingSettings,
         stop: Callable[[], bool] | None,
         first: int = 0,
+        told: Told | None = None,
     ) -> list[list[Hypothesis]]:
         """Hypotheses of each text; none for an empty one."""
         if isinstance(texts, str):
@@ -261,6 +282,7 @@ class Translator:
                 indices=[first + place for place in full],
                 grammar=self._grammar(settings),
                 stop=stop,
+                told=told,
             )
         for place, hypotheses in zip(full, found, strict=True):
             results[place] = hypotheses

@@ -14,6 +14,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.config.files import to_plain
+from manyheads.data.preparing import Progress
 from manyheads.data.settings import DUPLICATION
 from manyheads.distributed.group import Group
 from manyheads.seeding import derive_seed
@@ -88,7 +89,13 @@ class Assembly:
         return Stepper(self.model, self.optimiser, self.config, self.device, self.memory, begin, self.spread)
 
 
-def assemble(config: RunConfig, device: torch.device, data_dir: Path, group: Group | None = None) -> Assembly:
+def assemble(
+    config: RunConfig,
+    device: torch.device,
+    data_dir: Path,
+    group: Group | None = None,
+    progress: Progress | None = None,
+) -> Assembly:
     """Open the data, build the model with the seed's weights, and an optimiser over it.
 
     Args:
@@ -96,12 +103,15 @@ def assemble(config: RunConfig, device: torch.device, data_dir: Path, group: Gro
         device: where the model goes.
         data_dir: where an embedded corpus is prepared, and found again by a resumed run.
         group: the ranks of the run, of which the main one prepares; None: this process is alone.
+        progress: told what is done, as of `data.preparing`.
 
     Raises: DataError, ConfigError, SaveError: the data cannot be used, or the model cannot be built.
     """
     group = group or Group()
     with group.main_first():
-        objective = _objective(config, data_dir)
+        objective = _objective(config, data_dir, progress)
+    if progress is not None:
+        progress("building the model", 0, 0)
     config = objective.config
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model = build_model(objective.model_config).to(device)
@@ -114,12 +124,12 @@ def assemble(config: RunConfig, device: torch.device, data_dir: Path, group: Gro
     return assembly
 
 
-def _objective(config: RunConfig, data_dir: Path) -> Objective:
+def _objective(config: RunConfig, data_dir: Path, progress: Progress | None) -> Objective:
     """A newcomer adds one line."""
     if isinstance(config, TrainConfig):
-        return TranslationObjective(config, data_dir)
+        return TranslationObjective(config, data_dir, progress)
     if isinstance(config, TextConfig) and config.data.path == DUPLICATION:
         return DuplicationObjective(config)
     if isinstance(config, TextConfig):
-        return LanguageObjective(config, data_dir)
+        return LanguageObjective(config, data_dir, progress)
     raise TypeError(f"nothing trains by a {type(config).__name__}")

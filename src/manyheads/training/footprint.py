@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.table import build_model
 from manyheads.data.batch import PairBatch
+from manyheads.data.preparing import Progress
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
@@ -37,6 +39,7 @@ LONGEST_PROBE = 8192
 SHORT = 64
 MOST_BESIDES = 3.0
 BYTES, PIECES = 256, 8000
+TRYING = "trying steps"
 STEPS = 2
 """The first step of an optimiser makes its moments; the second has them from the beginning."""
 
@@ -76,13 +79,16 @@ class Footprint:
         }
 
 
-def predict_memory(config: TextConfig, length: int, rows: int | None = None) -> Footprint:
+def predict_memory(
+    config: TextConfig, length: int, rows: int | None = None, progress: Progress | None = None
+) -> Footprint:
     """Predict the peak of a language model's training on a CPU.
 
     Args:
         config: of the run; neither its data nor its folder is opened.
         length: tokens of a segment.
         rows: sequences of a micro-batch; None takes the config's lanes, by its accumulate.
+        progress: told after each step how many of all are done.
 
     Raises: ConfigError: the length is out of range, or the size of the vocabulary is unknown.
     Cost: that of building the model and of some steps of at most 8,192 tokens a row.
@@ -97,12 +103,13 @@ def predict_memory(config: TextConfig, length: int, rows: int | None = None) -> 
     if length > longest:
         probes = (longest // 2, longest) if is_linear else (longest // 8, longest // 4, longest // 2)
     with computing(replace(config, device="cpu"), torch.device("cpu")):
-        take_steps(config, min(length, SHORT), 1)  # what is loaded when it is first needed is part of the program
+        told = _counting(progress, STEPS * (2 + len(probes)))
+        take_steps(config, min(length, SHORT), 1, told)  # what is loaded when it is first needed is part of the program
         program = _resident_bytes()
         _forget_peak()
-        take_steps(config, probes[-1], rows)
+        take_steps(config, probes[-1], rows, told)
         real = _peak_resident_bytes() - program
-        found = [held_at_peak(config, probe, rows) for probe in probes]
+        found = [held_at_peak(config, probe, rows, told) for probe in probes]
     state = found[0][1]
     counted = continued(probes, [peak for peak, _ in found], length)
     # Pages that are left between blocks, and what kernels take for themselves, are not among the tensors counted.
@@ -152,6 +159,15 @@ def predict_pairs(config: TrainConfig, length: int, rows: int) -> Footprint:
     )
 
 
+def _counting(progress: Progress | None, total: int) -> Callable[[], None]:
+    """A function to be called after each of `total` steps."""
+    if progress is None:
+        return lambda: None
+    progress(TRYING, 0, total)
+    numbers = count(1)
+    return lambda: progress(TRYING, next(numbers), total)
+
+
 def _filled(config: TextConfig, length: int) -> TextConfig:
     """The config with a vocabulary's size, and segments of that length."""
     model = config.model
@@ -171,26 +187,31 @@ def _filled(config: TextConfig, length: int) -> TextConfig:
     return replace(config, model=model, data=data, reading=reading)
 
 
-def held_at_peak(config: TextConfig | TrainConfig, length: int, rows: int) -> tuple[int, int]:
+def held_at_peak(
+    config: TextConfig | TrainConfig, length: int, rows: int, told: Callable[[], None] | None = None
+) -> tuple[int, int]:
     """The most bytes that torch held while `take_steps` ran, and what that returned."""
     watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with _quietly():
         watched.start()
     try:
-        state, average = take_steps(config, length, rows)
+        state, average = take_steps(config, length, rows, told)
     finally:
         with _quietly():
             watched.stop()
     return _peak(watched) + average, state + average
 
 
-def take_steps(config: TextConfig | TrainConfig, length: int, rows: int) -> tuple[int, int]:
+def take_steps(
+    config: TextConfig | TrainConfig, length: int, rows: int, told: Callable[[], None] | None = None
+) -> tuple[int, int]:
     """Build a model and take steps on random ids.
 
     Args:
         config: of the run, with the vocabulary's size.
         length: tokens of a segment.
         rows: segments of it side by side.
+        told: called after each step.
 
     Returns: bytes of weights, gradients and optimiser; and those of the average, which a run holds besides.
     """
@@ -210,6 +231,8 @@ def take_steps(config: TextConfig | TrainConfig, length: int, rows: int) -> tupl
         )
     for step in range(1, STEPS + 1):
         stepper.take([batch], step, 0.0)
+        if told is not None:
+            told()
     weights = sum(parameter.nbytes for parameter in model.parameters())
     kept = sum(
         value.nbytes

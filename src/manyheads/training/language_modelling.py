@@ -14,6 +14,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.prepared_text import TextData, open_text
+from manyheads.data.preparing import Progress
 from manyheads.data.segments import SegmentStream
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
@@ -38,12 +39,13 @@ class LanguageObjective:
     Args:
         config: of the run.
         data_dir: where an embedded text is prepared, and found again by a resumed run.
+        progress: told how far that is.
 
     Raises: DataError, ConfigError, SaveError: the data cannot be used.
     """
 
-    def __init__(self, config: TextConfig, data_dir: Path) -> None:
-        self.data = open_text(config.data, config.vocabulary, data_dir)
+    def __init__(self, config: TextConfig, data_dir: Path, progress: Progress | None = None) -> None:
+        self.data = open_text(config.data, config.vocabulary, data_dir, progress=progress)
         vocabulary = self.data.vocabulary
         if config.model.vocab_size and config.model.vocab_size < vocabulary.vocab_size:
             raise ConfigError(

@@ -15,7 +15,10 @@ from typing import Any, Literal, Protocol
 from manyheads.checkpoint.faults import saving
 from manyheads.training.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
-__all__ = ["LogFile", "MetricsLog", "PlainReporter", "Reporters", "format_seconds"]
+__all__ = ["LogFile", "MetricsLog", "PlainReporter", "Reporters", "Stream", "format_seconds"]
+
+SILENT_SECONDS = 8.0
+"""After so long without a line, a step gets one though `log_every` does not ask for it."""
 
 
 class MetricsLog:
@@ -132,16 +135,24 @@ class Stream(Protocol):
 
 
 class PlainReporter:
-    """One line a logged step, to a stream that is no terminal, or to train.log with the time of day.
+    """Lines to a stream that is no terminal, or to train.log: a logged step, and a step after eight silent seconds.
 
     Args:
         stream: open text file.
         timestamps: begin each line with date and time.
+        clock: seconds, of any origin.
     """
 
-    def __init__(self, stream: Stream, *, timestamps: bool = False) -> None:
+    def __init__(
+        self, stream: Stream, *, timestamps: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._stream = stream
         self._timestamps = timestamps
+        self._clock = clock
+        self._last_line = clock()
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Lines tell what was done, not what is being done."""
 
     def start(self, start: RunStart) -> None:
         where = f"going on at step {start.step}" if start.step else "a new run"
@@ -151,7 +162,7 @@ class PlainReporter:
             self._line(f"  {line}")
 
     def step(self, report: StepReport) -> None:
-        if not report.logged:
+        if not report.logged and self._silent_seconds() < SILENT_SECONDS:
             return
         total = f"/{report.max_steps}" if report.max_steps else ""
         eta = "" if report.eta_seconds is None else f" | eta {format_seconds(report.eta_seconds)}"
@@ -180,7 +191,11 @@ class PlainReporter:
             f"ended at step {result.step} by {result.stopped_by} after {format_seconds(result.elapsed_seconds)}{best}"
         )
 
+    def _silent_seconds(self) -> float:
+        return self._clock() - self._last_line
+
     def _line(self, text: str) -> None:
+        self._last_line = self._clock()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S ") if self._timestamps else ""
         self._stream.write(stamp + text.replace("\n", "\\n") + "\n")
         self._stream.flush()
@@ -195,6 +210,10 @@ class Reporters:
     def start(self, start: RunStart) -> None:
         for reporter in self._reporters:
             reporter.start(start)
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        for reporter in self._reporters:
+            reporter.doing(what, done, total)
 
     def step(self, report: StepReport) -> None:
         for reporter in self._reporters:

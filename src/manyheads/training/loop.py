@@ -97,7 +97,8 @@ def _run(
 ) -> TrainResult:
     stored = stored_precision(folder.checkpoints, resume) if group.is_main else None
     config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
-    assembly = assemble(config, device, folder.data, group)
+    reporter.doing("opening the data")
+    assembly = assemble(config, device, folder.data, group, reporter.doing)
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
     group.is_told_to_end = lambda: stop.signal_number is not None
     # Guarded within: a launcher ends all ranks when one is lost, and there must be time to say which.
@@ -141,6 +142,7 @@ class Trainer:
 
     def run(self, resume: str) -> TrainResult:
         """Steps and their duties until there is a reason to stop."""
+        self._reporter.doing("looking for a checkpoint")
         self._keeper.resume(resume)
         self._keeper.check_space()
         if self._group.is_main:
@@ -211,6 +213,7 @@ class Trainer:
         every = self._config.training.save_every
         due = reason is not None or counters.best_step == counters.step or (every and counters.step % every == 0)
         if due and not self._keeper.is_saved():
+            self._reporter.doing(f"saving step {counters.step}")
             self._recorder.catch_up()
             self._keeper.save(must=reason is not None)
             if not self._judge:
@@ -224,6 +227,7 @@ class Trainer:
         if not (due and self._judge and counters.validated_step < counters.step):
             return True
         assembly = self._assembly
+        self._reporter.doing(f"validation at step {counters.step}")
         with self._as_judged(), _explained_memory(assembly.objective, "validation"):
             report = self._judge.run(counters.step)
         if not self._group.is_alone:
@@ -236,6 +240,7 @@ class Trainer:
         best = math.isfinite(score) and (counters.best_score is None or score < counters.best_score)
         if best:
             counters.best_score, counters.best_step = score, counters.step
+            self._reporter.doing(f"saving the model of step {counters.step}")
             self._keeper.save_model()
         counters.num_worse = 0 if best else counters.num_worse + 1
         counters.validated_step = counters.step
@@ -266,6 +271,7 @@ class Trainer:
         counters = assembly.counters
         step = counters.step + 1
         rate = self._rate(step)
+        self._recorder.begin(step)
         if counters.row == 0:
             assembly.memory.forget()
         self._group.doing(f"at step {step}")
@@ -299,6 +305,7 @@ class Trainer:
 
     def _end(self, reason: StopReason) -> TrainResult:
         counters, folder = self._assembly.counters, self._folder
+        self._reporter.doing("drawing the learning curve")
         plots = self._recorder.draw() if counters.step else ()
         result = TrainResult(
             run_dir=folder.path,

@@ -12,6 +12,7 @@ from manyheads.config.files import to_json
 from manyheads.errors import SaveError
 from manyheads.training.assembly import Assembly
 from manyheads.training.device import peak_memory_bytes
+from manyheads.training.few_steps import FewSteps
 from manyheads.training.log import MetricsLog
 from manyheads.training.nonfinite import Fault
 from manyheads.training.pace import Pace
@@ -50,11 +51,18 @@ class Recorder:
         boards = training.tensorboard and self._writes
         self._board = Board(folder.tensorboard, counters.step, self._warn) if boards else None
         self._since, self._tokens_since = time.monotonic(), 0
+        self._began = self._since
+        self._few_steps = FewSteps(assembly.config, str(assembly.device))
         self._failing: set[Path] = set()
         self._held: dict[Path, Callable[[], None]] = {}
 
     def _warn(self, text: str) -> None:
         self._reporter.message(text, "warning")
+
+    def begin(self, step: int) -> None:
+        """Before an optimiser step."""
+        self._began = time.monotonic()
+        self._reporter.doing(f"step {step}")
 
     def step(self, result: StepResult, rate: float) -> None:
         """After an optimiser step that updated the model."""
@@ -86,6 +94,9 @@ class Recorder:
             logged=logged,
         )
         self._reporter.step(report)
+        warning = self._few_steps.after(counters.step, counters.elapsed_seconds, now - self._began, result.num_tokens)
+        if warning is not None:
+            self._warn(warning)
         if logged:
             self.flush(rate)
             self._time(report)

@@ -11,6 +11,7 @@ from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import PreparedData, open_data
+from manyheads.data.preparing import Progress
 from manyheads.data.stream import TrainingStream
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
@@ -28,12 +29,13 @@ class TranslationObjective:
     Args:
         config: of the run.
         data_dir: where an embedded corpus is prepared, and found again by a resumed run.
+        progress: told how far that is.
 
     Raises: DataError, ConfigError, SaveError: the data cannot be used.
     """
 
-    def __init__(self, config: TrainConfig, data_dir: Path) -> None:
-        self.data = open_data(config.data, config.tokenizer, config.seed, data_dir)
+    def __init__(self, config: TrainConfig, data_dir: Path, progress: Progress | None = None) -> None:
+        self.data = open_data(config.data, config.tokenizer, config.seed, data_dir, progress=progress)
         self.config = _resolve(config, self.data)
         tokenizer = self.data.tokenizer
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}

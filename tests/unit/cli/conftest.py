@@ -70,6 +70,26 @@ def manyheads() -> Callable[..., int]:
 
 
 @pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[], dict[str, list[str]]]:
+    """Makes commands show every bit of their progress. Returns: a function that reads it from standard error.
+
+    What it reads: phase -> `done of total` at each call, in order, without the lines that come from a clock.
+    """
+    monkeypatch.setattr("manyheads.cli.phases.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("manyheads.cli.phases.PLAIN_SECONDS", float("-inf"))
+
+    def read() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for line in capsys.readouterr().err.split("\n"):
+            what, separator, count = line.partition(": ")
+            if separator and not line.endswith("so far"):
+                found.setdefault(what, []).append(count)
+        return found
+
+    return read
+
+
+@pytest.fixture
 def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     """Makes bytes the standard input."""
 

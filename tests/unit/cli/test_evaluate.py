@@ -12,6 +12,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 
 Cli = Callable[..., int]
+Told = Callable[[], dict[str, list[str]]]
 
 
 @pytest.fixture
@@ -59,6 +60,18 @@ def test_a_model_on_files(
     assert protocol["decoding"]["num_beams"] == 3
     assert protocol["tokenizer"] == translator.tokenizer.digest
     assert protocol["precision"] == "fp32"
+
+
+def test_progress_is_shown(
+    manyheads: Cli, model_folder: Path, files: list[str | Path], pairs: list[tuple[str, str]], told: Told
+) -> None:
+    assert manyheads("evaluate", model_folder, *files, "--max-tokens", "60") == 0
+    shown = told()
+    assert list(shown) == ["loading the model", "likelihood", "translating"]
+    for what in ("likelihood", "translating"):
+        assert len(shown[what]) > 2  # for each batch
+        assert shown[what][0] == f"0 of {len(pairs)}"
+        assert shown[what][-1] == f"{len(pairs)} of {len(pairs)}"
 
 
 def test_translations_made_elsewhere(

@@ -75,6 +75,22 @@ def test_evaluate_prints_its_protocol(run: Path, manyheads: Cli, capsys: pytest.
     assert [Path(path).name for path in record["pictures"]] == ["loss-by-memory.png", "loss-by-memory.svg"]
 
 
+def test_progress_is_shown(run: Path, manyheads: Cli, tmp_path: Path, told: Callable[[], dict[str, list[str]]]) -> None:
+    assert manyheads("evaluate", run, "--split", "valid", "--max-tokens", "900") == 0
+    shown = told()
+    assert list(shown) == ["loading the model", "reading the text", "scoring tokens"]
+    counts = [int(count.removesuffix(" of 900")) for count in shown["scoring tokens"]]
+    assert counts == sorted(counts)
+    assert counts[0] == 0
+    assert 890 < counts[-1] <= 900
+    arguments = ["--memory-len", "0", "8", "--max-tokens", "500", "--plot", tmp_path / "plot"]
+    assert manyheads("evaluate", run, *arguments) == 0
+    assert list(told())[2:] == ["scoring tokens, memory 0", "scoring tokens, memory 8"]
+    (tmp_path / "in.txt").write_text("a\nb\nc\nd\n", encoding="utf-8")
+    assert manyheads("score", run, "--text", tmp_path / "in.txt", "--max-rows", "2") == 0
+    assert told()["scoring lines"] == ["0", "2", "4"]
+
+
 def test_evaluate_a_file_is_what_score_says(
     run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,16 @@ def test_evaluate(run: Path, data: Path, manyheads: Cli, tmp_path: Path, capsys:
     assert "likelihood" not in again
 
 
+def test_progress_is_shown(run: Path, manyheads: Cli, told: Callable[[], dict[str, list[str]]]) -> None:
+    assert manyheads("evaluate", run) == 0
+    shown = told()
+    assert list(shown)[:3] == ["loading the model", "likelihood", "parsing"]
+    count = len(TREES[::9])
+    for what in ("likelihood", "parsing"):
+        assert shown[what][0] == f"0 of {count}"
+        assert shown[what][-1] == f"{count} of {count}"
+
+
 def test_right_trees_that_a_model_could_not_write(
     run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

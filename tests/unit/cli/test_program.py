@@ -52,6 +52,7 @@ def test_help_has_two_examples_and_imports_nothing_heavy(command: str) -> None:
     named = [example for example in examples if f"manyheads {command}".strip() in example]
     assert len(named) >= 2, examples
     assert "exit codes: 0 success, 2 " in result.stdout
+    assert "4 the model of `make demo` did not learn" in result.stdout
 
 
 def test_help_is_quick() -> None:

@@ -64,6 +64,18 @@ def test_hash_rounds_give_a_table(run: Path, manyheads: Cli, capsys: pytest.Capt
         assert message in capsys.readouterr().err
 
 
+def test_progress_is_shown(run: Path, manyheads: Cli, told: Callable[[], dict[str, list[str]]]) -> None:
+    assert manyheads("evaluate", run, "--num-hashes", "1", "full", "--max-tokens", "200", "--beside", run) == 0
+    shown = told()
+    parts = [f"model {number}, {hashes}" for number in (1, 2) for hashes in ("LSH-1", "full")]
+    assert [what for what in shown if "loading" not in what] == parts
+    for what in parts:
+        assert shown[what][0] == "0 of 200"
+        assert len(shown[what]) > 1
+    assert manyheads("info", "reformer-debug", "--length", "32", "--batch", "1") == 0
+    assert told()["trying steps"] == [f"{done} of 6" for done in range(7)]
+
+
 def test_hash_rounds_change_and_the_weights_stay(run: Path) -> None:
     model = load(run)
     assert isinstance(model, LanguageModel)

@@ -43,6 +43,24 @@ def test_table(
     assert rows[-2][1] == "1"  # an empty target is the end of the sentence alone
 
 
+def test_progress_is_shown(
+    manyheads: Cli,
+    model_folder: Path,
+    files: list[str | Path],
+    pairs: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    told: Callable[[], dict[str, list[str]]],
+) -> None:
+    monkeypatch.setattr("manyheads.cli.score.BLOCK_PAIRS", 5)
+    count = len(pairs) + 2
+    assert manyheads("score", model_folder, *files) == 0
+    shown = told()
+    assert list(shown) == ["loading the model", "scoring"]
+    assert shown["scoring"][0] == f"0 of {count}"
+    assert f"5 of {count}" in shown["scoring"]
+    assert shown["scoring"][-1] == f"{count} of {count}"
+
+
 def test_tokens(
     manyheads: Cli,
     model_folder: Path,

@@ -196,7 +196,7 @@ def step(number: int, *, logged: bool) -> StepReport:
 def test_the_live_display(tmp_path: Path) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, color_system=None)
-    with LiveReporter(console, verbose=True) as reporter:
+    with LiveReporter(console, verbose=True, clock=lambda: 0.0) as reporter:
         reporter.start(
             RunStart(run_dir=tmp_path, device="cpu", precision="fp32", num_parameters=7, data="a [bold]line",
                      step=0, max_steps=100, max_minutes=2.0)

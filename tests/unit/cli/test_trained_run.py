@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def test_the_demo_shows_draws_and_scores(
     translate = Translator.translate
 
     def noted(self: Translator, texts: list[str], **options: Any) -> list[str]:
-        assert options == {"num_beams": 4}
+        assert options.keys() == {"num_beams", "told"}
+        assert options["num_beams"] == 4
         translations.extend(translate(self, texts, **options))
         return translations
 
@@ -165,6 +167,78 @@ def test_the_demo_without_matplotlib_still_scores(
     shown = capsys.readouterr().out
     assert "pip install 'manyheads[plot]'" in shown
     assert "held-out BLEU = " in shown
+
+
+@pytest.mark.parametrize(
+    ("minutes", "right", "code", "said"),
+    [
+        (5.0, False, 4, "The model did not learn"),
+        (1.0, False, 0, "The model has learned little so far"),
+        (0.0, False, 0, "The model has learned little so far"),  # limited by its steps, and done in seconds
+        (5.0, True, 0, None),
+    ],
+)
+def test_the_demo_of_a_model_that_did_not_learn(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    minutes: float,
+    right: bool,
+    code: int,
+    said: str | None,
+) -> None:
+    from manyheads.decoding.translator import Translator
+
+    place = tmp_path / "run"
+    shutil.copytree(run, place)
+    text = (place / "config.yaml").read_text(encoding="utf-8")
+    assert "max_minutes: 0.0\n" in text
+    (place / "config.yaml").write_text(text.replace("max_minutes: 0.0", f"max_minutes: {minutes}"), encoding="utf-8")
+    references = dict(demo.held_out_data(place, demo.run_config(place)).test_text)
+    monkeypatch.setattr(
+        Translator, "translate", lambda self, texts, **options: [references[text] if right else "" for text in texts]
+    )
+    monkeypatch.setattr(demo, "_pictures", lambda *arguments: None)
+    assert demo.main([str(place)]) == code
+    shown = capsys.readouterr()
+    assert shown.out.split("\n")[-2].startswith("nrefs:1|")  # the score comes first, whatever it is
+    if said is None:
+        assert "learn" not in shown.err
+        return
+    assert f"manyheads: {said}" in shown.err
+    for part in ("BLEU is 0.00", "made 20 steps in ", "target tokens/s", "precision fp32 and 1 threads", "doctor"):
+        assert part in shown.err, part
+
+
+def test_a_model_that_took_enough_steps_is_not_told_to_hurry(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"step": 900, "target_tokens": 600_000, "minutes": 5.0}
+    monkeypatch.setattr("manyheads.cli.records.describe_folder", lambda path: record)
+    config = demo.run_config(run)
+    failed, message = demo.judge(run, config, 9.9)
+    assert failed
+    assert "900 steps in 5 minutes, 2,000 target tokens/s, with precision fp32 and unknown threads" in message
+    assert "metrics.jsonl" in message
+    record["minutes"] = 4.0
+    assert not demo.judge(run, config, 9.9)[0]
+
+
+@pytest.mark.parametrize(("minutes", "said"), [("1", "1 minute,"), ("5", "5 minutes,"), ("0.5", "0.5 minutes,")])
+def test_make_demo_says_how_long_it_takes(minutes: str, said: str) -> None:
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("there is no make")
+    root = Path(__file__).parents[3]
+    done = subprocess.run([make, "-n", "demo", f"MINUTES={minutes}"], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    commands = done.stdout.split("\n")
+    [place] = [number for number, line in enumerate(commands) if f"Training takes {said} evaluation" in line]
+    assert "manyheads train --preset demo" in commands[place + 1]
+
+
+def test_the_demo_names_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["--help"]) == 2
+    assert "4 means" in capsys.readouterr().err
 
 
 def test_the_demo_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,23 @@ def test_batches_do_not_change_translations(
     assert found[0] == found[1] == found[2]
 
 
+def test_progress_is_shown(
+    manyheads: Cli,
+    model_folder: Path,
+    tmp_path: Path,
+    pairs: list[tuple[str, str]],
+    stdin: Stdin,
+    told: Callable[[], dict[str, list[str]]],
+) -> None:
+    text = "".join(f"{source}\n" for source, _ in pairs)
+    (tmp_path / "in").write_text(text, encoding="utf-8")
+    assert manyheads("translate", model_folder, tmp_path / "in", "-o", tmp_path / "out", "--lines-at-once", "5") == 0
+    assert told() == {"translating lines": ["0", "5", "5", "10", "10", "12"]}
+    stdin(text.encode())
+    assert manyheads("translate", model_folder, "-o", tmp_path / "out", "--lines-at-once", "5") == 0
+    assert told()["translating lines"][-1] == "12"
+
+
 def test_nbest_is_a_table(
     manyheads: Cli, model_folder: Path, translator: Translator, stdin: Stdin, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 
 import manyheads.training.loop
 import manyheads.training.pace
+import manyheads.training.recorder
 import manyheads.training.validation
 from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint
@@ -501,3 +502,56 @@ def test_a_dry_run_tells_all_and_leaves_nothing(small: Make) -> None:
     text = told.describe()
     for part in ("encoder.layers.0.self_attn", "parameters on", "MiB at the peak", "loss", "training pairs kept"):
         assert part in text
+
+
+def test_a_reporter_is_told_what_the_run_does(small: Make) -> None:
+    """So that whoever watches knows what takes long."""
+    reporter = Recording()
+    train(small(training={"max_steps": 4, "save_every": 2}, validation={"every_steps": 4}), reporter=reporter)
+    assert reporter.of("doing") == [
+        "opening the data",
+        "building the model",
+        "looking for a checkpoint",
+        "step 1",
+        "step 2",
+        "saving step 2",
+        "step 3",
+        "step 4",
+        "validation at step 4",
+        "saving the model of step 4",
+        "saving step 4",
+        "drawing the learning curve",
+    ]
+    kinds = [kind for kind, _ in reporter.told]
+    assert kinds.index("start") < kinds.index("step")
+    assert reporter.told.index(("doing", "step 1")) < kinds.index("step")
+
+
+def test_data_that_is_prepared_is_told_of(small: Make) -> None:
+    reporter = Recording()
+    data = {"path": "copy-task", "max_source_len": 16, "max_target_len": 16, "num_train_pairs": 50}
+    train(small(data=data, training={"max_steps": 1}), reporter=reporter)
+    told = reporter.of("doing")
+    assert "train the tokenizer" in told
+    assert "encode train" in told
+
+
+@pytest.mark.parametrize(("seconds", "num_warnings"), [(60.0, 1), (0.01, 0)])
+def test_a_run_of_too_few_steps_says_so_once(
+    small: Make, monkeypatch: pytest.MonkeyPatch, seconds: float, num_warnings: int
+) -> None:
+    """And metrics do not depend on it."""
+    clock = count()
+    fake = SimpleNamespace(monotonic=lambda: seconds * next(clock))
+    monkeypatch.setattr(manyheads.training.recorder, "time", fake)
+    reporter = Recording()
+    config = small(training={"max_steps": 12, "max_minutes": 5.0}, run_dir=small().run_dir + f"-{seconds}")
+    train(config, reporter=reporter)
+    warned = [text for text in reporter.of("message") if "This run will make about" in text]
+    assert len(warned) == num_warnings
+    assert len(metrics(config)) == 6 + 4  # every second step, and every third is judged
+    if warned:
+        assert "steps in 5 minutes" in warned[0]
+        assert "In fp32 with" in warned[0]
+        log = (Path(config.run_dir) / "train.log").read_text(encoding="utf-8")
+        assert log.count("This run will make about") == 1
