@@ -64,6 +64,7 @@ def dry_run(config: RunConfig) -> DryRun:
     """
     device = choose_device(config.device)
     folder = RunFolder(Path(config.run_dir))
+    folder.check()
     with tempfile.TemporaryDirectory() as aside, computing(config, device):
         assembly = assemble(config, device, folder.data if folder.data.is_dir() else Path(aside))
         batches = assembly.stream.at(0, 0)
