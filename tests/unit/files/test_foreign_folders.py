@@ -17,6 +17,7 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.checkpoint.format import read_scalars, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
 from manyheads.checkpoint.verify import verify_folder
+from manyheads.cli import demo
 from manyheads.cli.evaluate_text import EvaluateTextOptions, evaluate_text_command, held_text
 from manyheads.cli.evaluate_trees import _has_task
 from manyheads.cli.kinds import names_language_model
@@ -218,3 +219,11 @@ def test_evaluate_writes_no_picture_and_no_data_through_a_link(tmp_path: Path, t
     with pytest.raises(RefusedFileError) as caught:
         held_text(None, options)  # type: ignore[arg-type]
     assert caught.value.filename == str(tmp_path / "data")
+
+
+def test_the_demo_draws_nothing_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n", encoding="utf-8")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "plots").symlink_to("home")
+    with pytest.raises(ConfigError, match="plots is refused, since a run writes to it: it is a symbolic link"):
+        demo.run(tmp_path)
