@@ -159,15 +159,21 @@ class Watch:
         opener: Any = None,
     ) -> Any:
         """As `open`; what is opened for writing gets a raw file whose writes are seen."""
-        if isinstance(file, int) or opener is not None or not self.path_of(file).is_relative_to(self.root):
+        if isinstance(file, int) or not self.path_of(file).is_relative_to(self.root):
             return REAL_OPEN(file, mode, buffering, encoding, errors, newline, closefd, opener)
         place = self.path_of(file)
         if not set(mode) & set("wax+"):
+            if opener is not None:  # it calls os.open, which is watched
+                return REAL_OPEN(file, mode, buffering, encoding, errors, newline, closefd, opener)
             return self.do(
                 Operation("open", place), lambda: REAL_OPEN(file, mode, buffering, encoding, errors, newline)
             )
+        raw_mode = mode.replace("b", "").replace("t", "")
         kind = "create" if "w" in mode or "x" in mode or not place.exists() else "open"
-        raw = self.do(Operation(kind, place), lambda: _Raw(file, mode.replace("b", "").replace("t", "")))
+        if opener is not None:
+            raw = _Raw(file, raw_mode, opener=opener)
+        else:
+            raw = self.do(Operation(kind, place), lambda: _Raw(file, raw_mode))
         raw.watch, raw.place, raw.appends = self, place, "a" in mode
         if buffering == 0:
             return raw

@@ -212,6 +212,23 @@ def _optimiser_of_text(step: Path) -> None:
     save_file({name: tensor.to(torch.int8) for name, tensor in load_file(path).items()}, path)
 
 
+def _sent_run(name: str, put: Callable[[Path, Base], object], *, info: bool = False) -> Make:
+    """A run's folder with something else under one of its names; training goes on there, or `info` looks at it."""
+
+    def make(base: Base, folder: Path, canary: Path) -> list[Call]:
+        run = base.copy_run(folder)
+        path = run / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        put(path, base)
+        train = ["train", "--config", str(base.config), "--data.path", str(base.data), "--run-dir", str(run)]
+        return [["info", str(run)] if info else [*train, "--training.max-steps", "6"]]
+
+    return make
+
+
 def _distributed_checkpoint(base: Base, folder: Path, canary: Path) -> list[Call]:
     """torch.distributed.checkpoint's own layout, whose `.metadata` its reader unpickles."""
     run = base.copy_run(folder)
@@ -381,6 +398,22 @@ FOLDERS: list[tuple[str, str, Make]] = [
     ("checkpoint", "a link", _run(lambda step: _link_weights(step))),
     ("checkpoint", "moments of other shapes", _resumed(_optimiser_of_other_shapes)),
     ("checkpoint", "moments of whole numbers", _resumed(_optimiser_of_text)),
+    ("run", "a lock that is a link", _sent_run(".lock", lambda path, base: path.symlink_to(base.source))),
+    ("run", "a lock that is a FIFO", _sent_run(".lock", lambda path, base: os.mkfifo(path))),
+    ("run", "a log that is a link", _sent_run("train.log", lambda path, base: path.symlink_to(base.source))),
+    ("run", "metrics that are a link", _sent_run("metrics.jsonl", lambda path, base: path.symlink_to(base.source))),
+    ("run", "metrics that are a FIFO", _sent_run("metrics.jsonl", lambda path, base: os.mkfifo(path), info=True)),
+    (
+        "run",
+        "metrics without end",
+        _sent_run("metrics.jsonl", lambda path, base: path.symlink_to("/dev/zero"), info=True),
+    ),
+    ("run", "checkpoints that are a link", _sent_run("checkpoints", lambda path, base: path.symlink_to(base.data))),
+    (
+        "run",
+        "a newest checkpoint whose scalars are a FIFO",
+        _sent_run("checkpoints/step-00000004/scalars.json", lambda path, base: os.mkfifo(path), info=True),
+    ),
     ("data", ".npy object arrays", _data(_object_array)),
     ("data", "offsets beyond the file", _offsets(lambda offsets: offsets + np.arange(len(offsets)) * 1000)),
     ("data", "offsets that fall", _offsets(lambda offsets: np.concatenate([[0, 1 << 62], offsets[2:]]))),

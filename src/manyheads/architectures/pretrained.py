@@ -28,6 +28,7 @@ from manyheads.checkpoint.verify import MANIFEST, verify_folder
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, SaveError
+from manyheads.files.guarded import read_limited
 
 __all__ = [
     "EXAMPLES",
@@ -226,9 +227,7 @@ def read_config(folder: Path) -> Any:
     """
     file = folder / CONFIG
     try:
-        if file.exists() and not (file.is_file() and file.stat().st_size <= _MOST_CONFIG_BYTES):
-            raise ModelFileError(f"{file} is refused: it must be a file of at most {_MOST_CONFIG_BYTES:,} bytes.")
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_limited(file, _MOST_CONFIG_BYTES).decode("utf-8"))
     except FileNotFoundError as error:
         raise ModelFileError(f"{folder} is not a model folder: it has no {CONFIG}.") from error
     except (OSError, ValueError, RecursionError) as error:

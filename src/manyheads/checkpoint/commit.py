@@ -50,7 +50,7 @@ def write_folder(final: Path, write: Callable[[Path], None], *, needed_bytes: in
                 file.flush()
                 os.fsync(file.fileno())
             sync(temporary)
-            if not final.exists():
+            if not os.path.lexists(final):  # a link that leads nowhere is replaced too
                 temporary.rename(final)
             elif not data_folder.swap(temporary, final):
                 _exchange(temporary, final)
@@ -85,7 +85,9 @@ def write_file(path: Path, data: bytes) -> None:
     with saving(path, len(data)):
         make_folder(path.parent)
         try:
-            with temporary.open("wb") as file:
+            if os.path.lexists(temporary):
+                _discard(temporary)
+            with temporary.open("xb") as file:  # x: a link of this name is never written through
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

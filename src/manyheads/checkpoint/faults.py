@@ -13,6 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from manyheads.errors import SaveError
+from manyheads.files.guarded import RefusedFileError
 
 __all__ = ["check_free_space", "free_bytes", "saving"]
 
@@ -56,6 +57,8 @@ def saving(path: Path, needed_bytes: int) -> Iterator[None]:
     """Turn every OSError of the block, also one that safetensors wraps, into a SaveError that names `path`."""
     try:
         yield
+    except RefusedFileError as error:
+        raise SaveError(f"Cannot save {path}: {error}.") from error
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:

@@ -22,8 +22,10 @@ from manyheads.checkpoint.commit import write_folder
 from manyheads.checkpoint.sharded import SHARDS, Place, read_shards
 from manyheads.checkpoint.verify import FORMAT_VERSION, verify_folder
 from manyheads.errors import CheckpointError
+from manyheads.files.guarded import read_limited
 
 __all__ = [
+    "MOST_SCALARS_BYTES",
     "SCALARS",
     "Checkpoint",
     "checkpoint_name",
@@ -38,6 +40,8 @@ __all__ = [
 ]
 
 SCALARS = "scalars.json"
+MOST_SCALARS_BYTES = 16 << 20
+"""Settings and counters take a few kilobytes."""
 _NAME = re.compile(r"step-(\d{8,})")
 _STEM = re.compile(r"[a-z][a-z0-9_-]*")
 _SLACK_BYTES = 1 << 20  # headers, JSON and the file system's own blocks
@@ -172,9 +176,9 @@ def read_scalars(path: Path) -> tuple[int, dict[str, Any]]:
     Raises: CheckpointError: they cannot be read, are of another format version, or of another step than the name says.
     """
     try:
-        record = json.loads((path / SCALARS).read_bytes())
+        record = json.loads(read_limited(path / SCALARS, MOST_SCALARS_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+        raise CheckpointError(f"{path / SCALARS} cannot be read: {error}.") from error
     if not isinstance(record, dict) or record.keys() != {"format_version", "step", "scalars"}:
         raise CheckpointError(f"{path} is damaged: {SCALARS} must hold format_version, step and scalars.")
     if record["format_version"] != FORMAT_VERSION:

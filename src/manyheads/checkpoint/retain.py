@@ -9,6 +9,7 @@ from manyheads.checkpoint.commit import remove_folder, write_text
 from manyheads.checkpoint.faults import saving
 from manyheads.checkpoint.format import step_of, verify_checkpoint
 from manyheads.errors import CheckpointError, SaveError
+from manyheads.files.guarded import read_limited
 
 __all__ = [
     "LEAST_KEPT",
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 LEAST_KEPT = 2
+_MOST_POINTER_BYTES = 4096
 _POINTER = re.compile(rb"(step-\d{8,})\n")
 
 
@@ -60,7 +62,7 @@ def read_pointer(checkpoints_dir: Path, pointer: str) -> Path | None:
 def _named_by(checkpoints_dir: Path, pointer: str) -> Path | None:
     """Where `pointer` points, whether there is anything or not; None if it says nothing of sense."""
     try:
-        text = (checkpoints_dir / pointer).read_bytes()
+        text = read_limited(checkpoints_dir / pointer, _MOST_POINTER_BYTES)
     except OSError:
         return None
     match = _POINTER.fullmatch(text)

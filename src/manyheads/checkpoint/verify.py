@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from manyheads.errors import CheckpointError
+from manyheads.files.guarded import RefusedFileError, read_limited
 
 __all__ = [
     "FORMAT_VERSION",
@@ -134,15 +135,13 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist.")
-    if not path.is_file():
-        raise CheckpointError(f"{folder} is incomplete: it has no {MANIFEST}.")
-    if path.stat().st_size > _MOST_MANIFEST_BYTES:
-        raise CheckpointError(
-            f"{path} is refused: it has {path.stat().st_size} bytes, the limit is {_MOST_MANIFEST_BYTES}."
-        )
     try:
-        text = path.read_bytes()
+        text = read_limited(path, _MOST_MANIFEST_BYTES)
         manifest = json.loads(text)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} is incomplete: it has no {MANIFEST}.") from error
+    except RefusedFileError as error:
+        raise CheckpointError(f"{path} is refused: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder} is damaged: {MANIFEST} is not JSON ({error}).") from error
     if not isinstance(manifest, dict) or manifest.keys() != {"format_version", "files"}:

@@ -60,8 +60,10 @@ def run(run_dir: Path) -> int:
 
     from manyheads.decoding.translator import Translator
     from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
+    from manyheads.training.run_folder import RunFolder
 
     config = run_config(run_dir)
+    RunFolder(run_dir).check()  # pictures go there, and data that has to be prepared again
     data = held_out_data(run_dir, config)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)

@@ -20,6 +20,7 @@ from manyheads.cli.phases import showing_if_long, telling
 from manyheads.cli.sharding import local_device, refuse_ranks
 from manyheads.distributed.launch import find_place, start
 from manyheads.errors import ConfigError, DataError
+from manyheads.files.guarded import check_no_link
 
 if TYPE_CHECKING:
     from manyheads.data.token_store import TokenStore
@@ -120,6 +121,8 @@ def evaluate_text_command(arguments: Sequence[str]) -> int:
     if options.num_hashes or duplication_of(options) is not None:
         refuse_ranks("evaluate by hash rounds")
         return evaluate_hashes(options)
+    if options.plot is None:
+        check_no_link(Path(options.model) / "plots")  # where a picture goes by default
     group = start(find_place())
     device = local_device(options.run_on.device)
     scored: list[tuple[Reading, Likelihood]] = []
@@ -209,6 +212,8 @@ def held_text(generator: Generator, options: EvaluateTextOptions) -> Held:
     folder = Path(options.model)
     path = options.data or own_data(options.model)[0]
     cache = next((place / "data" for place in (folder, folder.absolute().parent) if (place / "data").is_dir()), None)
+    if cache is not None:
+        check_no_link(cache)  # an embedded text may have to be prepared there again
     vocabulary = generator.vocabulary
     if path.startswith("embedded:") and cache is None:
         return _embedded(generator, path, options.split)

@@ -14,8 +14,10 @@ from manyheads.cli.output import LineWriter, refuse_same_file
 from manyheads.cli.parses import repairs_line
 from manyheads.cli.phases import showing_if_long, telling
 from manyheads.cli.truncation import counted_truncations
+from manyheads.data.folder import MAX_MANIFEST_BYTES
 from manyheads.data.lines import ReadReport, describe, read_lines
 from manyheads.errors import ConfigError, DataError
+from manyheads.files.guarded import read_limited
 from manyheads.text.parsing import TASK_FILE, ParsingTask
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def concerns_trees(options: EvaluateOptions) -> bool:
 
 def _has_task(manifest: Path, key: str) -> bool:
     try:
-        return manifest.is_file() and key in json.loads(manifest.read_bytes())
+        return key in json.loads(read_limited(manifest, MAX_MANIFEST_BYTES))
     except (OSError, ValueError, RecursionError, TypeError):
         return False  # whoever opens the folder says what is wrong with it
 

@@ -67,12 +67,13 @@ def _check(vocabulary: IdVocabulary, options: GenerateOptions) -> None:
 
 def _content(name: str) -> bytes:
     try:
-        path = Path(name)
-        if path.stat().st_size > _MOST_BYTES:
-            raise DataError(f"{name} is longer than {_MOST_BYTES:,} bytes, too long to go on from.")
-        return path.read_bytes()
+        with Path(name).open("rb") as file:  # a pipe is fine here: the user named it
+            content = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         raise DataError(f"Cannot read {name}: {getattr(error, 'strerror', None) or error}.") from None
+    if len(content) > _MOST_BYTES:
+        raise DataError(f"{name} is longer than {_MOST_BYTES:,} bytes, too long to go on from.")
+    return content
 
 
 def _png(vocabulary: IdVocabulary, ids: list[int]) -> bytes:

@@ -59,7 +59,7 @@ def _config(path: Path) -> TextConfig:
             raise _other(path, model.architecture)
         return replace(TextConfig(), model=model)
     if run_file.is_file():
-        source = load_yaml(run_file)
+        source = load_yaml(run_file, may_be_pipe=run_file == path)
         section = source.values.get("model")
         name = section.get("architecture", "transformer") if isinstance(section, dict) else "transformer"
         if RUNS.get(name) is not TextConfig:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from manyheads.files.guarded import read_limited
+
 __all__ = ["names_language_model"]
 
 _LANGUAGE = ("transformer-xl", "reformer")
@@ -19,9 +21,10 @@ def names_language_model(arguments: Sequence[str]) -> bool:
             continue
         for file in (Path(argument) / "model" / "config.json", Path(argument) / "config.json"):
             try:
-                if file.is_file() and file.stat().st_size <= _MOST_BYTES:
-                    record = json.loads(file.read_text(encoding="utf-8"))
-                    return isinstance(record, dict) and record.get("architecture") in _LANGUAGE
+                record = json.loads(read_limited(file, _MOST_BYTES).decode("utf-8"))
+                return isinstance(record, dict) and record.get("architecture") in _LANGUAGE
+            except (FileNotFoundError, NotADirectoryError):
+                continue
             except (OSError, ValueError, RecursionError):
                 return False  # whoever opens it says what is wrong
     return False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import CheckpointError, DataError, ModelFileError
+from manyheads.files.guarded import check_regular, read_limited
 
 if TYPE_CHECKING:
     from manyheads.text.sides import TranslationTokenizer
@@ -49,6 +51,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
     manifest = _read_json(path / "manifest.json") if (path / "manifest.json").is_file() else {"files": {}}
     parts: Counter[str] = Counter()
     try:
+        check_regular(path / "model.safetensors")
         with safe_open(path / "model.safetensors", framework="np") as weights:
             for name in weights.keys():  # noqa: SIM118  (it is no mapping)
                 parts[_part(name)] += _product(weights.get_slice(name).get_shape())
@@ -83,11 +86,15 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.checkpoint.format import SCALARS, step_of
     from manyheads.checkpoint.retain import list_checkpoints, read_pointer
     from manyheads.config.files import load_yaml
-    from manyheads.visualise.curves import read_metrics
+    from manyheads.visualise.curves import each_metrics
 
     checkpoints = list_checkpoints(path / "checkpoints")
-    metrics = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
-    validations = [record for record in metrics if "valid_nll" in record]
+    last_step, best, last_validation = 0, None, None
+    for line in each_metrics(path / "metrics.jsonl") if os.path.lexists(path / "metrics.jsonl") else ():
+        last_step = max(last_step, line["step"]) if type(line.get("step")) is int else last_step
+        if "valid_nll" in line:
+            last_validation = line
+            best = line if line.get("best") else best
     pointers = {name: read_pointer(path / "checkpoints", name) for name in ("latest", "best")}
     counters: dict[str, Any] = {}
     if checkpoints:
@@ -96,12 +103,12 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
     record: dict[str, Any] = {
         "kind": "run",
         "path": str(path),
-        "step": counters.get("step", max((line.get("step", 0) for line in metrics), default=0)),
+        "step": counters.get("step", last_step),
         "epoch": counters.get("epoch"),
         "target_tokens": counters.get("tokens"),
         "minutes": round(counters["elapsed_seconds"] / 60, 2) if "elapsed_seconds" in counters else None,
-        "best": next((line for line in reversed(validations) if line.get("best")), None),
-        "last_validation": validations[-1] if validations else None,
+        "best": best,
+        "last_validation": last_validation,
         "checkpoints": [step_of(checkpoint) for checkpoint in checkpoints],
         **{f"{name}_checkpoint": target.name if target else None for name, target in pointers.items()},
         "pictures": sorted(str(picture) for picture in (path / "plots").glob("*.png")),
@@ -169,9 +176,7 @@ def _damages(folders: list[Path]) -> list[str]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.exists() and not (path.is_file() and path.stat().st_size <= _MOST_JSON_BYTES):
-            raise ModelFileError(f"{path} is refused: it must be a file of at most {_MOST_JSON_BYTES:,} bytes.")
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_limited(path, _MOST_JSON_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(content, dict):

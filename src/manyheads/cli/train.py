@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -253,12 +254,13 @@ def _base(options: TrainOptions, typed: Source, mistakes: list[str]) -> list[Sou
     elif options.preset is not None:
         near = did_you_mean(options.preset, PRESETS)
         mistakes.append(f"there is no preset {options.preset!r}; there are: {', '.join(PRESETS)}.{near}")
-    files = [Path(name) for name in options.config]
+    files = [(Path(name), True) for name in options.config]
     if options.preset is None and not files and isinstance(typed.values.get("run_dir"), str):
         earlier = Path(typed.values["run_dir"]) / "config.yaml"
-        files = [earlier] if earlier.is_file() else []
-    for file in files:
-        source = _noting(mistakes, lambda file=file: load_yaml(file))  # type: ignore[misc]
+        files = [(earlier, False)] if earlier.is_file() else []
+    for file, typed_by_user in files:
+        read = partial(load_yaml, file, may_be_pipe=typed_by_user)
+        source = _noting(mistakes, read)
         sources += [source] if source is not None else []
     return sources
 

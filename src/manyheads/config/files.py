@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from manyheads.errors import ConfigError
+from manyheads.files.guarded import read_limited
 
 __all__ = ["MAX_BYTES", "Source", "load_yaml", "parse_yaml", "to_json", "to_plain", "to_yaml"]
 
@@ -40,25 +41,34 @@ class Source:
         return f"{self.name}, line {line}" if line else self.name
 
 
-def load_yaml(path: Path | str) -> Source:
+def load_yaml(path: Path | str, *, may_be_pipe: bool = False) -> Source:
     """Read one settings file.
+
+    Args:
+        path: the file.
+        may_be_pipe: also read a pipe or a device, and wait for it: for a name that the user typed, which a shell may
+            have put in place of `<(command)`. Files found in a folder must be regular ones.
 
     Raises: ConfigError: the file cannot be read, is too big, is no UTF-8, no YAML, no mapping, or has a key twice.
     """
     path = Path(path)
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        raw = _read_start(path) if may_be_pipe else read_limited(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"the settings file {path} cannot be read: {reason}.") from error
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"the settings file {path} is over {MAX_BYTES} bytes; is it really a settings file?")
+        raise ConfigError(f"the settings file {path} is over {MAX_BYTES:,} bytes; is it really a settings file?")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"the settings file {path} is not UTF-8: bad byte at offset {error.start}.") from error
     return parse_yaml(text, str(path))
+
+
+def _read_start(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
 
 
 def parse_yaml(text: str, name: str) -> Source:

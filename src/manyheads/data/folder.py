@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataError, SaveError
+from manyheads.files.guarded import read_limited
 
 __all__ = [
     "clear_leftovers",
@@ -222,13 +223,11 @@ def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
     Raises: DataError: it is missing, damaged, of another kind or of a newer version.
     """
     path = folder / MANIFEST
-    if not path.is_file():
-        raise DataError(f"{folder} is not a folder written by manyheads: there is no {MANIFEST} in it.")
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise DataError(f"{path} has {path.stat().st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}.")
-        raw = path.read_bytes()
+        raw = read_limited(path, MAX_MANIFEST_BYTES)
         content = json.loads(raw.decode("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{folder} is not a folder written by manyheads: there is no {MANIFEST} in it.") from None
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror or error}.") from None
     except (ValueError, RecursionError) as error:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ModelFileError
+from manyheads.files.guarded import read_limited
 
 __all__ = ["load_settings", "read_settings"]
 
@@ -30,12 +31,10 @@ def read_settings(folder: Path, kind: type[T]) -> T:
     Raises: ModelFileError: the file cannot be read or is not one JSON object. ConfigError: an unknown or bad option.
     """
     file = folder / "generation_config.json"
-    if not file.exists():
-        return kind()
     try:
-        if not (file.is_file() and file.stat().st_size <= _MOST_BYTES):
-            raise ModelFileError(f"{file} is refused: it must be a file of at most {_MOST_BYTES:,} bytes.")
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_limited(file, _MOST_BYTES).decode("utf-8"))
+    except FileNotFoundError:
+        return kind()
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
     if not isinstance(values, dict):

@@ -29,6 +29,7 @@ from manyheads.config.files import to_json
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
+from manyheads.files.guarded import read_limited
 from manyheads.interop import PEERS, marian_folder
 from manyheads.interop.kimiyoung_transformer_xl import options_of_module
 from manyheads.interop.marian_weights import build, check_size
@@ -208,9 +209,7 @@ def _annotated(config: Mapping[str, Any], weights: Mapping[str, Tensor], source:
 def _read_object(path: Path) -> dict[str, Any]:
     """Raises: ModelFileError: the file is missing or not one JSON object."""
     try:
-        if path.exists() and not (path.is_file() and path.stat().st_size <= _MOST_JSON_BYTES):
-            raise ModelFileError(f"{path} is refused: it must be a file of at most {_MOST_JSON_BYTES:,} bytes.")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_limited(path, _MOST_JSON_BYTES).decode("utf-8"))
     except FileNotFoundError as error:
         raise ModelFileError(f"{path.parent} is not a model's folder: it has no {path.name}.") from error
     except (OSError, ValueError, RecursionError) as error:

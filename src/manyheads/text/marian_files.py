@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataError
+from manyheads.files.guarded import read_limited
 
 __all__ = ["MarianOptions", "file_names", "own_part", "read_bytes", "read_files", "read_json", "read_vocab"]
 
@@ -152,12 +153,7 @@ def read_files(folder: Path) -> tuple[dict[str, bytes], MarianOptions]:
 def read_bytes(path: Path) -> bytes:
     """Raises: DataError: the file is missing, cannot be read, or is too large."""
     try:
-        size = path.stat().st_size
-        if not path.is_file():  # a pipe or a device would be read for ever
-            raise DataError(f"The tokenizer's {path} is no regular file.")
-        if size > MAX_FILE_BYTES:
-            raise DataError(f"{path} has {size} bytes; a tokenizer's file has at most {MAX_FILE_BYTES}.")
-        return path.read_bytes()
+        return read_limited(path, MAX_FILE_BYTES)
     except OSError as error:
         raise DataError(f"Cannot read the tokenizer's {path}: {error.strerror or error}.") from None
 

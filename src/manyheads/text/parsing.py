@@ -16,6 +16,7 @@ from typing import Any
 
 from manyheads.config.build import build
 from manyheads.errors import ConfigError, DataError, ModelFileError
+from manyheads.files.guarded import read_limited
 from manyheads.text.bracketing import Restored, linearise, normal_form, restore, sentence_of
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
@@ -104,12 +105,10 @@ def load_task(folder: Path) -> ParsingTask | None:
     Raises: ModelFileError: task.json cannot be read. DataError: it holds no task.
     """
     file = folder / TASK_FILE
-    if not file.exists():
-        return None
     try:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise ModelFileError(f"{file} has {file.stat().st_size} bytes; it has at most {MAX_FILE_BYTES}.")
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_limited(file, MAX_FILE_BYTES))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
     return ParsingTask.from_json(content, str(file))

@@ -22,6 +22,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from manyheads.errors import ConfigError, DataError, SaveError
+from manyheads.files.guarded import read_limited
 from manyheads.text.learning import learn_pieces
 from manyheads.text.long_lines import grouped, in_parts
 from manyheads.text.pipeline import SPACE_SIGN, SPECIAL_PIECES, assemble, heads_of, take_apart
@@ -259,11 +260,7 @@ def read_tokenizer_file(path: str | Path) -> str:
     """
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
-            raise DataError(f"Cannot read the tokenizer {path}: it is no regular file.")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"{path} has {path.stat().st_size} bytes; a tokenizer file has at most {MAX_FILE_BYTES}.")
-        raw = path.read_bytes()
+        raw = read_limited(path, MAX_FILE_BYTES)
     except OSError as error:
         raise DataError(f"Cannot read the tokenizer {path}: {error.strerror or error}.") from None
     try:

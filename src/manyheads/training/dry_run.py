@@ -68,6 +68,7 @@ def dry_run(config: RunConfig, tell: Callable[[str, Level], None] = lambda text,
     """
     device = choose_device(config.device)
     folder = RunFolder(Path(config.run_dir))
+    folder.check()
     with tempfile.TemporaryDirectory() as aside, computing(config, device):
         config = resolve_precision(config, device, tell=tell)
         assembly = assemble(config, device, folder.data if folder.data.is_dir() else Path(aside))

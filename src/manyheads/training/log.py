@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from manyheads.checkpoint.faults import saving
+from manyheads.files.guarded import open_to_append
 from manyheads.training.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
 __all__ = ["LogFile", "MetricsLog", "PlainReporter", "Reporters", "Stream", "format_seconds"]
@@ -59,7 +60,7 @@ class MetricsLog:
         return self._write(sync=True)
 
     def _write(self, *, sync: bool) -> int:
-        with saving(self.path, len(self._waiting)), self.path.open("ab", buffering=0) as file:
+        with saving(self.path, len(self._waiting)), open_to_append(self.path) as file:
             if self._length is None or file.tell() < self._length:
                 self._length = file.tell()
             elif file.tell() > self._length:
@@ -78,7 +79,7 @@ class MetricsLog:
 
         Raises: SaveError: it could not be cut.
         """
-        with saving(self.path, 0), self.path.open("ab") as file:
+        with saving(self.path, 0), open_to_append(self.path) as file:
             before = file.tell()
             if before > num_bytes:
                 file.truncate(num_bytes)
@@ -106,7 +107,7 @@ class LogFile:
         self._warn = warn
         self._failed = False
         with saving(path, 0):
-            self._file = path.open("ab", buffering=0)
+            self._file = open_to_append(path)
 
     def write(self, text: str) -> None:
         """Append, at once."""

@@ -17,6 +17,7 @@ from manyheads.checkpoint.commit import make_folder, sync, write_text
 from manyheads.checkpoint.faults import saving
 from manyheads.config.files import to_json, to_yaml
 from manyheads.errors import ConfigError
+from manyheads.files.guarded import RefusedFileError, check_no_link, check_writable_file, open_in_place
 from manyheads.training.settings import RunConfig
 
 try:
@@ -37,6 +38,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.lock = path / ".lock"
         self.config = path / "config.yaml"
         self.environment = path / "environment.json"
         self.train_log = path / "train.log"
@@ -49,15 +51,38 @@ class RunFolder:
         self.model = path / "model"
         self.data = path / "data"
 
+    def check(self) -> None:
+        """Refuse a folder where a run would write through a symbolic link, or to a pipe or a device.
+
+        Somebody may have sent the folder. The folder itself may be a link, since the user chose it. Files that are
+        written aside and then renamed are not checked: the rename replaces a link and leaves what is behind it alone.
+
+        Raises: ConfigError: naming the first such entry. SaveError: the folder cannot be read.
+        """
+        in_place = (self.lock, self.train_log, self.metrics, self.timing)
+        folders = (self.samples, self.plots, self.tensorboard, self.checkpoints, self.data)
+        with saving(self.path, 0):
+            try:
+                for path in in_place:
+                    check_writable_file(path)
+                for path in (*folders, *sorted(self.path.glob("previous-*.partial"))):
+                    check_no_link(path)
+            except RefusedFileError as error:
+                raise ConfigError(
+                    f"{error.filename} is refused, since a run writes to it: {error} (the run folder itself may be a"
+                    " link)."
+                ) from error
+
     def create(self) -> None:
         """Make the folder.
 
-        Raises: SaveError: it cannot be made.
+        Raises: SaveError: it cannot be made. ConfigError: see `check`.
         """
         with saving(self.path, 0):
             make_folder(self.path)
             if os.access(self.path.absolute().parent, os.R_OK):
                 sync(self.path.absolute().parent)  # a killed process may have made the folder and not come so far
+            self.check()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -65,9 +90,8 @@ class RunFolder:
 
         Raises: ConfigError: another process has it. SaveError: the lock file cannot be written.
         """
-        lock = self.path / ".lock"
-        with saving(lock, 16):
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        with saving(self.lock, 16):
+            handle = open_in_place(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             owner = os.read(handle, 32).decode(errors="replace").strip()
             if not _take(handle, owner):
@@ -75,7 +99,7 @@ class RunFolder:
                     f"The run folder {self.path} is in use by process {owner or 'unknown'}; choose another run_dir,"
                     " or end that process first."
                 )
-            with saving(lock, 16):
+            with saving(self.lock, 16):
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
             yield
@@ -101,7 +125,7 @@ class RunFolder:
         Raises: SaveError: a file could not be moved.
         """
         number = 1
-        while (self.path / f"previous-{number}").exists():
+        while os.path.lexists(self.path / f"previous-{number}"):
             number += 1
         partial = self.path / f"previous-{number}.partial"
         with saving(partial, 0):

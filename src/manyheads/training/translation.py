@@ -83,7 +83,8 @@ def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
 
     A parser's targets need few of its ids; unless all embeddings are one matrix, its decoder has no others.
 
-    Raises: ConfigError: the best checkpoint is to be found by a score that the data's task does not have.
+    Raises: ConfigError: the best checkpoint is to be found by a score that the data's task does not have, or a
+        vocabulary size is below the ids that occur in the data.
     """
     best_by, task = config.validation.best_by, "translation" if data.task is None else "parsing"
     if best_by == ("f1" if data.task is None else "bleu"):
@@ -92,4 +93,12 @@ def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
     model = config.model
     target_size = size if model.tie_embeddings == "all" else data.tokenizer.num_target_ids
     sizes = (model.source_vocab_size or size, model.target_vocab_size or target_size)
+    for name, given, least in zip(
+        ("source_vocab_size", "target_vocab_size"), sizes, (size, data.tokenizer.num_target_ids), strict=True
+    ):
+        if given < least:
+            raise ConfigError(
+                f"model.{name} is {given:,}, but the tokenizer of {data.path} gives {least:,} ids on that side; set it"
+                " to 0, which takes them all."
+            )
     return replace(config, model=replace(model, source_vocab_size=sizes[0], target_vocab_size=sizes[1]))

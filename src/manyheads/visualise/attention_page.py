@@ -64,7 +64,9 @@ def save_page(page: str, path: Path | str) -> Path:
     aside = final.with_name(f"{final.name}.tmp-{os.getpid()}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(page, encoding="utf-8", newline="\n")
+        aside.unlink(missing_ok=True)
+        with aside.open("x", encoding="utf-8", newline="\n") as file:  # x: a link of this name is never written through
+            file.write(page)
         aside.replace(final)
     except OSError as error:
         raise SaveError(f"the page {final} cannot be written: {error.strerror or error}.") from error

@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from manyheads.errors import DataError
+from manyheads.files.guarded import read_limited
 from manyheads.visualise.figure import COLOURS, INK, MUTED, Array, new_figure, plain_text, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["learning_curve_figure", "read_metrics", "series"]
+__all__ = ["each_metrics", "learning_curve_figure", "read_metrics", "series"]
+
+MOST_BYTES = 256 << 20
+"""Of metrics.jsonl: a line has about 200, so this is more than a million of them."""
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """The records of a run's metrics.jsonl; a last line that a crash cut is left out.
+    """All of `each_metrics`."""
+    return list(each_metrics(path))
 
-    Raises: DataError: the file cannot be read, or a line before the last is no JSON object.
+
+def each_metrics(path: Path | str) -> Iterator[dict[str, Any]]:
+    """The records of a run's metrics.jsonl, one after another; a last line that a crash cut is left out.
+
+    Raises: DataError: the file cannot be read, is no regular file, is over `MOST_BYTES`, or a line before the last is
+        no JSON object.
     """
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        content = read_limited(Path(path), MOST_BYTES)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    records: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(io.BytesIO(content), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
+        except (ValueError, RecursionError) as error:
+            if not line.endswith(b"\n"):
                 break
             raise DataError(f"{path}, line {number} is not JSON: {error}.") from error
         if not isinstance(record, dict):
             raise DataError(f"{path}, line {number} holds no record but {type(record).__name__}.")
-        records.append(record)
-    return records
+        yield record
 
 
 def series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Array, Array]:

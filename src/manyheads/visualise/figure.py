@@ -122,7 +122,9 @@ def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png",
             stem.parent.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings(), rc_context(_SETTINGS):
                 warnings.filterwarnings("ignore", message="Glyph .* missing")
-                figure.savefig(aside, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
+                aside.unlink(missing_ok=True)
+                with aside.open("xb") as file:  # x: a link of this name is never written through
+                    figure.savefig(file, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
             aside.replace(final)
         except OSError as error:
             with contextlib.suppress(OSError):

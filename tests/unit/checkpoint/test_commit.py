@@ -45,7 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         real_replace(old, new)
 
     def opened(file: object, mode: str = "r", *args: object, **kwargs: object) -> object:
-        if "w" in mode:
+        if set(mode) & set("wx"):
             record.append(("write", Path(str(file)).name))
         return real_open(file, mode, *args, **kwargs)  # type: ignore[call-overload]
 

@@ -40,7 +40,7 @@ class Injector:
 
         def open_guarded(*args: Any, **kwargs: Any) -> Any:
             file = opened(*args, **kwargs)
-            if "w" in file.mode:
+            if set(file.mode) & set("wx"):
                 file = Writer(file, self.guard(file.write))
             return file
 

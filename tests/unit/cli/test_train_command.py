@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +34,16 @@ def mistakes(*arguments: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         read_arguments(arguments)
     return str(caught.value).split("\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_settings_may_come_from_a_pipe_that_the_user_names(tmp_path: Path) -> None:
+    """As in `--config <(command)`."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("seed: 17\n",), daemon=True)
+    writer.start()
+    assert read_arguments(["--config", str(pipe)])[1].seed == 17
 
 
 def test_layers_win_in_their_order(tmp_path: Path) -> None:

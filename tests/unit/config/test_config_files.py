@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -65,8 +67,10 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         load_yaml(tmp_path)
     big = tmp_path / "big.yaml"
     big.write_bytes(b"a: " + b"x" * MAX_BYTES)
-    with pytest.raises(ConfigError, match="is over"):
+    with pytest.raises(ConfigError, match="it has 65,539 bytes, and at most 65,536 bytes are read"):
         load_yaml(big)
+    with pytest.raises(ConfigError, match="is over 65,536 bytes"):
+        load_yaml(big, may_be_pipe=True)
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"a: \xe9\n")
     with pytest.raises(ConfigError, match="not UTF-8: bad byte at offset 3"):
@@ -74,6 +78,27 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     if sys.platform != "win32":
         with pytest.raises(ConfigError, match="null byte"):
             load_yaml("a\0b")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_read_only_where_the_user_named_it(tmp_path: Path) -> None:
+    """A shell gives the path of a pipe for `<(command)`; one that lies in a folder would be waited for."""
+    path = tmp_path / "config.yaml"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="it is a named pipe, not a regular file"):
+        load_yaml(path)
+    writer = threading.Thread(target=path.write_text, args=("seed: 5\n",))
+    writer.start()
+    assert load_yaml(path, may_be_pipe=True).values == {"seed": 5}
+    writer.join()
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
+def test_a_device_is_not_read_for_ever() -> None:
+    with pytest.raises(ConfigError, match="it is a device, not a regular file"):
+        load_yaml("/dev/zero")
+    with pytest.raises(ConfigError, match="is over 65,536 bytes"):
+        load_yaml("/dev/zero", may_be_pipe=True)
 
 
 def test_empty_file_and_byte_order_mark(tmp_path: Path) -> None:

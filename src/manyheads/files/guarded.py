@@ -1,0 +1,172 @@
+"""Opening files that may come from somebody else.
+
+A folder that was sent or downloaded can hold a symbolic link, a named pipe or a device under any name. Writing through
+a link changes a file elsewhere. Opening a pipe waits for ever. Reading a device such as /dev/zero fills the memory.
+So the functions here open without waiting, check on the open file that it is a regular one, and read no more than a
+limit. Those that write do not follow a link in the last part of the path; folders above it are the caller's to check,
+with `check_no_link`.
+
+Windows has neither O_NOFOLLOW nor O_NONBLOCK; there the type is checked by name before the file is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+
+__all__ = [
+    "RefusedFileError",
+    "check_no_link",
+    "check_regular",
+    "check_writable_file",
+    "open_in_place",
+    "open_to_append",
+    "read_limited",
+]
+
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISREG, "a regular file"),
+)
+_READ_REMEDY = "replace it by the right file"
+_WRITE_REMEDY = "remove it, or choose another folder"
+_JUNCTION = 0xA0000003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which only Windows has: a link to a folder
+
+
+class RefusedFileError(OSError):
+    """The file is of a kind or size that is not opened. `strerror` and `str` say why, and what to do.
+
+    It is an OSError so that a caller which reports that a file cannot be read or written reports this as well.
+    """
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def read_limited(path: Path, most_bytes: int) -> bytes:
+    """The content of a regular file. A symbolic link to one is followed.
+
+    Args:
+        path: the file.
+        most_bytes: the size above which it is refused. No more than that is read.
+
+    Raises: RefusedFileError: it is no regular file, or is too large. OSError: it cannot be read.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return _open_regular(Path(name), flags, follow=True, remedy=_READ_REMEDY)
+
+    with open(path, "rb", opener=opener) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = b""
+        if size <= most_bytes:
+            content = file.read(size + 1)
+            if len(content) > size:  # it grows while it is read, or is one that tells no size
+                content += file.read(most_bytes - size)
+    if max(size, len(content)) > most_bytes:
+        found = f"{size:,}" if size > most_bytes else f"more than {most_bytes:,}"
+        reason = f"it has {found} bytes, and at most {most_bytes:,} bytes are read; {_READ_REMEDY}"
+        raise RefusedFileError(errno.EINVAL, reason, str(path))
+    return content
+
+
+def open_to_append(path: Path) -> io.FileIO:
+    """Open a regular file to append, unbuffered; it is made if it is missing.
+
+    Raises: RefusedFileError: it is a link or no regular file. OSError: it cannot be opened.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return open_in_place(Path(name), flags, 0o666)
+
+    return open(path, "ab", buffering=0, opener=opener)
+
+
+def open_in_place(path: Path, flags: int, mode: int) -> int:
+    """`os.open` of a regular file that is to be written where it is, never one behind a link.
+
+    Args:
+        path: the file.
+        flags: see `os.open`; O_TRUNC is not for here, since it would empty the file before it is checked.
+        mode: permissions of a new file, before the umask.
+
+    Returns: a file descriptor.
+    Raises: RefusedFileError: it is a link or no regular file. OSError: it cannot be opened.
+    """
+    return _open_regular(path, flags, mode, follow=False, remedy=_WRITE_REMEDY)
+
+
+def check_writable_file(path: Path) -> None:
+    """Refuse early what `open_in_place` and `open_to_append` would refuse.
+
+    Raises: RefusedFileError: it is there, and is a link or no regular file. OSError: the system does not say.
+    """
+    _check_name(path, follow=False, remedy=_WRITE_REMEDY)
+
+
+def check_no_link(folder: Path) -> None:
+    """Refuse a folder that is a link, or on Windows a junction: what is written into it would land elsewhere.
+
+    Raises: RefusedFileError: it is one. OSError: the system does not say.
+    """
+    try:
+        found = _kind(folder.lstat())
+    except FileNotFoundError:
+        return
+    if found in ("a symbolic link", "a junction"):
+        raise RefusedFileError(errno.EINVAL, f"it is {found} to another place; {_WRITE_REMEDY}", str(folder))
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what a library that opens files by name would wait for, or read for ever. Links are followed.
+
+    Raises: RefusedFileError: it is there, and no regular file. OSError: the system does not say.
+    """
+    _check_name(path, follow=True, remedy=_READ_REMEDY)
+
+
+def _open_regular(path: Path, flags: int, mode: int = 0o666, *, follow: bool, remedy: str) -> int:
+    guards = {name: getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_NOCTTY")}
+    if not guards["O_NONBLOCK"] or not guards["O_NOFOLLOW"]:
+        _check_name(path, follow=follow, remedy=remedy)
+    if follow:
+        guards["O_NOFOLLOW"] = 0
+    try:
+        handle = os.open(path, flags | guards["O_NONBLOCK"] | guards["O_NOFOLLOW"] | guards["O_NOCTTY"], mode)
+    except OSError:
+        _check_name(path, follow=follow, remedy=remedy)  # says more than the system's error
+        raise
+    try:
+        _check_kind(path, os.fstat(handle), remedy)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _check_name(path: Path, *, follow: bool, remedy: str) -> None:
+    try:
+        status = path.stat() if follow else path.lstat()
+    except FileNotFoundError:
+        return
+    _check_kind(path, status, remedy)
+
+
+def _check_kind(path: Path, status: os.stat_result, remedy: str) -> None:
+    found = _kind(status)
+    if found != "a regular file":
+        raise RefusedFileError(errno.EINVAL, f"it is {found}, not a regular file; {remedy}", str(path))
+
+
+def _kind(status: os.stat_result) -> str:
+    if getattr(status, "st_reparse_tag", 0) == _JUNCTION:
+        return "a junction"
+    return next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "of an unknown kind")

@@ -1,0 +1,229 @@
+"""Each small file of a run, a model or a data folder: a pipe or a device in its place ends in one error at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyheads.architectures.pretrained import load, save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.checkpoint.format import read_scalars, save_checkpoint
+from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
+from manyheads.checkpoint.verify import verify_folder
+from manyheads.cli import demo
+from manyheads.cli.evaluate_text import EvaluateTextOptions, evaluate_text_command, held_text
+from manyheads.cli.evaluate_trees import _has_task
+from manyheads.cli.kinds import names_language_model
+from manyheads.cli.records import describe_folder
+from manyheads.config.files import MAX_BYTES
+from manyheads.data.folder import read_manifest
+from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
+from manyheads.files.guarded import RefusedFileError
+from manyheads.interop.convert import _read_object
+from manyheads.text.marian_files import read_bytes
+from manyheads.text.parsing import load_task
+from manyheads.text.tokenizer import read_tokenizer_file
+from manyheads.visualise.attention_page import save_page
+from manyheads.visualise.curves import MOST_BYTES, read_metrics
+
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+needs_zero = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
+
+
+def huge(path: Path) -> None:
+    """A sparse file of 64 GiB, which no test could read."""
+    path.touch()
+    os.truncate(path, 64 << 30)
+
+
+PUTS = [
+    pytest.param(os.mkfifo, "named pipe", id="pipe", marks=needs_pipes),
+    pytest.param(lambda path: path.symlink_to("/dev/zero"), "device", id="device", marks=needs_zero),
+    pytest.param(huge, "it has 68,719,476,736 bytes, and at most", id="huge"),
+]
+Put = Callable[[Path], object]
+
+READERS: dict[str, tuple[str, Callable[[Path], object], type[ManyHeadsError]]] = {
+    "a checkpoint's manifest": ("manifest.json", lambda folder: verify_folder(folder, strict=False), CheckpointError),
+    "scalars": ("scalars.json", read_scalars, CheckpointError),
+    "a model's config": ("config.json", lambda folder: load(folder, verify=False), ModelFileError),
+    "a peer's config": ("config.json", lambda folder: _read_object(folder / "config.json"), ModelFileError),
+    "decoding options": ("generation_config.json", load_settings, ModelFileError),
+    "a tokenizer": ("tokenizer.json", lambda folder: read_tokenizer_file(folder / "tokenizer.json"), DataError),
+    "Marian's vocabulary": ("vocab.json", lambda folder: read_bytes(folder / "vocab.json"), DataError),
+    "a task": ("task.json", load_task, ModelFileError),
+    "a data folder's manifest": ("manifest.json", lambda it: read_manifest(it, kind="a", version=1), DataError),
+    "metrics": ("metrics.jsonl", lambda folder: read_metrics(folder / "metrics.jsonl"), DataError),
+}
+
+
+@pytest.mark.parametrize(("put", "reason"), PUTS)
+@pytest.mark.parametrize("what", READERS)
+def test_none_is_waited_for_or_read_for_ever(tmp_path: Path, what: str, put: Put, reason: str) -> None:
+    name, read, kind = READERS[what]
+    put(tmp_path / name)
+    with pytest.raises(kind, match=rf"{name}.* {reason}.*; replace it by the right file\.") as caught:
+        read(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_may_be_missing_may_be_missing(tmp_path: Path) -> None:
+    assert load_settings(tmp_path) == DecodingSettings()
+    assert load_task(tmp_path) is None
+
+
+@pytest.mark.parametrize(("put", "reason"), PUTS)
+def test_what_only_asks_is_answered_no(tmp_path: Path, put: Put, reason: str) -> None:
+    put(tmp_path / "manifest.json")
+    assert not _has_task(tmp_path / "manifest.json", "task")
+    put(tmp_path / "config.json")
+    assert not names_language_model([str(tmp_path)])
+
+
+def test_a_model_beside_others_is_found_by_its_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architecture": "reformer"}', encoding="utf-8")
+    (tmp_path / "text.en").touch()
+    assert names_language_model([str(tmp_path / "text.en"), "--option", str(tmp_path)])
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    folder = tmp_path / "run" / "checkpoints"
+    for step in (1, 2, 3, 4):
+        save_checkpoint(folder, step, {"model": {"w": torch.zeros(1)}}, {})
+    for pointer in ("latest", "best"):
+        write_pointer(folder, pointer, folder / "step-00000001")
+    return folder
+
+
+@pytest.mark.parametrize(("put", "reason"), PUTS)
+def test_pointers_that_are_no_files_point_nowhere(checkpoints: Path, put: Put, reason: str) -> None:
+    assert read_pointer(checkpoints, "best") == checkpoints / "step-00000001"
+    for pointer in ("latest", "best"):
+        (checkpoints / pointer).unlink()
+        put(checkpoints / pointer)
+        assert read_pointer(checkpoints, pointer) is None
+    assert find_latest(checkpoints) == (checkpoints / "step-00000004", [])
+    assert apply_retention(checkpoints, 2) == []  # the best one could be any
+    write_pointer(checkpoints, "best", checkpoints / "step-00000002")
+    assert read_pointer(checkpoints, "best") == checkpoints / "step-00000002"
+
+
+@pytest.fixture
+def run(checkpoints: Path) -> Path:
+    """As much of a run as `info` looks at."""
+    folder = checkpoints.parent
+    (folder / "config.yaml").write_text("seed: 7\n", encoding="utf-8")
+    (folder / "environment.json").write_text("{}\n", encoding="utf-8")
+    records = [{"step": 1}, {"step": 2, "valid_nll": 2.5, "best": True}, {"step": 3, "valid_nll": 3.0, "best": False}]
+    text = "".join(f"{json.dumps(record)}\n" for record in records)
+    (folder / "metrics.jsonl").write_text(text + '{"step": 4, "val', encoding="utf-8")
+    sizes = {"source_vocab_size": 12, "target_vocab_size": 12, "d_model": 8, "num_heads": 2, "d_ff": 16}
+    config = TransformerConfig(num_encoder_layers=1, num_decoder_layers=1, **sizes)
+    save_pretrained(build_model(config), folder / "model")
+    return folder
+
+
+def test_what_info_says_of_a_run(run: Path) -> None:
+    for path in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(path)
+    record = describe_folder(run)
+    assert (record["step"], record["best"]["step"], record["last_validation"]["step"]) == (3, 2, 3)
+    assert record["latest_checkpoint"] is None
+    assert record["model"]["parameters"] > 0
+
+
+@pytest.mark.parametrize(("put", "reason"), PUTS)
+def test_info_of_a_run_whose_pointers_are_no_files(run: Path, put: Put, reason: str) -> None:
+    for pointer in ("latest", "best"):
+        (run / "checkpoints" / pointer).unlink()
+        put(run / "checkpoints" / pointer)
+    record = describe_folder(run)
+    assert (record["latest_checkpoint"], record["best_checkpoint"]) == (None, None)
+    assert record["checkpoints"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("put", "reason"), PUTS)
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.jsonl", "checkpoints/step-00000004/scalars.json", "model/model.safetensors", "model/manifest.json"],
+)
+def test_info_of_a_run_with_something_else_in_it(run: Path, name: str, put: Put, reason: str) -> None:
+    (run / name).unlink()
+    put(run / name)
+    if put is huge and name.endswith(".safetensors"):
+        reason = "model.safetensors cannot be read"  # its own reader maps the file into memory, however large
+    elif put is not huge and name == "model/manifest.json":
+        assert describe_folder(run)["model"]["weights_sha256"] is None  # as if there were none
+        return
+    with pytest.raises(ManyHeadsError, match=reason):
+        describe_folder(run)
+
+
+def test_info_of_settings_that_are_too_large(run: Path) -> None:
+    huge(run / "config.yaml")
+    with pytest.raises(ConfigError, match=f"at most {MAX_BYTES:,} bytes are read"):
+        describe_folder(run)
+
+
+def test_metrics_are_limited_by_more_than_a_long_run_writes(tmp_path: Path) -> None:
+    line = json.dumps({"step": 10**6, "epoch": 99, "tokens": 10**10, "train_loss": 1 / 3, "train_nll": 1 / 7, "l": 0.1})
+    assert MOST_BYTES / len(line) > 10**6
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + "[" * 100_000 + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 2 is not JSON"):
+        read_metrics(path)
+    path.write_text('{"step": 1}\n\n' + "[" * 100_000, encoding="utf-8")
+    assert read_metrics(path) == [{"step": 1}]
+
+
+@pytest.fixture
+def thesis(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "thesis.txt"
+    path.write_text("a thesis", encoding="utf-8")
+    yield path
+    assert path.read_text(encoding="utf-8") == "a thesis"
+
+
+def test_pictures_are_not_drawn_through_links(tmp_path: Path, thesis: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from manyheads.visualise.figure import new_figure, save_figure
+
+    for name in ("curve.png", f"curve.tmp-{os.getpid()}.png", "page.html", f"page.html.tmp-{os.getpid()}"):
+        (tmp_path / name).symlink_to(thesis)
+    save_figure(new_figure(2.0, 2.0), tmp_path / "curve", ["png"])
+    save_page("a page", tmp_path / "page.html")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "a page"
+    assert not (tmp_path / "page.html").is_symlink()
+
+
+def test_evaluate_writes_no_picture_and_no_data_through_a_link(tmp_path: Path, thesis: Path) -> None:
+    for name in ("plots", "data"):
+        (tmp_path / "home").mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to("home")
+    (tmp_path / "config.json").write_text('{"architecture": "transformer-xl"}', encoding="utf-8")
+    with pytest.raises(RefusedFileError) as caught:
+        evaluate_text_command([str(tmp_path), "--text", str(thesis)])
+    assert caught.value.filename == str(tmp_path / "plots")
+    options = EvaluateTextOptions(model=str(tmp_path), data="embedded:crime-and-punishment")
+    with pytest.raises(RefusedFileError) as caught:
+        held_text(None, options)  # type: ignore[arg-type]
+    assert caught.value.filename == str(tmp_path / "data")
+
+
+def test_the_demo_draws_nothing_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n", encoding="utf-8")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "plots").symlink_to("home")
+    with pytest.raises(ConfigError, match="plots is refused, since a run writes to it: it is a symbolic link"):
+        demo.run(tmp_path)
