@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 MINUTES ?= 5
 # Test processes.
 JOBS ?= 2
+# `make first-minute`: classes of machine (all); see tests/machines/run.py.
+CLASSES ?=
 # `make bench`: which tasks (all), seconds of a turn, and any other options of benchmarks/run.py.
 TASKS ?=
 SECONDS ?= 4
@@ -21,7 +23,7 @@ READY := $(VENV)/ready
 PEERS_READY := $(PEERS_VENV)/ready
 SHARED := $(or $(MANYHEADS_SHARED),../shared)
 
-.PHONY: demo test check check-long bench recipes docs setup clean
+.PHONY: demo test first-minute check check-long bench recipes docs setup clean
 
 demo: $(READY)
 	$(BIN)/manyheads train --preset demo --run-dir runs/demo --resume none --minutes $(MINUTES)
@@ -30,6 +32,10 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -m "unhooked and not slow"
+
+# What a new user does first, once more for each class of machine: other processors, one thread, no /proc, not Linux.
+first-minute: $(READY)
+	$(BIN)/python tests/machines/run.py $(CLASSES)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -10,6 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test measures time: it would fail on a slow or busy machine.
+settings.register_profile("manyheads", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("manyheads")
 
 TYPECHECKED = ["manyheads.nn", "manyheads.architectures"]
 """Rooms whose signatures state tensor shapes; beartype checks every call in the tests, never in use."""
