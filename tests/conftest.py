@@ -36,7 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def shapes_checked_anew() -> None:
+    """Every file of tests has its calls checked, whatever ran before in this process."""
     if HOOKED:
         forget()
 

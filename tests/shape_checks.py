@@ -1,8 +1,8 @@
 """Checks the tensor shapes that signatures state, in the tests: jaxtyping and beartype, once for each kind of call.
 
-A check of one call takes longer than many small models' steps, and a test that trains repeats the same calls hundreds
-of times. Within a test, a function is therefore checked when it meets arguments whose types, shapes, dtypes or plain
-values it has not met before; another call of the same kind goes straight to the function.
+A check takes ten times as long as what it checks in a small model, and a test that trains or searches repeats the same
+calls hundreds of times. Within a file of tests, a function is therefore checked when its arguments' types, shapes,
+dtypes, plain values or modules' sizes are new to it; another call of the same kind goes straight to the function.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Hashable
+from dataclasses import is_dataclass
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jaxtyping
 import torch
@@ -21,8 +23,10 @@ from beartype.roar import BeartypeDecorHintPep673Exception, BeartypeDecorHintPep
 
 __all__ = ["forget", "install"]
 
-_PLAIN = (bool, int, str, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, str, type(None), torch.dtype, torch.device)
+_LARGEST_SIZE = 4096  # an integer above it is no size but a seed
 _SEEN: set[Hashable] = set()
+_MODULES: WeakKeyDictionary[torch.nn.Module, tuple[Hashable, Hashable]] = WeakKeyDictionary()
 _jaxtyped = jaxtyping.jaxtyped
 
 
@@ -36,7 +40,7 @@ def install(packages: list[str]) -> None:
 
 
 def forget() -> None:
-    """Check every kind of call anew, as each test does."""
+    """Check every kind of call anew."""
     _SEEN.clear()
 
 
@@ -64,16 +68,39 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
 
 
 def _kind(value: Any) -> Hashable:
-    """What a check of an argument can depend on. Of modules: which one, since its sizes decide what it returns."""
+    """What a check of a value can depend on."""
     if isinstance(value, torch.Tensor):
         return type(value), tuple(value.shape), value.dtype
     if isinstance(value, _PLAIN):
         return type(value), value
+    if isinstance(value, int):
+        return min(value, _LARGEST_SIZE)
     if isinstance(value, torch.nn.Module):
-        return id(value)
+        return _kind_of_module(value)
     if type(value) in (tuple, list):
         return type(value), tuple(map(_kind, value))
     return type(value)
+
+
+def _kind_of_module(module: torch.nn.Module) -> Hashable:
+    """Its class, settings and sizes, and those of the modules in it."""
+    own = vars(module)
+    if "_modules" not in own:
+        return type(module)  # its __init__ has only begun
+    count = len(own), len(module._parameters), len(module._buffers), len(module._modules)
+    known, found = _MODULES.get(module, (None, None))
+    if known != count:  # new here, or still being made
+        settings = tuple(
+            (name, repr(value))
+            for name, value in own.items()
+            if isinstance(value, (bool, int, float, str)) or is_dataclass(value)
+        )
+        tensors = (*module._parameters.items(), *module._buffers.items())
+        sizes = tuple((name, None if one is None else tuple(one.shape)) for name, one in tensors)
+        parts = tuple((name, part and _kind_of_module(part)) for name, part in module._modules.items())
+        found = hash((type(module), settings, sizes, parts))
+        _MODULES[module] = count, found
+    return found
 
 
 def _check(function: Any) -> Any:
