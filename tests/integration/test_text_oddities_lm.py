@@ -87,7 +87,7 @@ def prepare(base: Path, oddity: Oddity, *options: str) -> tuple[Outcome, bytes |
 
 
 def text_of(data: TextData) -> bytes:
-    """What was prepared. Of bytes, an id stands for one or none: looked up in a table, since a file may have millions."""
+    """What was prepared. In bytes, an id stands for one or none: by a table, since a file may have millions."""
     decode, ids = data.vocabulary.decode_bytes, data.train.ids
     if data.vocabulary.kind != "bytes":
         return decode(ids.tolist())
