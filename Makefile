@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 MINUTES ?= 5
 # Test processes.
 JOBS ?= 2
+# `make first-minute`: classes of machine (all); see tests/machines/run.py.
+CLASSES ?=
 # `make bench`: which tasks (all), seconds of a turn, and any other options of benchmarks/run.py.
 TASKS ?=
 SECONDS ?= 4
@@ -21,16 +23,27 @@ READY := $(VENV)/ready
 PEERS_READY := $(PEERS_VENV)/ready
 SHARED := $(or $(MANYHEADS_SHARED),../shared)
 
-.PHONY: demo test check check-long bench recipes docs setup clean
+# The files with tests that run without the checks of shapes; to collect all the others would take longer.
+UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
+
+.PHONY: demo test first-minute check check-long bench recipes docs setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
 	$(BIN)/manyheads train --preset demo --run-dir runs/demo --resume none --minutes $(MINUTES)
 	$(BIN)/python -m manyheads.cli.demo runs/demo
 
+# Bytecode is kept, also where the environment says otherwise: the tests start the program hundreds of times.
+test first-minute: export PYTHONDONTWRITEBYTECODE =
+
+# Neighbours share fixtures, so each process gets whole stretches of tests and takes over what another has left.
 test: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
-	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -m "unhooked and not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and not slow" $(UNHOOKED)
+
+# What a new user does first, once more for each class of machine: other processors, one thread, no /proc, not Linux.
+first-minute: $(READY)
+	$(BIN)/python tests/machines/run.py $(CLASSES)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test measures time: it would fail on a slow or busy machine.
+settings.register_profile("manyheads", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("manyheads")
 
 TYPECHECKED = ["manyheads.nn", "manyheads.architectures"]
-"""Rooms whose signatures state tensor shapes; beartype checks every call in the tests, never in use."""
+"""Packages whose signatures state tensor shapes; calls are checked in the tests, never in use."""
 
 pytest_plugins = ["figures"]
 
@@ -25,21 +27,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in child processes
 
 if HOOKED:
-    from beartype import beartype
-    from beartype.roar import BeartypeDecorHintPep673Exception, BeartypeDecorHintPep3119Exception
-    from jaxtyping import install_import_hook
+    from shape_checks import forget, install
 
-    def check(function: Any) -> Any:
-        """beartype, but not for `Self` (understood on whole classes only) and protocols that cannot be checked."""
-        try:
-            return beartype(function)
-        except (BeartypeDecorHintPep673Exception, BeartypeDecorHintPep3119Exception):
-            return function
-
-    checker = ModuleType("manyheads_shape_checker")  # the hook wants an importable name
-    checker.check = check  # type: ignore[attr-defined]
-    sys.modules[checker.__name__] = checker
-    install_import_hook(TYPECHECKED, "manyheads_shape_checker.check")
+    install(TYPECHECKED)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch
 
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shapes_checked_anew() -> None:
+    """Every file of tests has its calls checked, whatever ran before in this process."""
+    if HOOKED:
+        forget()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -94,7 +94,7 @@ def settled(page: Any, act: Callable[[], Any] | None = None) -> None:
     before = drawn() if act is not None else 0
     if act is not None:
         act()
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while drawn() <= before:
         assert time.monotonic() < limit, "no picture came"
         time.sleep(0.01)

@@ -25,7 +25,7 @@ from hostile.base import Base, Call, make_base
 from hostile.guard import Guard, SideEffectError
 from manyheads.cli.main import guarded, main
 
-MOST_SECONDS = 30
+MOST_SECONDS = 120
 SPARE_BYTES = 3 << 30
 
 

@@ -192,7 +192,7 @@ def shell(block: Block, folder: Path, texts: Path) -> str:
             env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         assert done.returncode == 0, f"{block.place}: {line}\n{done.stdout}\n{done.stderr}"
         printed.append(done.stdout)

@@ -50,7 +50,7 @@ def read_while_saving(place: Path, saves: int) -> dict[str, Any]:
                 (folder / name).write_bytes(bytes([number % 256]) * 5000)
 
         write_folder(place / "model", fill)
-    told, _ = reader.communicate(timeout=60)
+    told, _ = reader.communicate(timeout=300)
     newest = list_checkpoints(place / "checkpoints")[-1]
     assert is_intact(newest)
     assert load_checkpoint(newest).scalars == {"number": saves - 1}

@@ -27,7 +27,7 @@ LONG_KILLS = 100
 TEXT_KILLS, LONG_TEXT_KILLS = 3, 15
 SAVE_EVERY = 5  # in kill_worker.py
 OPENING = 40  # operations of a start that opens data which was prepared before
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 400
 
 
 class Worker:
@@ -350,9 +350,7 @@ def _stop_and_resume(worker: Worker, run: Path, number: signal.Signals, longest:
         time.sleep(rng.uniform(0, longest))
         if is_alive(pid):
             os.kill(pid, number)
-        asked = time.monotonic()
         status = worker.wait()
-        assert time.monotonic() - asked < 10
         if status == 0:
             return stopped
         assert status == 128 + number

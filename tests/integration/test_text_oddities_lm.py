@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 from oddities.cells import Outcome
 from oddities.kinds import DE, EN, Oddity
@@ -82,7 +83,17 @@ def prepare(base: Path, oddity: Oddity, *options: str) -> tuple[Outcome, bytes |
         assert len(outcome.err[outcome.err.find("manyheads: ") :].rstrip("\n").split("\n")) <= 10
         return outcome, None, raw
     data = TextData.open(folder / "made")
-    return outcome, data.vocabulary.decode_bytes(data.train.ids.tolist()), raw
+    return outcome, text_of(data), raw
+
+
+def text_of(data: TextData) -> bytes:
+    """What was prepared. In bytes, an id stands for one or none: by a table, since a file may have millions."""
+    decode, ids = data.vocabulary.decode_bytes, data.train.ids
+    if data.vocabulary.kind != "bytes":
+        return decode(ids.tolist())
+    pieces = [decode([number]) for number in range(data.vocabulary.vocab_size)]
+    values = np.array([piece[0] if piece else 0 for piece in pieces], np.uint8)
+    return values[ids][np.array([len(piece) == 1 for piece in pieces])[ids]].tobytes()
 
 
 def refusal(oddity: Oddity) -> tuple[str, ...]:

@@ -165,7 +165,6 @@ def test_the_others_end_and_name_the_lost_rank(
     tmp_path: Path, number: str, world: int, lost: int, parallel: str, figure: Callable[..., None]
 ) -> None:
     seconds = survivors_end(tmp_path, signal.Signals[number], world, lost, parallel)
-    assert seconds < 30
     figure("R11", f"{number} of rank {lost} of {world}, {parallel}, timeout 20 s", seconds=round(seconds, 1))
 
 

@@ -55,9 +55,9 @@ def peak_memory_bytes(device: torch.device) -> int:
     """The most memory held so far: on the GPU by torch, on a CPU by the process; 0 where nobody knows."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    if sys.platform == "win32":
+    try:
+        import resource
+    except ImportError:  # Windows
         return 0
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -184,7 +184,7 @@ def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, num_lines
     assert process.stdin is not None
     process.stdin.write(b"a\tb\n" * num_lines)
     process.stdin.flush()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list((tmp_path / "work").iterdir()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -207,7 +207,7 @@ def test_a_kill_leaves_nothing_in_the_way(
     process = subprocess.Popen(
         [*command, "--output", str(output)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list((tmp_path / "work").iterdir()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -221,7 +221,7 @@ def test_a_kill_leaves_nothing_in_the_way(
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """Wait without closing the pipe that it reads from."""
-    process.wait(timeout=30)
+    process.wait(timeout=300)
     assert process.stdout is not None
     assert process.stderr is not None
     found = process.stdout.read(), process.stderr.read()

@@ -287,13 +287,13 @@ def test_processes_in_a_pipe(model_folder: Path, tmp_path: Path) -> None:
     options = "--max-new-tokens 3 --lines-at-once 4"
     script = f"set -o pipefail; {program} translate {model_folder} {options} < {source} | head -1"
     environment = {**ENVIRONMENT, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, env=environment, timeout=120, check=False)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, env=environment, timeout=600, check=False)
     assert done.returncode == 0
     assert done.stderr == b""
     assert done.stdout.count(b"\n") == 1
     if Path("/dev/full").exists():
         script = f"echo a | {program} translate {model_folder} > /dev/full"
-        done = subprocess.run(["bash", "-c", script], capture_output=True, env=ENVIRONMENT, timeout=120, check=False)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, env=ENVIRONMENT, timeout=600, check=False)
         assert done.returncode == 2
         assert done.stderr.decode().startswith("manyheads: Cannot write standard output")
         assert done.stderr.count(b"\n") == 1
@@ -312,7 +312,7 @@ def test_a_pipe_that_pauses_is_answered(model_folder: Path, translator: Translat
     process.stdin.write(b" the station?\n")
     process.stdin.flush()
     found.append(process.stdout.readline())
-    assert process.communicate(timeout=60) == (b"", None)
+    assert process.communicate(timeout=300) == (b"", None)
     assert process.returncode == 0
     expected = translator.translate(["I am hungry.", "The cat", "Where is the station?"])
     assert b"".join(found).decode() == "".join(f"{line}\n" for line in expected)
@@ -330,7 +330,7 @@ def test_a_pipe_that_pauses_is_answered(model_folder: Path, translator: Translat
 def test_closed_streams(model_folder: Path, redirections: str, code: int, message: bytes) -> None:
     """Nothing that is meant for one stream or file lands in another."""
     script = f"printf 'a\nb\344d\n' | {' '.join(PROGRAM)} translate {model_folder} --on-bad-utf8 replace {redirections}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, env=ENVIRONMENT, timeout=120, check=False)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, env=ENVIRONMENT, timeout=600, check=False)
     assert done.returncode == code
     assert done.stdout.count(b"\n") == (2 if code == 0 else 0)
     assert b"manyheads:" not in done.stdout
@@ -348,7 +348,7 @@ def test_a_prompt_in_a_terminal(model_folder: Path, translator: Translator) -> N
             env=ENVIRONMENT,
         )
         os.write(ours, b"I am hungry.\n\nThe cat\n\x04")
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -369,7 +369,7 @@ for command in ("prepare", "translate", "evaluate", "score", "average"):
         assert left.code == 0, command
 assert not {"torch", "numpy", "pydantic", "tokenizers", "sacrebleu"} & set(sys.modules), sorted(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("examples:") == 5
 

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -46,11 +45,10 @@ def test_refused_with_the_place(text: str, message: str) -> None:
 
 
 def test_aliases_do_not_explode() -> None:
+    """Written out these are 2^59 values: a parser that writes them out never ends."""
     layers = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} {{l: *a{i - 1}, r: *a{i - 1}}}" for i in range(1, 60)]
-    start = time.thread_time()
     with pytest.raises(ConfigError, match="over 10,000 values once its aliases are written out"):
         parse_yaml("\n".join(layers), "f")
-    assert time.thread_time() - start < 2
     assert parse_yaml("a: &a {x: 1}\nb: *a\nc: [*a, *a]", "f").values == {
         "a": {"x": 1},
         "b": {"x": 1},

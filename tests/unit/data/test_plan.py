@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import time
+import sys
+from collections.abc import Callable
 from itertools import pairwise
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,10 +44,9 @@ def test_seeking_in_huge_sizes(size: int, seed: int, data: st.DataObject) -> Non
 
 def test_seeking_takes_no_longer_at_the_far_end() -> None:
     order = Permutation(10**12, 1, 0)
-    began = time.thread_time()
-    for position in (0, 10**6, 10**12 - 1):
-        order[position]
-    assert time.thread_time() - began < 0.1
+    positions = (0, 10**6, 10**12 - 1)
+    steps = [lines_run(lambda position=position: order[position]) for position in positions]  # type: ignore[misc]
+    assert max(steps) < 10 * min(steps)  # a position may need a few rounds more than another
 
 
 def test_orders_differ_by_seed_epoch_and_name_and_are_pinned() -> None:
@@ -207,8 +209,26 @@ def test_rows_are_cut_as_late_as_possible(longest: list[int], max_tokens: int) -
             assert limited or len(row) >= max_tokens // max(1, longest[start])
 
 
-def test_planning_is_fast() -> None:
+def test_planning_does_not_visit_each_sample_in_python() -> None:
+    """Its own steps are a few for each row; what is done for each sample, numpy does."""
     lengths = np.random.default_rng(0).integers(3, 60, 60_000)
-    began = time.thread_time()
-    BatchPlan.build(lengths, lengths, max_tokens=4096, seed=1, epoch=0)
-    assert time.thread_time() - began < 1.0  # takes 0.01 s
+    steps = lines_run(lambda: BatchPlan.build(lengths, lengths, max_tokens=4096, seed=1, epoch=0))
+    assert 0 < steps < len(lengths) / 2
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """How many lines of Python a call runs: a measure of its work that is the same on every machine."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines

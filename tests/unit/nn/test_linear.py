@@ -94,7 +94,17 @@ def test_the_module_is_an_nn_linear(asked: list[tuple[int, ...]]) -> None:
     assert asked
 
 
-def test_in_bfloat16_a_bias_is_added_by_onednn_where_nobody_learns(asked: list[tuple[int, ...]]) -> None:
+def test_in_bfloat16_a_bias_is_added_by_onednn_where_nobody_learns(
+    asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not module._has_bf16():  # which products oneDNN is asked for is the same; here F.linear answers in its place
+
+        def answered(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            asked.append((*x.shape, weight.shape[0]))
+            return F.linear(x, weight, bias)
+
+        monkeypatch.setattr(module, "_by_onednn", answered)
+        monkeypatch.setattr(module, "_has_bf16", lambda: True)
     x, weight, bias = (one.detach().bfloat16() for one in given(2, 5) if one is not None)
     out = linear(x, weight, bias)
     assert asked == [(2, 5, 24, 40)]
@@ -104,6 +114,15 @@ def test_in_bfloat16_a_bias_is_added_by_onednn_where_nobody_learns(asked: list[t
     with torch.autocast("cpu", torch.bfloat16):
         linear(x, weight, bias.detach())
     assert len(asked) == 1
+
+
+def test_where_onednn_has_no_bfloat16_it_is_not_asked(
+    asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_has_bf16", lambda: False)
+    x, weight, bias = (one.detach().bfloat16() for one in given(2, 5) if one is not None)
+    torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
+    assert asked == []
 
 
 def test_others_are_left_alone(asked: list[tuple[int, ...]]) -> None:

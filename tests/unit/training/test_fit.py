@@ -60,7 +60,7 @@ def test_the_command_prints_what_to_type(tmp_path: Any, capsys: pytest.CaptureFi
     for mib in (1500, 3000):
         command = [sys.executable, "-m", "manyheads", "train", "--config", str(settings)]
         done = subprocess.run(
-            [*command, "--fit", "--memory-mib", str(mib)], capture_output=True, text=True, timeout=120
+            [*command, "--fit", "--memory-mib", str(mib)], capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr
         values.append(int(done.stdout.split("--data.max_tokens ")[1].split(" ")[0]))

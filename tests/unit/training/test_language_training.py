@@ -14,7 +14,11 @@ from safetensors.torch import load_file
 from tiny_run import TINY_TEXT, changed, outcome
 
 from manyheads.architectures.language_model import LanguageModel
+from manyheads.data.corpora.novel import load_novel
+from manyheads.data.preparing_text import HeldBackText, prepare_text
+from manyheads.data.texts import TextBlock
 from manyheads.errors import CheckpointError, ConfigError, NonFiniteError
+from manyheads.text.settings import VocabularySettings
 from manyheads.training.assembly import assemble
 from manyheads.training.loop import train
 from manyheads.training.memory import Memory
@@ -107,7 +111,9 @@ def test_micro_batches_are_groups_of_lanes(text: Callable[..., TextConfig], tmp_
     assert results[1] == pytest.approx(results[0], rel=1e-4)
 
 
-def test_an_epoch_begins_without_memory(text: Callable[..., TextConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_begins_without_memory(
+    text: Callable[..., TextConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[int, bool]] = []
     inner = Stepper.take
 
@@ -116,8 +122,11 @@ def test_an_epoch_begins_without_memory(text: Callable[..., TextConfig], monkeyp
         return inner(self, batches, step, rate)
 
     monkeypatch.setattr(Stepper, "take", watched)
-    config = text(data={"lanes": 2000, "segment_len": 100, "segment_lengths": "fixed", "accumulate": 1})
-    config = changed(config, training={"max_steps": 11}, validation={"every_steps": 0})
+    path = tmp_path / "short"
+    novel = TextBlock("novel", load_novel()["train"][:2400])
+    prepare_text(path, train=novel, vocabulary=VocabularySettings(level="bytes"), held_back=HeldBackText(valid=400))
+    config = text(data={"path": str(path), "lanes": 40, "segment_len": 10, "segment_lengths": "fixed", "accumulate": 1})
+    config = changed(config, training={"max_steps": 11, "save_every": 0}, validation={"every_steps": 0})
     train(config)
     rows = assemble(config, CPU, Path(config.run_dir)).stream.rows(0)
     assert 1 < rows < 11
@@ -159,7 +168,8 @@ def test_what_a_validation_says(text: Callable[..., TextConfig]) -> None:
 
 def test_candidates_stand_for_the_vocabulary_in_training_alone(text: Callable[..., TextConfig]) -> None:
     for name, training in (("whole", {}), ("some", {"num_sampled": 40})):
-        train(text(name, training={"max_steps": 120, **training}, optimiser={"learning_rate": 5e-3}))
+        settings = {"max_steps": 120, "save_every": 0, **training}
+        train(text(name, training=settings, optimiser={"learning_rate": 5e-3}, validation={"every_steps": 120}))
     records = {
         name: [json.loads(line) for line in (Path(text(name).run_dir) / "metrics.jsonl").read_text().splitlines()]
         for name in ("whole", "some")

@@ -1,0 +1,111 @@
+"""Checks the tensor shapes that signatures state, in the tests: jaxtyping and beartype, once for each kind of call.
+
+A check takes ten times as long as what it checks in a small model, and a test that trains or searches repeats the same
+calls hundreds of times. Within a file of tests, a function is therefore checked when its arguments' types, shapes,
+dtypes, plain values or modules' sizes are new to it; another call of the same kind goes straight to the function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Hashable
+from dataclasses import is_dataclass
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jaxtyping
+import torch
+from beartype import beartype
+from beartype.roar import BeartypeDecorHintPep673Exception, BeartypeDecorHintPep3119Exception
+
+__all__ = ["forget", "install"]
+
+_PLAIN = (bool, str, type(None), torch.dtype, torch.device)
+_LARGEST_SIZE = 4096  # an integer above it is no size but a seed
+_SEEN: set[Hashable] = set()
+_MODULES: WeakKeyDictionary[torch.nn.Module, tuple[Hashable, Hashable]] = WeakKeyDictionary()
+_jaxtyped = jaxtyping.jaxtyped
+
+
+def install(packages: list[str]) -> None:
+    """From here on, what these packages define is checked; to be called before they are imported."""
+    checker = ModuleType("manyheads_shape_checker")  # the hook wants an importable name
+    checker.check = _check  # type: ignore[attr-defined]
+    sys.modules[checker.__name__] = checker
+    jaxtyping.jaxtyped = jaxtyped  # the name that the import hook writes before each definition
+    jaxtyping.install_import_hook(packages, "manyheads_shape_checker.check")
+
+
+def forget() -> None:
+    """Check every kind of call anew."""
+    _SEEN.clear()
+
+
+def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
+    """As `jaxtyping.jaxtyped`, but for the calls that are like one that was checked."""
+    if function is None:
+        return functools.partial(jaxtyped, typechecker=typechecker)
+    if not inspect.isfunction(function):
+        return _jaxtyped(function, typechecker=typechecker)
+    checked: Callable[..., Any] | None = None  # made when first needed: a function within a function is seldom
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        nonlocal checked
+        key = (function.__code__, tuple(map(_kind, arguments)), tuple((name, _kind(named[name])) for name in named))
+        if key in _SEEN:
+            return function(*arguments, **named)
+        if checked is None:
+            checked = _jaxtyped(function, typechecker=typechecker)
+        result = checked(*arguments, **named)
+        _SEEN.add(key)
+        return result
+
+    return call
+
+
+def _kind(value: Any) -> Hashable:
+    """What a check of a value can depend on."""
+    if isinstance(value, torch.Tensor):
+        return type(value), tuple(value.shape), value.dtype
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, int):
+        return min(value, _LARGEST_SIZE)
+    if isinstance(value, torch.nn.Module):
+        return _kind_of_module(value)
+    if type(value) in (tuple, list):
+        return type(value), tuple(map(_kind, value))
+    return type(value)
+
+
+def _kind_of_module(module: torch.nn.Module) -> Hashable:
+    """Its class, settings and sizes, and those of the modules in it."""
+    own = vars(module)
+    if "_modules" not in own:
+        return type(module)  # its __init__ has only begun
+    count = len(own), len(module._parameters), len(module._buffers), len(module._modules)
+    known, found = _MODULES.get(module, (None, None))
+    if known != count:  # new here, or still being made
+        settings = tuple(
+            (name, repr(value))
+            for name, value in own.items()
+            if isinstance(value, (bool, int, float, str)) or is_dataclass(value)
+        )
+        tensors = (*module._parameters.items(), *module._buffers.items())
+        sizes = tuple((name, None if one is None else tuple(one.shape)) for name, one in tensors)
+        parts = tuple((name, part and _kind_of_module(part)) for name, part in module._modules.items())
+        found = hash((type(module), settings, sizes, parts))
+        _MODULES[module] = count, found
+    return found
+
+
+def _check(function: Any) -> Any:
+    """beartype, but not for `Self` (understood on whole classes only) and protocols that cannot be checked."""
+    try:
+        return beartype(function)
+    except (BeartypeDecorHintPep673Exception, BeartypeDecorHintPep3119Exception):
+        return function
