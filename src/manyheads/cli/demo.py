@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
+from manyheads.cli.output_checks import OutputCheck
 from manyheads.cli.pages import program
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
@@ -64,6 +65,14 @@ def run(run_dir: Path) -> int:
     seconds = time.monotonic() - started
     print(f"  done in {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s", file=sys.stderr)
 
+    check = OutputCheck(
+        "translations",
+        learn_more="train it longer, with make demo MINUTES=20, or see how fast it trained in train.log of the run.",
+        forbid="A few are usual after so short a training.",
+    )
+    for number, (source, translation) in enumerate(zip(sources, translations, strict=True), 1):
+        check.see(number, source, translation)
+
     _show(sources, references, translations)
     _pictures(run_dir, translator, sources, references, translations)
     print(f"\ntype next   {program()} translate {run_dir}\n")
@@ -73,6 +82,8 @@ def run(run_dir: Path) -> int:
     print(chrf.signature)
     print(f"held-out BLEU = {bleu.value:.2f}")
     print(bleu.signature)
+    sys.stdout.flush()
+    check.tell()
     return 0
 
 
