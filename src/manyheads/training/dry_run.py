@@ -75,7 +75,7 @@ def dry_run(config: RunConfig) -> DryRun:
         return DryRun(
             config=assembly.config,
             device=str(device),
-            data=f"{assembly.data.describe()}\n{assembly.stream.describe()}",
+            data=assembly.objective.describe(),
             shapes={name: tuple(parameter.shape) for name, parameter in named.items()},
             num_parameters=sum(parameter.numel() for parameter in named.values()),
             batch=tuple(batch.describe() for batch in batches),
