@@ -99,11 +99,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with contextlib.chdir(place):
         in_process(["prepare", *sides, "--vocab-size", "300", "--output", "pairs"])
     novel = load_novel()["train"]
-    for name, piece in (("novel.txt", novel[:60_000]), ("a.txt", novel[:9000]), ("c.txt", novel[:3000])):
+    for name, piece in (("a.txt", novel[:9000]), ("c.txt", novel[:3000])):
         (place / name).write_bytes(piece)
     (place / "b.txt.gz").write_bytes(gzip.compress(novel[9000:18_000]))
     (place / "other.txt").write_bytes(novel[20_000:21_000])
-    (place / "sentences.txt").write_text("He went in.\nShe laughed.\n", encoding="utf-8")
     (place / "prompts.txt").write_text("He \nShe \n", encoding="utf-8")
     (place / "wikitext-2").mkdir()
     for split in ("train", "valid", "test"):

@@ -1,59 +1,184 @@
-"""Every block of README.md that is marked `<!-- test -->` runs, in order, on debug sizes."""
+"""README's commands run in the order of the page, in an empty folder, and print what the page promises.
+
+The first is `make demo`'s; every file that a later command reads was written by an earlier one. Only budgets are cut
+(`CUTS`): smaller models, fewer steps.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from doc_pages import REPOSITORY
 
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.cli.main import main
+from manyheads.cli.pages import program
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = REPOSITORY / "README.md"
 CHINESE = README.with_name("README.zh-CN.md")
 BLOCKS = re.findall(r"<!-- test -->\n```(\w*)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+# By steps and not by minutes, in fp32 and without Muon, so that every machine does the same work.
+FEW_STEPS = (
+    "--training.max_minutes 0 --training.max_steps 100 --data.num_train_pairs 20000 --data.max_tokens 1024"
+    " --tokenizer.vocab_size 1000 --model.d_model 64 --model.d_ff 128 --model.num_heads 2 --model.num_encoder_layers 1"
+    " --model.num_decoder_layers 2 --precision fp32 --optimiser.name adamw --optimiser.learning_rate 0.01"
+    " --schedule.warmup_steps 20 --validation.bleu_sentences 4 --training.plots false --training.tensorboard false"
+)
+CUTS = [
+    # What the page says, for a reader with minutes -> what the test does, in seconds.
+    (r"(?<=--preset demo)(.*) --minutes \d+", rf"\1 {FEW_STEPS}"),
+    (r"--memory-len 0 32 64|--num-hashes 1 4 full", r"\g<0> --max-tokens 4000"),
+    (r"info reformer-demo --length \d+", "info reformer-debug --length 64"),
+]
 
 pytestmark = pytest.mark.readme
 
 
-def run(command: list[str], folder: Path) -> str:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+def demo_command() -> str:
+    """How `make demo` trains."""
+    text = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    [minutes] = re.findall(r"^MINUTES \?= (\d+)$", text, re.MULTILINE)
+    [command] = re.findall(r"^\t\$\(BIN\)/(manyheads train .*)", text, re.MULTILINE)
+    return command.replace("$(MINUTES)", minutes)
+
+
+def cut(line: str) -> str:
+    for pattern, replacement in CUTS:
+        line = re.sub(pattern, replacement, line)
+    return line
+
+
+def run(line: str, folder: Path) -> tuple[str, str]:
+    """Standard output and error of a line of shell: `manyheads ...` in this process, the rest by bash."""
+    words = shlex.split(line)
+    if words[0] == "manyheads" and not set("|<>") & set(re.sub(r'"[^"]*"', "", line)):
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n") for _ in range(2))
+        with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words[1:])
+        out.seek(0)
+        err.seek(0)
+        printed, told = out.read(), err.read()
+    else:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        shell = ["bash", "-eo", "pipefail", "-c", line]
+        done = subprocess.run(shell, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+        code, printed, told = done.returncode, done.stdout, done.stderr
+    assert code == 0, f"{line} gave {code}:\n{printed}\n{told}"
+    return printed, told
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A place as the README supposes it: a trained runs/demo and some text, all small."""
-    place = tmp_path_factory.mktemp("readme")
-    for split, name, count in (("train", "train", 300), ("valid", "valid", 20), ("test", "sentences", 4)):
-        pairs = load_tatoeba(split)[:count]
-        target = "references" if name == "sentences" else name
-        (place / f"{name}.en").write_text("".join(f"{s}\n" for s, _ in pairs), encoding="utf-8", newline="\n")
-        (place / f"{target}.de").write_text("".join(f"{t}\n" for _, t in pairs), encoding="utf-8", newline="\n")
-    prepared = ["prepare", "--source", "train.en", "--target", "train.de", "--valid-source", "valid.en"]
-    run(["manyheads", *prepared, "--valid-target", "valid.de", "--vocab-size", "400", "--output", "demo-data"], place)
-    run(["manyheads", "train", "--preset", "debug", "--data.path", "demo-data", "--run-dir", "runs/demo"], place)
-    return place
+    return tmp_path_factory.mktemp("clone")
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> dict[str, tuple[str, str]]:
+    """A command as the page has it, or the whole of a block of Python -> its standard output and error."""
+    found = {demo_command(): run(cut(demo_command()), folder)}
+    for language, block in BLOCKS:
+        if language == "python":
+            out = io.StringIO()
+            with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+                exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own page
+            found[block] = out.getvalue(), ""
+        else:
+            found |= {line: run(cut(line), folder) for line in block.strip().split("\n")}
+    return found
+
+
+def of(printed: dict[str, tuple[str, str]], part: str) -> tuple[str, str]:
+    """What the one command printed that has this part."""
+    [command] = [command for command in printed if part in command]
+    return printed[command]
 
 
 def test_readme_has_blocks_to_run() -> None:
     assert [language for language, _ in BLOCKS] == ["", "python", "", "", "python", "", "python"]
+    lines = "\n".join([demo_command(), *(block for _, block in BLOCKS)])
+    assert all(re.search(pattern, lines) for pattern, _ in CUTS)
 
 
-def test_readme_blocks_run(folder: Path) -> None:
-    for language, block in BLOCKS:
-        if language == "python":
-            run([sys.executable, "-c", block], folder)
-        else:
-            for line in block.strip().split("\n"):
-                run(["bash", "-eo", "pipefail", "-c", line], folder)
-    assert len((folder / "sentences.de").read_text(encoding="utf-8").split("\n")) == 5
-    assert (folder / "runs/mine/model/model.safetensors").exists()
+def test_make_demo_trains_into_the_folder_that_the_page_uses(printed: dict[str, tuple[str, str]]) -> None:
+    out, err = printed[demo_command()]
+    assert out.endswith(f"next     {program()} translate runs/demo\n")
+    assert "Only the first 20000 of 60000 pairs are used, because data.num_train_pairs is 20000; 0 uses all" in err
+
+
+def test_sample_data_writes_every_file_that_a_command_reads(printed: dict[str, tuple[str, str]], folder: Path) -> None:
+    out, _ = of(printed, "sample-data")
+    written = {line.split()[0] for line in out.split("\n") if " lines" in line}
+    commands = "\n".join(command for command in printed if command.startswith(("manyheads", "echo")))
+    named = set(re.findall(r"(?<!> )\bsample/[\w.]+", commands))
+    assert len(named) == 7
+    assert named <= written
+    assert all((folder / name).is_file() for name in written)
+
+
+def translations(text: str) -> list[str]:
+    """A translation a line; nearly all must say something, even after so few steps."""
+    lines = text.removesuffix("\n").split("\n")
+    assert len([line for line in lines if line.strip()]) >= 0.9 * len(lines), text
+    return lines
+
+
+def test_the_demo_model_translates_and_is_scored(printed: dict[str, tuple[str, str]], folder: Path) -> None:
+    assert len(translations(of(printed, 'echo "I am very hungry." | manyheads translate')[0])) == 1
+    assert len(translations((folder / "sample/sentences.de").read_text(encoding="utf-8"))) == 100
+    out, _ = of(printed, "evaluate runs/demo")
+    for measure in ("BLEU", "chrF", "likelihood"):
+        assert re.search(rf"^{measure} = \d+\.\d\d", out, re.MULTILINE), out
+    assert "sentences  100" in out
+    assert len(of(printed, "score runs/demo")[0].rstrip().split("\n")) >= 100
+    assert "kind               run" in of(printed, "info runs/demo")[0]
+
+
+def test_python_translates(printed: dict[str, tuple[str, str]]) -> None:
+    best, *nbest = of(printed, "translate_nbest")[0].rstrip("\n").split("\n")
+    assert translations(best)
+    assert [bool(re.fullmatch(r"-?\d+\.\d{3}  .+", line)) for line in nbest] == [True, True]
+    assert "cross_attn" in of(printed, "record_attention")[0]
+
+
+def test_a_model_of_ones_own(printed: dict[str, tuple[str, str]]) -> None:
+    """Every pair is used, each command names the next one, and no line stays empty."""
+    out, _ = of(printed, "prepare --source")
+    assert "train: 20,000 pairs kept of 20,000 read" in out
+    [train] = [command for command in printed if "--run-dir runs/mine" in command]
+    assert train.startswith(out.rstrip().split("\n")[-1].removeprefix("next: "))
+    out, err = printed[train]
+    assert "20000 of 20000 training pairs kept, 0 too long" in err
+    assert re.search(r"^best     step \d+, validation loss \d+\.\d+$", out, re.MULTILINE)
+    assert out.endswith(f"next     {program()} translate runs/mine\n")
+    assert len(translations(of(printed, "translate runs/mine")[0])) == 100
+
+
+def test_a_language_model(printed: dict[str, tuple[str, str]], folder: Path) -> None:
+    assert "bits/byte" in of(printed, "train --preset xl-debug")[1]
+    assert of(printed, "generate runs/xl-debug")[0].strip()
+    out, _ = of(printed, "evaluate runs/xl-debug")
+    assert all(re.search(rf"^\s*{memory} .*\d\.\d", out, re.MULTILINE) for memory in (0, 32, 64)), out
+    assert len(of(printed, "score runs/xl-debug")[0].rstrip().split("\n")) >= 100
+    out, _ = of(printed, "prepare --task lm")
+    assert re.search(r"^train: [\d,]+ tokens from .*sample/novel.txt$", out, re.MULTILINE), out
+    assert "--data.path data/novel" in out.rstrip().split("\n")[-1]
+    assert of(printed, "Generator.from_pretrained")[0].strip()
+
+
+def test_a_reformer(printed: dict[str, tuple[str, str]]) -> None:
+    assert "MiB" in of(printed, "info reformer-demo")[0]
+    assert "bits/byte" in of(printed, "train --preset reformer-debug")[1]
+    out, _ = of(printed, "evaluate runs/reformer-debug")
+    assert re.search(r"^train \\ eval +LSH-1 +LSH-4 +full\nLSH-2( +\d\.\d{4}){3} ", out), out
+    assert of(printed, "generate runs/reformer-debug")[0]
 
 
 def test_the_chinese_readme_has_the_same_commands() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import re
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from manyheads.cli.inspect import KINDS
-from manyheads.cli.main import COMMANDS
+from manyheads.cli.main import COMMANDS, module_of
 from manyheads.cli.parsing import parse
 from manyheads.training.presets import PRESETS
 
@@ -57,7 +56,7 @@ def options_of(command: str) -> list[str]:
     names = [command] + ([f"{command}_{kind}" for kind in KINDS] if command == "inspect" else [])
     for name in names:
         with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
-            importlib.import_module(f"manyheads.cli.{name}").run(["--help"])
+            module_of(name).run(["--help"])
     return sorted({"--help", *_OPTION.findall(page.getvalue())})
 
 

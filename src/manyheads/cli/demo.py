@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
+from manyheads.cli.output_checks import OutputCheck
 from manyheads.cli.pages import program
 from manyheads.cli.phases import showing_if_long, telling
 from manyheads.config.build import resolve
@@ -78,6 +79,14 @@ def run(run_dir: Path) -> int:
     seconds = time.monotonic() - started
     print(f"  done in {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s", file=sys.stderr)
 
+    check = OutputCheck(
+        "translations",
+        learn_more="train it longer, with make demo MINUTES=20, or see how fast it trained in train.log of the run.",
+        forbid="A few are usual after so short a training.",
+    )
+    for number, (source, translation) in enumerate(zip(sources, translations, strict=True), 1):
+        check.see(number, source, translation)
+
     _show(sources, references, translations)
     _pictures(run_dir, translator, sources, references, translations)
     print(f"\ntype next   {program()} translate {run_dir}\n")
@@ -87,6 +96,8 @@ def run(run_dir: Path) -> int:
     print(chrf.signature)
     print(f"held-out BLEU = {bleu.value:.2f}")
     print(bleu.signature)
+    sys.stdout.flush()
+    check.tell()
     if bleu.value >= LEAST_BLEU:
         return 0
     failure, message = judge(run_dir, config, bleu.value)

@@ -16,6 +16,8 @@ from tyro.conf import Positional, arg
 from manyheads.cli.decoding_options import SearchDeviceOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.output import LineWriter, refuse_same_file
+from manyheads.cli.output_checks import OutputCheck, kept
+from manyheads.cli.pages import program
 from manyheads.cli.parsing import parse
 from manyheads.cli.sharding import blocks_of, is_sharded, local_device, model_identity, refuse_ranks, run_sharded
 from manyheads.cli.truncation import tell_bad_lines
@@ -158,13 +160,19 @@ def run(arguments: Sequence[str]) -> int:
         return generate_ids(generator, generator.vocabulary, overrides, options)
     if options.verbose:
         print(f"{options.model} on {generator.device}, {generator.precision}: {settings}", file=sys.stderr)
+    check = OutputCheck(
+        "texts",
+        learn_more=f"train it longer or on more data; {program()} info {options.model} shows how it was trained.",
+        forbid="Draw instead of --greedy, or give --repetition-penalty 1.2 or --no-repeat-ngram-size 4.",
+    )
     if options.lines:
-        return _each_line(generator, overrides, options)
+        return _each_line(generator, overrides, options, check)
     if options.prompt is None and options.input == "-" and sys.stdin is not None and sys.stdin.isatty():
-        return _converse(generator, overrides, options)
+        return _converse(generator, overrides, options, check)
     prompt = options.prompt if options.prompt is not None else _whole(options.input)
     with LineWriter(options.output) as writer:
-        _write_one(generator, prompt, 0, overrides, options, writer)
+        _write_one(generator, prompt, 0, overrides, options, writer, check)
+    check.tell()
     return 0
 
 
@@ -187,22 +195,25 @@ def _write_one(
     overrides: dict[str, Any],
     options: GenerateOptions,
     writer: LineWriter,
+    check: OutputCheck,
 ) -> None:
     """The continuations of one prompt, the first as it is written where it is the only one."""
     started = time.perf_counter()
     if options.json or overrides["num_return_sequences"] > 1:
         [found] = generator.continuations([prompt], first=number, **overrides)
-        writer.write(_shown(number + 1, prompt, found, generator, options))
+        writer.write(_shown(number + 1, prompt, found, generator, options, check))
     else:
-        pieces = generator.stream(prompt, number=number, **overrides)
+        written: list[str] = []
+        pieces = kept(generator.stream(prompt, number=number, **overrides), written)
         writer.write_pieces(chain([prompt] if options.echo else [], pieces))
+        check.see_text(number + 1, prompt, "".join(written), may_be_empty=bool(options.stop))
     if options.verbose:
         print(f"{time.perf_counter() - started:.1f} s", file=sys.stderr)
 
 
-def _each_line(generator: Generator, overrides: dict[str, Any], options: GenerateOptions) -> int:
+def _each_line(generator: Generator, overrides: dict[str, Any], options: GenerateOptions, check: OutputCheck) -> int:
     if is_sharded(options.output):
-        return _each_line_sharded(generator, overrides, options)
+        return _each_line_sharded(generator, overrides, options, check)
     report = ReadReport()
     first = 0
     rows = generator.options(**overrides).max_rows
@@ -210,13 +221,16 @@ def _each_line(generator: Generator, overrides: dict[str, Any], options: Generat
         for prompts in read_blocks(options.input, rows, on_bad_utf8=options.on_bad_utf8, report=report):
             found = generator.continuations(prompts, first=first, **overrides)
             for place, (prompt, one) in enumerate(zip(prompts, found, strict=True)):
-                writer.write(_shown(first + place + 1, prompt, one, generator, options, in_line=True))
+                writer.write(_shown(first + place + 1, prompt, one, generator, options, check, in_line=True))
             first += len(prompts)
     tell_bad_lines(report)
+    check.tell()
     return 0
 
 
-def _each_line_sharded(generator: Generator, overrides: dict[str, Any], options: GenerateOptions) -> int:
+def _each_line_sharded(
+    generator: Generator, overrides: dict[str, Any], options: GenerateOptions, check: OutputCheck
+) -> int:
     """The same of a file, on several ranks."""
     report = ReadReport()
     settings = generator.options(**overrides)
@@ -229,7 +243,7 @@ def _each_line_sharded(generator: Generator, overrides: dict[str, Any], options:
     def work(first: int, prompts: list[str]) -> Iterator[str]:
         found = generator.continuations(prompts, first=first, **overrides)
         for number, (prompt, one) in enumerate(zip(prompts, found, strict=True), first + 1):
-            yield from _shown(number, prompt, one, generator, options, in_line=True)
+            yield from _shown(number, prompt, one, generator, options, check, in_line=True)
 
     identity = {
         "command": "generate",
@@ -241,6 +255,7 @@ def _each_line_sharded(generator: Generator, overrides: dict[str, Any], options:
     }
     if run_sharded(options.output, [options.input], identity, blocks, work) is not None:
         tell_bad_lines(report)
+    check.tell()
     return 0
 
 
@@ -250,9 +265,12 @@ def _shown(
     found: list[Continuation],
     generator: Generator,
     options: GenerateOptions,
+    check: OutputCheck,
     in_line: bool = False,
 ) -> list[str]:
     """The output lines of one prompt."""
+    for one in found:
+        check.see_text(number, prompt, one.text, may_be_empty=bool(options.stop))
     if options.json:
         continuations = [
             {
@@ -274,7 +292,7 @@ def _shown(
     return lines
 
 
-def _converse(generator: Generator, overrides: dict[str, Any], options: GenerateOptions) -> int:
+def _converse(generator: Generator, overrides: dict[str, Any], options: GenerateOptions, check: OutputCheck) -> int:
     """A prompt after the other until the end of the input. What cannot be done is reported, and no end."""
     in_terminal = sys.stdout is not None and sys.stdout.isatty()
     if in_terminal:
@@ -294,7 +312,8 @@ def _converse(generator: Generator, overrides: dict[str, Any], options: Generate
                 print(f"manyheads: what was typed is not in the terminal's encoding: {error.reason}.", file=sys.stderr)
                 continue
             try:
-                _write_one(generator, prompt, number, overrides, options, writer)
+                _write_one(generator, prompt, number, overrides, options, writer, check)
+                check.tell()
             except ManyHeadsError as error:
                 print(f"manyheads: {error}", file=sys.stderr)
     return 0

@@ -10,15 +10,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from manyheads import __version__
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ManyHeadsError, SaveError
 
-__all__ = ["COMMANDS", "EXIT_CODES", "guarded", "main"]
+__all__ = ["COMMANDS", "EXIT_CODES", "guarded", "main", "module_of"]
 
-# name -> what it does; the code is in `manyheads.cli.NAME`, with `run(arguments) -> exit code`.
+# name -> what it does; the code is in `manyheads.cli.NAME` (`_` for `-`), with `run(arguments) -> exit code`.
 COMMANDS = {
+    "sample-data": "write the text files that the examples in README use",
     "prepare": "text files -> a folder of tokens that train reads",
     "train": "train a model: a preset, a config file, or both",
     "evaluate": "BLEU, chrF and likelihood on held-out text, with signatures",
@@ -102,7 +104,7 @@ def _run(name: str, arguments: list[str]) -> int:
         print(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
         print(f"Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    code: int = importlib.import_module(f"manyheads.cli.{name}").run(arguments)
+    code: int = module_of(name).run(arguments)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -112,6 +114,11 @@ def _run(name: str, arguments: list[str]) -> int:
         _abandon_output()
         raise SaveError(f"Cannot write standard output: {error.strerror or error}.") from None
     return code
+
+
+def module_of(command: str) -> ModuleType:
+    """The module of a command, imported."""
+    return importlib.import_module(f"manyheads.cli.{command.replace('-', '_')}")
 
 
 def _occupy_closed_streams() -> None:

@@ -1,4 +1,4 @@
-"""What `translate` shows of a parser: trees, or what the model wrote, and at the end what had to be mended."""
+"""What `translate` shows: of a translator its text, of a parser trees; and at the end what was wrong with them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from typing import Any
 
+from manyheads.cli.output_checks import OutputCheck
+from manyheads.cli.pages import program
 from manyheads.errors import ConfigError
 from manyheads.text.bracketing import REPAIRS
 from manyheads.text.parsing import ParsingTask, words_of
@@ -19,18 +21,33 @@ class Shown:
 
     Args:
         task: None for a model that translates, whose text stays as it is.
+        model: its name on the command line.
         linearised: show what the model wrote.
 
     Raises: ConfigError: linearised, but the model writes no trees.
     """
 
-    def __init__(self, task: ParsingTask | None, *, linearised: bool = False) -> None:
+    def __init__(self, task: ParsingTask | None, model: str, *, linearised: bool = False) -> None:
         if linearised and task is None:
             raise ConfigError("--linearised is of parsers, but this model translates.")
         self._task = task
         self._linearised = linearised
         self._repairs: Counter[str] = Counter()
         self._num_trees = self._num_mended = 0
+        self._check = OutputCheck(
+            "translations",
+            learn_more=f"train it longer or on more data; {program()} info {model} shows how it was trained.",
+            forbid="--min-new-tokens 1 forbids empty ones, --no-repeat-ngram-size 3 repetitions.",
+        )
+
+    def note(self, number: int, source: str, written: str) -> None:
+        """Count a translation that is empty or repeats itself. An empty line is rightly answered by one."""
+        if self._task is None and source.strip():
+            self._check.see(number, source, written)
+
+    def tell_translations(self) -> None:
+        """One line on standard error, however often it is asked for, if a translation was empty or repeated itself."""
+        self._check.tell()
 
     def text(self, source: str, written: str) -> str:
         """What is shown for an output."""
@@ -51,7 +68,8 @@ class Shown:
         return {"text": format_tree(restored.tree), "written": written, "repairs": dict(restored.repairs)}
 
     def tell(self) -> None:
-        """A line on standard error if anything was mended."""
+        """A line on standard error if anything was mended, empty or repeated."""
+        self.tell_translations()
         if self._num_mended:
             print(
                 f"manyheads: {self._num_mended} of {self._num_trees} trees were not well-formed and were mended:"

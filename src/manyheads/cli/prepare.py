@@ -300,7 +300,9 @@ def _summary(output: Path, manifest: dict[str, Any]) -> str:
             mean, longest = tokens / pairs, counts[f"{side}_longest"]
             unknown = f", {counts[f'{side}_unknown']:,} unknown" if counts[f"{side}_unknown"] else ""
             lines.append(f"  {tokens:>12,} {side} tokens: {mean:.1f} a sentence, {longest:,} the longest{unknown}")
-    return "\n".join([*lines, "", f"next: manyheads train --preset tiny --data.path {output}"])
+    return "\n".join(
+        [*lines, "", f"next: manyheads train --preset demo --data.path {output} --run-dir runs/{output.name}"]
+    )
 
 
 _NOTED = {

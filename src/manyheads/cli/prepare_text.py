@@ -198,7 +198,9 @@ def text_summary(output: Path, manifest: dict[str, Any]) -> str:
         if published != counts["tokens"]:
             lines.append(f"  {published:>13,} tokens are published: is this the whole corpus, unchanged?")
     preset = "xl-demo" if vocabulary.is_text else "reformer-demo"
-    return "\n".join([*lines, "", f"next: manyheads train --preset {preset} --data.path {output}"])
+    return "\n".join(
+        [*lines, "", f"next: manyheads train --preset {preset} --data.path {output} --run-dir runs/{output.name}"]
+    )
 
 
 _COUNTED = {

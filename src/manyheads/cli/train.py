@@ -201,6 +201,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunConfig]:
     if options.minutes is not None:
         typed.values.setdefault("training", {})["max_minutes"] = options.minutes
     sources = [*_base(options, typed, mistakes), typed]
+    _use_all_of_other_data(sources)
     if options.architecture is not None:
         sources.insert(-1, _of_architecture(options.architecture, sources, mistakes))
     if len(sources) == 1 + bool(options.architecture) and not mistakes and not typed.values.get("data", {}).get("path"):
@@ -265,6 +266,14 @@ def _base(options: TrainOptions, typed: Source, mistakes: list[str]) -> list[Sou
     return sources
 
 
+def _use_all_of_other_data(sources: Sequence[Source]) -> None:
+    """A preset's data.num_train_pairs is about its own data; where another source names other data, all is used."""
+    preset, later = sources[0], sources[1:]
+    paths = [source.values["data"]["path"] for source in later if "path" in _section(source, "data")]
+    if preset.name.startswith("preset ") and paths and paths[-1] != _section(preset, "data").get("path"):
+        _section(preset, "data").pop("num_train_pairs", None)
+
+
 def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) -> Source:
     """The layer that --architecture puts between the base and single settings: the name, and sizes of the base."""
     kinds = {source.values["model"].get("architecture") for source in sources if _is_section(source, "model")}
@@ -291,6 +300,12 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
 
 def _is_section(source: Source, name: str) -> bool:
     return isinstance(source.values.get(name), dict)
+
+
+def _section(source: Source, name: str) -> dict[str, Any]:
+    """A section's settings; none where it is missing or no section."""
+    section = source.values.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _is_of_pairs(path: str) -> bool:

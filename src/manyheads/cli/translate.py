@@ -98,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.cli.parses import Shown
     from manyheads.decoding.parser import task_of
 
-    shown = Shown(task_of(translator), linearised=options.linearised)
+    shown = Shown(task_of(translator), options.model, linearised=options.linearised)
     if is_sharded(options.output):
         return _translate_sharded(translator, overrides, options, shown)
     if options.input == "-" and sys.stdin is not None and sys.stdin.isatty():
@@ -186,6 +186,7 @@ def _lines(
     number: int, source: str, translations: list[Translation], options: TranslateOptions, shown: Shown
 ) -> list[str]:
     """The output lines of one input line."""
+    shown.note(number, source, translations[0].text)
     if options.json:
         found = [
             {
@@ -238,3 +239,4 @@ def _converse(translator: Translator, overrides: dict[str, Any], options: Transl
                 print(f"manyheads: {error}", file=sys.stderr)
                 continue
             writer.write(_lines(number, line, found, options, shown))
+            shown.tell_translations()

@@ -27,8 +27,8 @@ class DataSettings:
             always counted.
         pad_to_multiple: batches are padded up to a multiple of so many tokens (never beyond the limits above). Kernels
             are made a shape, so fewer shapes can be worth the padding; 1 pads to the longest sentence alone.
-        num_train_pairs: use only the first so many training pairs of an embedded corpus or so many generated ones
-            of the copy task; 0 means all.
+        num_train_pairs: use only the first so many training pairs, or of the copy task generate so many; 0 means all.
+            A preset's number holds for the preset's own data.path only.
 
     Raises: ConfigError: a number is out of range.
     """

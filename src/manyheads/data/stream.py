@@ -22,31 +22,53 @@ __all__ = ["LengthReport", "TrainingStream", "eval_batches"]
 
 @dataclass(frozen=True)
 class LengthReport:
-    """What the policy for too long pairs did. Lengths are in tokens, special ones included.
+    """Which training pairs are used, and why others are not. Lengths are in tokens, special ones included.
 
     Attributes:
         policy: `drop`, `truncate` or `fail`.
-        total: pairs looked at.
+        available: pairs that there are.
+        total: pairs that were looked at: all, or as many as `data.num_train_pairs` says.
         too_long: of those, how many were over a limit.
         kept: pairs that are trained on.
         longest_source: before the policy.
         longest_target: before the policy.
+        max_source_len: the limit.
+        max_target_len: the limit.
     """
 
     policy: str
+    available: int
     total: int
     too_long: int
     kept: int
     longest_source: int
     longest_target: int
+    max_source_len: int
+    max_target_len: int
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for people: the counts, and what setting cut the data and how to keep all of it."""
         done = {"drop": "dropped", "truncate": "truncated", "fail": "found"}[self.policy]
-        return (
+        line = (
             f"{self.kept} of {self.total} training pairs kept, {self.too_long} too long and {done}"
             f" (longest source {self.longest_source}, target {self.longest_target} tokens)"
         )
+        if self.too_long:
+            over = [
+                f"data.max_{side}_len is {limit}, {longest} would {'drop' if self.policy == 'drop' else 'cut'} none"
+                for side, limit, longest in (
+                    ("source", self.max_source_len, self.longest_source),
+                    ("target", self.max_target_len, self.longest_target),
+                )
+                if longest > limit
+            ]
+            line += f": {'; '.join(over)}"
+        if self.total < self.available:
+            line += (
+                f". Only the first {self.total} of {self.available} pairs are used, because data.num_train_pairs is"
+                f" {self.total}; 0 uses all"
+            )
+        return line
 
 
 class TrainingStream:
@@ -59,12 +81,21 @@ class TrainingStream:
         pad_id: the tokenizer's, as the next two.
         bos_id: see pad_id.
         eos_id: see pad_id.
+        available: pairs of the corpus, if the store holds a part of them; for the report alone.
 
     Raises: DataError: no pair is left, or a pair is too long and the policy is `fail`.
     """
 
     def __init__(
-        self, store: PairStore, settings: DataSettings, seed: int, *, pad_id: int, bos_id: int, eos_id: int
+        self,
+        store: PairStore,
+        settings: DataSettings,
+        seed: int,
+        *,
+        pad_id: int,
+        bos_id: int,
+        eos_id: int,
+        available: int = 0,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -75,11 +106,14 @@ class TrainingStream:
         over = (source > settings.max_source_len) | (target > settings.max_target_len)
         self.report = LengthReport(
             policy=settings.too_long,
+            available=max(available, len(store)),
             total=count,
             too_long=int(over.sum()),
             kept=count if settings.too_long != "drop" else int(count - over.sum()),
             longest_source=int(source.max(initial=0)),
             longest_target=int(target.max(initial=0)),
+            max_source_len=settings.max_source_len,
+            max_target_len=settings.max_target_len,
         )
         self._refuse(over, source, target)
         self._kept = np.flatnonzero(~over) if settings.too_long == "drop" else np.arange(count)

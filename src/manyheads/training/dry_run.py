@@ -81,7 +81,7 @@ def dry_run(config: RunConfig, tell: Callable[[str, Level], None] = lambda text,
         return DryRun(
             config=assembly.config,
             device=str(device),
-            data=f"{assembly.data.describe()}\n{assembly.stream.describe()}",
+            data=assembly.objective.describe(),
             shapes={name: tuple(parameter.shape) for name, parameter in named.items()},
             num_parameters=sum(parameter.numel() for parameter in named.values()),
             batch=tuple(batch.describe() for batch in batches),

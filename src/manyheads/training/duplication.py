@@ -57,6 +57,10 @@ class DuplicationObjective:
         hashes = isinstance(self.config.model, ReformerConfig)
         return "evaluate {run} --num-hashes full 8 4 2 1" if hashes else "evaluate {run}"
 
+    def describe(self) -> str:
+        """See `Objective.describe`."""
+        return f"{self.data.describe()}\n{self.stream.describe()}"
+
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""
         return model.start(1, projected=False)

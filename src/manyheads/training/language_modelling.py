@@ -78,6 +78,17 @@ class LanguageObjective:
         """See `Objective.next_command`."""
         return "generate {run}" if self.data.vocabulary.is_text else "generate {run} --output FILE"
 
+    def describe(self) -> str:
+        """See `Objective.describe`."""
+        lines = [self.data.describe(), self.stream.describe()]
+        count, valid = self.config.reading.max_tokens, self.data.valid
+        if valid is not None and 0 < count < len(valid):
+            lines.append(
+                f"validation reads the first {count:,} of {len(valid):,} tokens, because reading.max_tokens is {count};"
+                " 0 reads all"
+            )
+        return "\n".join(lines)
+
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""
         return model.start(1, projected=False)

@@ -166,7 +166,7 @@ class Trainer:
             device=str(assembly.device),
             precision=config.precision,
             num_parameters=sum(parameter.numel() for parameter in assembly.model.parameters()),
-            data=f"{assembly.data.describe()}\n{assembly.stream.describe()}",
+            data=assembly.objective.describe(),
             step=assembly.counters.step,
             max_steps=config.training.max_steps,
             max_minutes=config.training.max_minutes,

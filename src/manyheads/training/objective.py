@@ -118,6 +118,10 @@ class Objective(Protocol):
         """What to do with the model, after the program's name; `{run}` stands for the run's folder."""
         ...
 
+    def describe(self) -> str:
+        """A few lines about the data, and about every part of it that the settings leave unused."""
+        ...
+
     def first_state(self, model: Any) -> Any:
         """What the model remembers of nothing; None for models that remember nothing."""
         ...

@@ -49,7 +49,7 @@ def debug() -> TrainConfig:
         precision="fp32",
         num_threads=1,
         data=DataSettings(
-            path="copy-task", max_tokens=512, max_source_len=32, max_target_len=32, accumulate=2, num_train_pairs=500
+            path="copy-task", max_tokens=512, max_source_len=128, max_target_len=128, accumulate=2, num_train_pairs=500
         ),
         tokenizer=TokenizerSettings(kind="word", vocab_size=32),
         model=models.debug(),
@@ -93,7 +93,7 @@ def demo() -> TrainConfig:
     """
     return TrainConfig(
         run_dir="runs/demo",
-        data=DataSettings(max_tokens=2048, max_source_len=64, max_target_len=64, pad_to_multiple=2),
+        data=DataSettings(max_tokens=2048, max_source_len=128, max_target_len=128, pad_to_multiple=2),
         tokenizer=TokenizerSettings(vocab_size=6000),
         model=TransformerConfig(
             d_model=256,

@@ -10,7 +10,8 @@ import torch
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.data.prepared import PreparedData, open_data
+from manyheads.data.corpora.tatoeba import NUM_TRAIN
+from manyheads.data.prepared import TATOEBA, PreparedData, open_data
 from manyheads.data.preparing import Progress
 from manyheads.data.stream import TrainingStream
 from manyheads.decoding.settings import DecodingSettings
@@ -39,7 +40,8 @@ class TranslationObjective:
         self.config = _resolve(config, self.data)
         tokenizer = self.data.tokenizer
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
-        self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids)
+        available = NUM_TRAIN if config.data.path == TATOEBA else len(self.data.train)
+        self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids, available=available)
 
     @property
     def model_config(self) -> TransformerConfig | ReformerSeq2SeqConfig:
@@ -55,6 +57,18 @@ class TranslationObjective:
     def next_command(self) -> str:
         """See `Objective.next_command`."""
         return "translate {run}"
+
+    def describe(self) -> str:
+        """See `Objective.describe`."""
+        lines = [self.data.describe(), self.stream.describe()]
+        count, found = self.config.validation.bleu_sentences, len(self.data.valid_text)
+        verb = "translates" if self.data.task is None else "parses"
+        if 0 <= count < found:
+            lines.append(
+                f"validation {verb} the first {count} of {found} pairs, because validation.bleu_sentences is {count};"
+                f" -1 {verb} all. Its loss is of all pairs"
+            )
+        return "\n".join(lines)
 
     def first_state(self, model: Seq2Seq) -> None:
         """See `Objective.first_state`."""

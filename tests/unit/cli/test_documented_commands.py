@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from manyheads.cli import parsing
+from manyheads.cli import main, parsing
 from manyheads.cli.inspect import KINDS
 from manyheads.cli.main import COMMANDS
 from manyheads.cli.train import read_arguments
@@ -84,7 +84,7 @@ def arguments_of(line: str) -> Iterator[list[str]]:
 def module_of(arguments: list[str]) -> ModuleType:
     if arguments[0] == "inspect":
         return importlib.import_module(f"manyheads.cli.inspect_{arguments[1]}")
-    return importlib.import_module(f"manyheads.cli.{arguments[0]}")
+    return main.module_of(arguments[0])
 
 
 def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:

@@ -29,7 +29,7 @@ def ended(*arguments: str) -> int:
 
 def test_every_command_is_there() -> None:
     for name in COMMANDS:
-        assert importlib.util.find_spec(f"manyheads.cli.{name}") is not None, name
+        assert importlib.util.find_spec(f"manyheads.cli.{name.replace('-', '_')}") is not None, name
 
 
 @pytest.mark.first_minute

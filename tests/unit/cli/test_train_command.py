@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +94,49 @@ def test_an_unknown_preset_brings_no_other_mistakes() -> None:
     ]
     assert mistakes("--preset") == ["--preset needs a value."]
     assert "contradict" in mistakes("--preset", "debug", "-q", "-v")[0]
+
+
+def test_a_presets_number_of_pairs_is_about_its_own_data(tmp_path: Path) -> None:
+    """The debug preset makes 500 pairs of the copy task; of a user's own data it takes all, unless told otherwise."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("data: {path: data/mine}\n", encoding="utf-8")
+    own = PRESETS["debug"]().data.num_train_pairs
+    assert own == 500
+    for arguments, expected in (
+        ([], own),
+        (["--data.path", "copy-task"], own),
+        (["--data.path", "data/mine"], 0),
+        (["--config", str(file)], 0),
+        (["--config", str(file), "--data.path", "copy-task"], own),
+        (["--config", str(file), "--data.num_train_pairs", "7"], 7),
+        (["--data.path", "embedded:tatoeba-en-de", "--data.num_train_pairs", "7"], 7),
+    ):
+        assert read_arguments(["--preset", "debug", *arguments])[1].data.num_train_pairs == expected, arguments
+
+
+def test_the_opening_lines_say_what_is_not_used(
+    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once for pairs, once for a text: counts, the setting, the remedy."""
+    few = ("--training.max_steps", "1", "--training.plots", "false")
+    pairs = ("--data.path", "embedded:tatoeba-en-de", "--data.num_train_pairs", "200", "--tokenizer.vocab_size", "300",
+             "--tokenizer.kind", "bpe", "--data.max_target_len", "24", "--validation.bleu_sentences", "1")  # fmt: skip
+    assert manyheads("train", "--preset", "debug", "--run-dir", tmp_path / "a", *few, *pairs) == 0
+    shown = capsys.readouterr().err
+    found = re.search(
+        r"(\d+) of 200 training pairs kept, (\d+) too long and dropped \(.*target (\d+) tokens\): (.*)", shown
+    )
+    assert found is not None, shown
+    assert int(found[1]) + int(found[2]) == 200
+    assert int(found[2]) > 0
+    assert found[4] == (
+        f"data.max_target_len is 24, {found[3]} would drop none. Only the first 200 of 60000 pairs are used, because"
+        " data.num_train_pairs is 200; 0 uses all"
+    )
+    assert "validation translates the first 1 of 500 pairs, because validation.bleu_sentences is 1; -1" in shown
+    assert manyheads("train", "--preset", "xl-debug", "--run-dir", tmp_path / "b", *few) == 0
+    shown = capsys.readouterr().err
+    assert "validation reads the first 2,000 of 57,914 tokens, because reading.max_tokens is 2000; 0 reads all" in shown
 
 
 def test_with_nothing_it_says_where_to_start() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -131,7 +132,9 @@ def test_the_demo_shows_draws_and_scores(
 
     monkeypatch.setattr(Translator, "translate", noted)
     assert demo.main([str(run)]) == 0
-    lines = capsys.readouterr().out.rstrip("\n").split("\n")
+    told = capsys.readouterr()
+    assert re.search(r"warning: [\d,]+ of 1,000 translations .*(empty|repeat).* The model has hardly learned", told.err)
+    lines = told.out.rstrip("\n").split("\n")
     data = demo.held_out_data(run, demo.run_config(run))
     assert len(data.test_text) == 1000
     sources, references = zip(*data.test_text, strict=True)

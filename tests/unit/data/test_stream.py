@@ -117,8 +117,14 @@ def test_too_long_pairs_are_dropped() -> None:
         22,
     )
     assert report.describe() == (
-        "2 of 4 training pairs kept, 2 too long and dropped (longest source 21, target 22 tokens)"
+        "2 of 4 training pairs kept, 2 too long and dropped (longest source 21, target 22 tokens): data.max_source_len"
+        " is 10, 21 would drop none; data.max_target_len is 10, 22 would drop none"
     )
+    one_side = stream(PairStore.from_lists(LONG, 100), max_source_len=30, max_target_len=10).report.describe()
+    assert one_side.endswith("(longest source 21, target 22 tokens): data.max_target_len is 10, 22 would drop none")
+    for source, target, kept in ((21, 22, 4), (20, 22, 3), (21, 21, 3)):  # the lengths that it names are enough
+        found = stream(PairStore.from_lists(LONG, 100), max_source_len=source, max_target_len=target).report
+        assert found.kept == kept
 
 
 def test_too_long_pairs_are_truncated() -> None:
@@ -127,7 +133,9 @@ def test_too_long_pairs_are_truncated() -> None:
     assert sorted(samples_of(batches)) == [0, 1, 2, 3]
     assert max(batch.source.shape[1] for batch in batches) == 10
     assert max(batch.target.shape[1] for batch in batches) == 10
-    assert "4 of 4 training pairs kept, 2 too long and truncated" in feed.report.describe()
+    told = feed.report.describe()
+    assert "4 of 4 training pairs kept, 2 too long and truncated" in told
+    assert told.endswith("data.max_source_len is 10, 21 would cut none; data.max_target_len is 10, 22 would cut none")
 
 
 def test_too_long_pairs_fail() -> None:
@@ -145,6 +153,11 @@ def test_nothing_left_is_an_error() -> None:
 def test_only_the_first_pairs() -> None:
     feed = stream(random_store(100), num_train_pairs=10)
     assert sorted(sample for row in range(feed.rows(0)) for sample in samples_of(feed.at(0, row))) == list(range(10))
+    told = feed.report.describe()
+    assert told.startswith("10 of 10 training pairs kept, 0 too long")
+    assert told.endswith("Only the first 10 of 100 pairs are used, because data.num_train_pairs is 10; 0 uses all")
+    for enough in (0, 100, 1000):
+        assert "num_train_pairs" not in stream(random_store(100), num_train_pairs=enough).report.describe()
 
 
 def test_evaluation_sees_everything_once_shortest_first() -> None:

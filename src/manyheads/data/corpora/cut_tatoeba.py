@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from manyheads.data.corpora.tatoeba import NUM_TRAIN
 from manyheads.data.readers import read_pairs
 from manyheads.errors import DataError
 
@@ -20,7 +21,7 @@ __all__ = ["cut", "group_pairs", "pack"]
 
 Pair = tuple[str, str]
 
-NUM_TEST, NUM_VALID, NUM_TRAIN = 1_000, 500, 60_000
+NUM_TEST, NUM_VALID = 1_000, 500
 FEWEST_WORDS, MOST_WORDS = 4, 20
 
 

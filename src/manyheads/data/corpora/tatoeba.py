@@ -12,7 +12,9 @@ from importlib.resources import files
 
 from manyheads.errors import DataError
 
-__all__ = ["DIGESTS", "load_tatoeba"]
+__all__ = ["DIGESTS", "NUM_TRAIN", "load_tatoeba"]
+
+NUM_TRAIN = 60_000
 
 # SHA-256 of each file, unpacked; the packed bytes would depend on the version of zlib
 DIGESTS = {

@@ -1,0 +1,94 @@
+"""Counts outputs of a model that are empty or repeat the same words; a command says so once, on standard error."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+__all__ = ["OutputCheck", "kept", "repeats_itself"]
+
+_LEAST_REPEATS = 5
+_LEAST_CHARACTERS = 10
+_REPEATED = re.compile(rf"(.{{1,20}}?)\1{{{_LEAST_REPEATS - 1},}}")
+# Where so many outputs are bad, the model is at fault, and not a few odd inputs.
+_MANY = 0.2
+_MOST_NAMED = 5
+
+
+def repeats_itself(text: str) -> bool:
+    """Whether at least half of the text is one piece of it again and again.
+
+    The piece has at most 20 characters: a token, a word or a short phrase. It occurs at least 5 times in a row. That
+    takes at least 10 characters, so that a number with many zeros is no repetition.
+    """
+    text = " " + " ".join(text.split())  # every word then begins with a space, the first too
+    repeated = [len(found[0]) for found in _REPEATED.finditer(text)]
+    return 2 * sum(length for length in repeated if length >= _LEAST_CHARACTERS) >= len(text)
+
+
+def kept(pieces: Iterator[str], known: list[str]) -> Iterator[str]:
+    """The pieces as they come; each is added to the list, too."""
+    for piece in pieces:
+        known.append(piece)
+        yield piece
+
+
+class OutputCheck:
+    """Counts what a command writes.
+
+    Args:
+        name: what the outputs are called: `translations`, `texts`.
+        learn_more: what to do where many are bad.
+        forbid: what to do where few are: options that keep such outputs from being written.
+    """
+
+    def __init__(self, name: str, *, learn_more: str, forbid: str) -> None:
+        self._name = name
+        self._learn_more = learn_more
+        self._forbid = forbid
+        self._total = self._num_empty = self._num_repeating = 0
+        self._numbers: list[int] = []
+        self._told = False
+
+    def see(self, number: int, source: str, output: str) -> None:
+        """Note one output. If the source repeats itself, so may the output.
+
+        Args: number: of the line, from 1.
+        """
+        self._total += 1
+        if not output.strip():
+            self._num_empty += 1
+        elif repeats_itself(output) and not repeats_itself(source):
+            self._num_repeating += 1
+        else:
+            return
+        self._numbers.append(number)
+
+    def see_text(self, number: int, prompt: str, text: str, *, may_be_empty: bool) -> None:
+        """Note a text that goes on from a prompt. A few characters may well be blank.
+
+        Args: may_be_empty: a stop text that comes at once leaves no text, and that is no mistake of the model.
+        """
+        if len(text) >= _LEAST_CHARACTERS or not (text or may_be_empty):
+            self.see(number, prompt, text)
+
+    def tell(self) -> None:
+        """Print one warning if any output was empty or repeated itself; never a second one."""
+        if self._numbers and not self._told:
+            self._told = True
+            print(f"manyheads: warning: {self.describe()}", file=sys.stderr)
+
+    def describe(self) -> str:
+        """The counts, the lines they are of, and what to do."""
+        num_bad = len(self._numbers)
+        empty = "is empty" if num_bad == 1 else "are empty"
+        repeating = f"repeat{'s' if num_bad == 1 else ''} the same words again and again"
+        if self._num_empty and self._num_repeating:
+            what = f"are empty ({self._num_empty:,}) or {repeating} ({self._num_repeating:,})"
+        else:
+            what = empty if self._num_empty else repeating
+        named = ", ".join(map(str, self._numbers[:_MOST_NAMED])) + (", ..." if num_bad > _MOST_NAMED else "")
+        told = f"{num_bad:,} of {self._total:,} {self._name} {what} (line{'s' if num_bad > 1 else ''} {named})."
+        is_model = num_bad >= _MANY * self._total
+        return f"{told} {f'The model has hardly learned: {self._learn_more}' if is_model else self._forbid}"
