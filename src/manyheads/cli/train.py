@@ -24,10 +24,11 @@ from manyheads.config.merge import field_types, overrides, tag_of, variants
 from manyheads.config.suggest import did_you_mean
 from manyheads.distributed.launch import DEFAULT_TIMEOUT, Place, find_place, start
 from manyheads.errors import ConfigError, RankLostError
-from manyheads.training.presets import PRESETS
+from manyheads.training.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.training.settings import RUNS, RunConfig, TrainConfig
 
 if TYPE_CHECKING:
+    from manyheads.distributed.group import Group
     from manyheads.training.report import TrainResult
 
 __all__ = ["TrainOptions", "read_arguments", "run", "summary"]
@@ -116,11 +117,13 @@ def run(arguments: Sequence[str]) -> int:
         print(_help(arguments))
         return 0
     options, config = read_arguments(arguments)
+    place = find_place()
+    if place.world == 1:
+        config = _sized(arguments, options, config)
     if options.print_config:
         print(to_yaml(config), end="")
         return 0
     set_up_machine()
-    place = find_place()
     if options.fit:
         refuse_ranks("train --fit")
         from manyheads.training.fit import plan
@@ -140,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
             print(trial.describe())
         return 2 if trial.fault else 0
     if place.world > 1:
-        return _run_in_group(options, config, place)
+        return _run_in_group(arguments, options, config, place)
     if options.verbose:
         print(to_yaml(config), file=sys.stderr)
     # The live display knows nothing of torch, so something is to be seen while torch is imported.
@@ -158,10 +161,29 @@ def _tell(text: str, level: str) -> None:
     print(f"warning: {text}" if level == "warning" else text, file=sys.stderr)
 
 
-def _run_in_group(options: TrainOptions, config: RunConfig, place: Place) -> int:
+def _sized(
+    arguments: Sequence[str], options: TrainOptions, config: RunConfig, resume: str = "", group: Group | None = None
+) -> RunConfig:
+    """The settings with the sizes that the preset has for the precision in which this run began, or will begin.
+
+    Args: resume: in place of the option. group: the ranks of the run, of which the main one decides.
+    """
+    if options.preset not in SIZED_BY_PRECISION:
+        return config
+    set_up_machine()
+    from manyheads.decoding.device import choose_device
+    from manyheads.training.precision import resolve_precision, stored_precision
+    from manyheads.training.run_folder import RunFolder
+
+    def decide() -> str:
+        stored = stored_precision(RunFolder(Path(config.run_dir)).checkpoints, resume or options.resume)
+        return stored or resolve_precision(config, choose_device(config.device)).precision
+
+    return read_arguments(arguments, decide() if group is None else group.from_main(decide))[1]
+
+
+def _run_in_group(arguments: Sequence[str], options: TrainOptions, config: RunConfig, place: Place) -> int:
     """One rank of several: the main one is watched and prints, the others work in silence."""
-    if options.verbose and place.is_main:
-        print(to_yaml(config), file=sys.stderr)
     from manyheads.cli.progress import watching
     from manyheads.decoding.device import choose_device
     from manyheads.training.loop import train
@@ -171,6 +193,9 @@ def _run_in_group(options: TrainOptions, config: RunConfig, place: Place) -> int
     with nullcontext() if not place.is_main else watching(quiet=options.quiet, verbose=options.verbose) as reporter:
         group = start(place, choose_device(config.device).type, options.timeout)
         try:
+            config = _sized(arguments, options, config, resume, group)
+            if options.verbose and place.is_main:
+                print(to_yaml(config), file=sys.stderr)
             result = train(config, resume=resume, reporter=reporter, group=group)
             group.close()
         except RankLostError:
@@ -185,8 +210,10 @@ def _exit_code(result: TrainResult) -> int:
     return 128 + result.signal_number if result.signal_number is not None else 0
 
 
-def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunConfig]:
+def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[TrainOptions, RunConfig]:
     """What the command line asks for.
+
+    Args: precision: for presets whose sizes depend on it.
 
     Raises: ConfigError: unknown options and presets, files that cannot be read, values of the wrong type or out of
         range; all of them in one message.
@@ -200,7 +227,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunConfig]:
         options = TrainOptions(preset=own.get("preset"), config=own.get("config", ()))
     if options.minutes is not None:
         typed.values.setdefault("training", {})["max_minutes"] = options.minutes
-    sources = [*_base(options, typed, mistakes), typed]
+    sources = [*_base(options, typed, precision, mistakes), typed]
     _use_all_of_other_data(sources)
     if options.architecture is not None:
         sources.insert(-1, _of_architecture(options.architecture, sources, mistakes))
@@ -247,11 +274,12 @@ def _split(arguments: Sequence[str], mistakes: list[str]) -> tuple[dict[str, Any
     return own, rest
 
 
-def _base(options: TrainOptions, typed: Source, mistakes: list[str]) -> list[Source]:
+def _base(options: TrainOptions, typed: Source, precision: str, mistakes: list[str]) -> list[Source]:
     """The layers below the command line: preset and files, or else the settings of the run that is to go on."""
     sources = []
     if options.preset in PRESETS:
-        sources.append(Source(to_plain(PRESETS[options.preset]()), f"preset {options.preset}"))
+        sized = [precision] if options.preset in SIZED_BY_PRECISION else []
+        sources.append(Source(to_plain(PRESETS[options.preset](*sized)), f"preset {options.preset}"))
     elif options.preset is not None:
         near = did_you_mean(options.preset, PRESETS)
         mistakes.append(f"there is no preset {options.preset!r}; there are: {', '.join(PRESETS)}.{near}")

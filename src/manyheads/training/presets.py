@@ -28,6 +28,7 @@ from manyheads.training.settings import (
 
 __all__ = [
     "PRESETS",
+    "SIZED_BY_PRECISION",
     "base",
     "big",
     "copy",
@@ -86,26 +87,30 @@ def copy() -> TrainConfig:
     )
 
 
-def demo() -> TrainConfig:
+def demo(precision: str = "bf16") -> TrainConfig:
     """A translator from 60,000 embedded sentence pairs in five minutes on two cores.
 
-    Small batches and Muon: what counts is how much a token teaches, since only a few passes fit. See EXPERIMENTS.md.
+    Small batches and Muon, because only a few passes over the data fit into the time. See EXPERIMENTS.md.
+
+    Args: precision: of the run. In fp32 a machine has a quarter of the speed or less, and a smaller model learns more
+        in the same time.
     """
+    is_fast = precision == "bf16"
     return TrainConfig(
         run_dir="runs/demo",
         data=DataSettings(max_tokens=2048, max_source_len=128, max_target_len=128, pad_to_multiple=2),
         tokenizer=TokenizerSettings(vocab_size=6000),
         model=TransformerConfig(
-            d_model=256,
+            d_model=256 if is_fast else 192,
             num_heads=4,
-            d_ff=1024,
+            d_ff=1024 if is_fast else 768,
             num_encoder_layers=3,
             num_decoder_layers=3,
             dropout=0.0,
             norm_position="pre",
         ),
         optimiser=OptimiserSettings(name="muon", learning_rate=6e-3, muon_learning_rate=0.02, clip_norm=1.0),
-        schedule=ScheduleSettings(kind="linear", warmup_steps=50),
+        schedule=ScheduleSettings(kind="linear", warmup_steps=50 if is_fast else 20),
         training=TrainingSettings(max_steps=0, max_minutes=5.0, log_every=20, save_every=500, keep=2),
         validation=ValidationSettings(every_steps=500, bleu_sentences=100, num_samples=3),
         decoding=DecodingSettings(num_beams=4, max_len_offset=20),
@@ -167,15 +172,20 @@ def xl_debug() -> TextConfig:
     )
 
 
-def xl_demo() -> TextConfig:
+def xl_demo(precision: str = "bf16") -> TextConfig:
     """Crime and Punishment, byte by byte, in ten minutes on two cores; a sample is printed as it learns.
 
-    Muon and no dropout, as in `demo`: what counts is how much a token teaches.
+    Muon, as in `demo`.
+
+    Args: precision: of the run. In fp32 there is time for few passes over the novel, and dropout would slow learning.
     """
+    model = xl_models.demo()
+    if precision != "bf16":
+        model = replace(model, dropout=0.0)
     return TextConfig(
         run_dir="runs/xl-demo",
         data=SegmentSettings(lanes=16, segment_len=128),
-        model=xl_models.demo(),
+        model=model,
         optimiser=OptimiserSettings(name="muon", learning_rate=3e-3, muon_learning_rate=0.02, clip_norm=1.0),
         schedule=ScheduleSettings(kind="linear", warmup_steps=50),
         training=TrainingSettings(
@@ -262,7 +272,7 @@ def duplication() -> TextConfig:
     )
 
 
-PRESETS: dict[str, Callable[[], RunConfig]] = {
+PRESETS: dict[str, Callable[..., RunConfig]] = {
     "debug": debug,
     "copy": copy,
     "demo": demo,
@@ -275,3 +285,6 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "reformer-demo": reformer_demo,
     "duplication": duplication,
 }
+
+SIZED_BY_PRECISION = frozenset({"demo", "xl-demo"})
+"""Presets whose functions take the precision of the run: how much can be learned in some minutes depends on it."""

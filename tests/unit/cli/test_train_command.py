@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from manyheads.checkpoint.verify import FORMAT_VERSION
 from manyheads.cli.pages import program
 from manyheads.cli.progress import LiveReporter
 from manyheads.cli.train import read_arguments, summary
@@ -63,8 +65,9 @@ def test_layers_win_in_their_order(tmp_path: Path) -> None:
 
 
 def test_every_preset_can_be_printed_and_read_back(
-    manyheads: Program, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("MANYHEADS_PRECISION", "bf16")  # which the presets take for granted, unless told otherwise
     for name, make in PRESETS.items():
         assert manyheads("train", "--preset", name, "--print-config") == 0
         shown = capsys.readouterr()
@@ -255,3 +258,34 @@ def test_the_summary_of_a_run_judged_by_bleu(tmp_path: Path) -> None:
     assert "curve    a.png  a.svg" in text
     assert "stopped  by SIGINT at step 9; the same command goes on from there" in text
     assert "next" not in text
+
+
+@pytest.mark.parametrize(("precision", "width"), [("fp32", 192), ("bf16", 256)])
+def test_a_preset_has_sizes_for_each_precision(
+    manyheads: Program,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    width: int,
+) -> None:
+    monkeypatch.setenv("MANYHEADS_PRECISION", precision)
+    assert manyheads("train", "--preset", "demo", "--print-config") == 0
+    settings = yaml.safe_load(capsys.readouterr().out)
+    assert (settings["precision"], settings["model"]["d_model"]) == ("auto", width)
+    assert manyheads("train", "--preset", "demo", "--model.d_model", "64", "--print-config") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["d_model"] == 64
+
+
+def test_a_resumed_preset_keeps_the_sizes_that_it_began_with(
+    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where another precision is asked for by name, which is the remedy for a run that is slow here."""
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    scalars = {"format_version": FORMAT_VERSION, "step": 1, "scalars": {"config": {"precision": "bf16"}}}
+    (checkpoint / "scalars.json").write_text(json.dumps(scalars), encoding="utf-8")
+    monkeypatch.setenv("MANYHEADS_PRECISION", "fp32")
+    command = ["train", "--preset", "demo", "--run-dir", str(tmp_path / "run"), "--print-config"]
+    for resume, width in (("auto", 256), ("none", 192)):
+        assert manyheads(*command, "--precision", "fp32", "--resume", resume) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["model"]["d_model"] == width
