@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from manyheads.cli.interruptible import StoppedBySignalError, interruptible
 from manyheads.cli.parsing import parse
-from manyheads.cli.phases import Progress, StoppedBySignalError, interruptible, showing_phases
+from manyheads.cli.phases import Progress, showing_phases
 from manyheads.cli.prepare_ids import concerns_ids, id_work
 from manyheads.cli.prepare_text import TextOptions, text_summary, text_work
 from manyheads.cli.tree_splits import TreeOptions, parsing_task, tree_splits

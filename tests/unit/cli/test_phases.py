@@ -12,13 +12,12 @@ import time
 import pytest
 from rich.console import Console
 
+from manyheads.cli.interruptible import StoppedBySignalError, interruptible
 from manyheads.cli.phases import (
     DELAY_SECONDS,
     PhaseBars,
     PhaseLines,
     Progress,
-    StoppedBySignalError,
-    interruptible,
     showing_if_long,
     showing_phases,
     telling,
