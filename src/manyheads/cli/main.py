@@ -68,13 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_HELP.format(commands=_table(), exit_codes=EXIT_CODES))
-        return 0
-    if arguments[0] == "--version":
-        print(f"manyheads {__version__}")
-        return 0
-    return guarded(lambda: _run(arguments[0], arguments[1:]), debug=debug)
+    return guarded(lambda: _run(arguments), debug=debug)
 
 
 def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
@@ -99,12 +93,19 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
         return _fail(message, 1, debug)
 
 
-def _run(name: str, arguments: list[str]) -> int:
-    if name not in COMMANDS:
+def _run(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "--help"
+    code = 0
+    if name in ("-h", "--help", "help"):
+        print(_HELP.format(commands=_table(), exit_codes=EXIT_CODES))
+    elif name == "--version":
+        print(f"manyheads {__version__}")
+    elif name in COMMANDS:
+        code = module_of(name).run(arguments[1:])
+    else:
         print(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
         print(f"Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    code: int = module_of(name).run(arguments)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

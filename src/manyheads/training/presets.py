@@ -109,7 +109,12 @@ def demo(precision: str = "bf16") -> TrainConfig:
             dropout=0.0,
             norm_position="pre",
         ),
-        optimiser=OptimiserSettings(name="muon", learning_rate=6e-3, muon_learning_rate=0.02, clip_norm=1.0),
+        optimiser=OptimiserSettings(
+            name="muon",
+            learning_rate=6e-3 if is_fast else 0.01,
+            muon_learning_rate=0.02 if is_fast else 0.03,
+            clip_norm=1.0,
+        ),
         schedule=ScheduleSettings(kind="linear", warmup_steps=50 if is_fast else 20),
         training=TrainingSettings(max_steps=0, max_minutes=5.0, log_every=20, save_every=500, keep=2),
         validation=ValidationSettings(every_steps=500, bleu_sentences=100, num_samples=3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,15 @@ def test_the_program_is_named_as_it_can_be_called(tmp_path: Path, monkeypatch: p
     assert pages.program() == ".venv/bin/manyheads"
     monkeypatch.setenv("PATH", str(folder))
     assert pages.program() == "manyheads"
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_whoever_reads_the_help_page_may_leave(option: str) -> None:
+    """As in `manyheads --help | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([sys.executable, "-m", "manyheads", option], stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
