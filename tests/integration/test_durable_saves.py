@@ -125,7 +125,8 @@ class Trace:
         if not paths or not paths[0].is_relative_to(self.root):
             return
         path, target = paths[0], paths[1] if len(paths) > 1 else None
-        if call == "openat" and ("O_TRUNC" in arguments or ("O_CREAT" in arguments and path not in self._files)):
+        fresh = "O_TRUNC" in arguments or "O_EXCL" in arguments  # the latter opens nothing that is there
+        if call == "openat" and (fresh or ("O_CREAT" in arguments and path not in self._files)):
             self._add("create", path)
             self._files.add(path)
         elif call in ("write", "pwrite64"):

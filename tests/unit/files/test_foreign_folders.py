@@ -46,7 +46,7 @@ def huge(path: Path) -> None:
 
 
 PUTS = [
-    pytest.param(os.mkfifo, "named pipe", id="pipe", marks=needs_pipes),
+    pytest.param(lambda path: os.mkfifo(path), "named pipe", id="pipe", marks=needs_pipes),
     pytest.param(lambda path: path.symlink_to("/dev/zero"), "device", id="device", marks=needs_zero),
     pytest.param(huge, "it has 68,719,476,736 bytes, and at most", id="huge"),
 ]
