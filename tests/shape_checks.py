@@ -70,8 +70,8 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
 def _kind(value: Any) -> Hashable:
     """What a check of a value can depend on."""
     if isinstance(value, torch.Tensor):
-        shape = () if value.is_nested else tuple(value.shape)  # nested tensors have no sizes
-        return type(value), shape, value.dtype
+        # Rows of unlike lengths have no shape.
+        return type(value), None if value.is_nested else tuple(value.shape), value.dtype
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, int):

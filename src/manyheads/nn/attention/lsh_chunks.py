@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -438,8 +439,20 @@ class _Group:
         rows, rounds, length = places.shape
         first = torch.arange(rows * rounds, device=places.device, dtype=torch.int32).view(rows, rounds, 1)
         where = (places + first * (self.a_round * self.chunk_len)).transpose(1, 2).reshape(rows * length, rounds)
-        # Adds in float32 at least, and rounds once.
+        # Both add in float32 at least, and round once.
+        if lined.device.type == "cpu" and not _has_bags():
+            return lined.flatten(0, 1)[where.long()].sum(1)
         return F.embedding_bag(where.contiguous(), lined.flatten(0, 1), mode="sum")
+
+
+@cache
+def _has_bags() -> bool:
+    """Whether torch's sums of chosen rows work here; its library for CPUs cannot start without /proc/cpuinfo."""
+    try:
+        F.embedding_bag(torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1), mode="sum")
+    except RuntimeError:
+        return False
+    return True
 
 
 def _groups(inputs: _Inputs, layout: _Layout, settings: LSHSettings, rate: float, seed: int) -> Iterator[_Group]:
