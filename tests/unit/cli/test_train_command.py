@@ -68,6 +68,7 @@ def test_every_preset_can_be_printed_and_read_back(
     manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MANYHEADS_PRECISION", "bf16")  # which the presets take for granted, unless told otherwise
+    monkeypatch.chdir(tmp_path)  # where no run is to be resumed
     for name, make in PRESETS.items():
         assert manyheads("train", "--preset", name, "--print-config") == 0
         shown = capsys.readouterr()
@@ -265,10 +266,12 @@ def test_a_preset_has_sizes_for_each_precision(
     manyheads: Program,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     precision: str,
     width: int,
 ) -> None:
     monkeypatch.setenv("MANYHEADS_PRECISION", precision)
+    monkeypatch.chdir(tmp_path)  # where no run is to be resumed
     assert manyheads("train", "--preset", "demo", "--print-config") == 0
     settings = yaml.safe_load(capsys.readouterr().out)
     assert (settings["precision"], settings["model"]["d_model"]) == ("auto", width)

@@ -130,7 +130,8 @@ def test_progress_is_shown(
     text = "".join(f"{source}\n" for source, _ in pairs)
     (tmp_path / "in").write_text(text, encoding="utf-8")
     assert manyheads("translate", model_folder, tmp_path / "in", "-o", tmp_path / "out", "--lines-at-once", "5") == 0
-    assert told() == {"translating lines": ["0", "5", "5", "10", "10", "12"]}
+    shown = {what: counts for what, counts in told().items() if what != "manyheads"}  # that one is a warning
+    assert shown == {"translating lines": ["0", "5", "5", "10", "10", "12"]}
     stdin(text.encode())
     assert manyheads("translate", model_folder, "-o", tmp_path / "out", "--lines-at-once", "5") == 0
     assert told()["translating lines"][-1] == "12"

@@ -118,7 +118,7 @@ def test_wrong_types(translator: Translator) -> None:
         translator.translate_nbest("a dog")
     with pytest.raises(RequestError, match="gives no log-probabilities"):
         translator.score(["a"], ["b"])
-    with pytest.raises(RequestError, match="fp32 or bf16"):
+    with pytest.raises(RequestError, match="auto, fp32, bf16"):
         Translator(translator.model, translator.tokenizer, precision="fp8")  # type: ignore[arg-type]
 
 
