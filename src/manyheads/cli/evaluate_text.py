@@ -172,7 +172,7 @@ def evaluate_text_command(arguments: Sequence[str]) -> int:
 
 
 def scoring(options: EvaluateTextOptions, reading: Reading) -> str:
-    """What is done with a reading, for those who wait."""
+    """The name of the phase in which a reading is scored, for the progress display."""
     return "scoring tokens" + (f", memory {reading.memory_len:,}" if len(options.memory_len) > 1 else "")
 
 

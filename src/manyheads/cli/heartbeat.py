@@ -12,7 +12,7 @@ __all__ = ["Heartbeat", "Phase"]
 
 
 class Phase:
-    """What the work does now, how far it is, and for how long it has done so.
+    """The current phase of the work: its name, its progress, and the time since it began.
 
     Args: clock: seconds, of any origin.
     """

@@ -1,4 +1,4 @@
-"""What `translate` shows: of a translator its text, of a parser trees; and at the end what was wrong with them."""
+"""Output lines of `translate`: text from translators, trees from parsers, and a warning about bad outputs."""
 
 from __future__ import annotations
 

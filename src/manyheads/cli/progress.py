@@ -29,7 +29,7 @@ _BEAT_SECONDS = 1.0
 _SILENT_SECONDS = 9.0
 """With a beat a second, so there is a line at least every ten seconds. A step that ends says so a second earlier."""
 _LONG_SECONDS = 2.0
-"""What takes less is not worth a line of the live display."""
+"""The live display names a phase only after it has taken this long."""
 _STARTING = "starting"
 
 

@@ -42,7 +42,7 @@ _JUNCTION = 0xA0000003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which only Windows ha
 
 
 class RefusedFileError(OSError):
-    """The file is of a kind or size that is not opened. `strerror` and `str` say why, and what to do.
+    """The file has a kind or a size that we refuse to open. `strerror` and `str` give the reason and the remedy.
 
     It is an OSError so that a caller which reports that a file cannot be read or written reports this as well.
     """

@@ -66,7 +66,7 @@ class TranslationObjective:
         if 0 <= count < found:
             lines.append(
                 f"validation {verb} the first {count} of {found} pairs, because validation.bleu_sentences is {count};"
-                f" -1 {verb} all. Its loss is of all pairs"
+                f" -1 {verb} all. The validation loss covers all pairs"
             )
         return "\n".join(lines)
 

@@ -1,1 +1,1 @@
-"""What depends on processors, compilers, devices and number types. `policy` measures what a machine does well."""
+"""Code that depends on processors, compilers, devices and number types. `policy` measures which precision is faster."""

@@ -1,4 +1,4 @@
-"""What this machine does well, found by measurement and never by the name of a processor."""
+"""Measures which precision is faster on a device. The name of the processor is never used."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PrecisionMeasurement:
 
     @property
     def choice(self) -> FixedPrecision:
-        """What `auto` means on this device."""
+        """The precision that `auto` selects on this device."""
         if self.override is not None:
             return self.override
         return "bf16" if (self.bf16_factor or 0.0) >= LEAST_SPEED_UP else "fp32"
