@@ -7,8 +7,8 @@ TORCH_SPEC ?= torch==2.13.0
 TORCH_INDEX ?=
 # Minutes of training in `make demo`.
 MINUTES ?= 5
-# Test processes.
-JOBS ?= 2
+# Test processes: one more than the two cores for which times are stated, because some tests wait.
+JOBS ?= 3
 # `make first-minute`: classes of machine (all); see tests/machines/run.py.
 CLASSES ?=
 # `make bench`: which tasks (all), seconds of a turn, and any other options of benchmarks/run.py.
@@ -36,9 +36,9 @@ demo: $(READY)
 # Bytecode is kept, also where the environment says otherwise: the tests start the program hundreds of times.
 test first-minute: export PYTHONDONTWRITEBYTECODE =
 
-# Neighbours share fixtures, so each process gets whole stretches of tests and takes over what another has left.
+# A file stays in one process, because its tests share fixtures; compiled tests share none, and are few and long.
 test: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
 	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and not slow" $(UNHOOKED)
 
 # What a new user does first, once more for each class of machine: other processors, one thread, no /proc, not Linux.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 
 from manyheads.cli.machine import set_up_machine
-from manyheads.nn.attention import dot_product
 from manyheads.nn.attention.masks import Lengths
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.attention import dot_product_attention
 
 SHAPES = [(300, 4, 14, 64), (64, 4, 32, 64), (16, 4, 128, 64), (4, 4, 256, 64)]
 
@@ -21,18 +23,15 @@ def measure(batch: int, heads: int, length: int, head_dim: int, dtype: torch.dty
     mask = Lengths(torch.randint(length // 2, length + 1, (batch,)))
 
     def step() -> None:
-        dot_product.dot_product_attention(q, k, v, mask).sum().backward()
+        dot_product_attention(q, k, v, mask).sum().backward()
 
-    products, sdpa = paired(lambda: with_limit(step, 1 << 30), lambda: with_limit(step, 0))
+    products, sdpa = paired(lambda: by_path(step, "products"), lambda: by_path(step, "sdpa"))
     return statistics.median(products) * 1e3, statistics.median(sdpa) * 1e3
 
 
-def with_limit(step: Callable[[], None], limit: int) -> None:
-    before, dot_product._SHORT = dot_product._SHORT, limit
-    try:
+def by_path(step: Callable[[], None], path: policy.AttentionPath) -> None:
+    with patch.object(policy, "attention_path", lambda *_: path):
         step()
-    finally:
-        dot_product._SHORT = before
 
 
 def paired(a: Callable[[], None], b: Callable[[], None], rounds: int = 9) -> tuple[list[float], list[float]]:

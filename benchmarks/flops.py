@@ -81,8 +81,8 @@ def transformer_xl(config: TransformerXLConfig, lanes: int, segment_len: int, me
     memory = 4 * k_len * width * inner
     distances = 2 * k_len * width * inner  # of all lanes together
     forward = lanes * (config.num_layers * (segment + memory) + _xl_head(config, segment_len))
-    # Distances are encoded by a formula, and no gradient flows into a memory: of the two products that a projection's
-    # gradients are, these need the one for the weights alone.
+    # Distances are encoded by a formula, and a memory needs no gradient: of the two products that a projection's
+    # gradients are, these need the one for the weights alone. (We compute the memory's, too: 2% of a step.)
     halved = config.num_layers * (distances + lanes * 4 * memory_len * width * inner)
     return Work(float(forward + config.num_layers * distances), halved / 2)
 

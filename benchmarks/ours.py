@@ -38,17 +38,13 @@ from manyheads.interop import PEERS  # noqa: E402
 from manyheads.interop.marian import Marian  # noqa: E402
 from manyheads.interop.marian_generation import settings_from_peer  # noqa: E402
 from manyheads.nn import MultiHeadAttention  # noqa: E402
-from manyheads.training.device import settled  # noqa: E402
-from manyheads.training.language_modelling import begin_hashing  # noqa: E402
-from manyheads.training.optimiser import build_optimiser  # noqa: E402
-from manyheads.training.settings import (  # noqa: E402
-    OptimiserSettings,
-    RunConfig,
-    TextConfig,
-    TrainConfig,
-    TrainingSettings,
-)
-from manyheads.training.step import Stepper  # noqa: E402
+from manyheads.tasks.text.objective import begin_hashing  # noqa: E402
+from manyheads.tasks.text.settings import TextConfig  # noqa: E402
+from manyheads.tasks.translation.settings import TrainConfig  # noqa: E402
+from manyheads.training.optim.optimiser import build_optimiser  # noqa: E402
+from manyheads.training.run.device import settled  # noqa: E402
+from manyheads.training.run.step import Stepper  # noqa: E402
+from manyheads.training.settings import OptimiserSettings, RunConfig, TrainingSettings  # noqa: E402
 
 Precision = Literal["fp32", "bf16"]
 

@@ -27,14 +27,14 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.evaluation.language_model import bits_per, evaluate_text
-from manyheads.training.ema import MovingAverage
-from manyheads.training.language_modelling import LanguageObjective
-from manyheads.training.memory import Memory
-from manyheads.training.optimiser import build_optimiser
-from manyheads.training.pace import Pace
-from manyheads.training.schedule import learning_rate
-from manyheads.training.settings import TextConfig
-from manyheads.training.step import Stepper
+from manyheads.tasks.text.objective import LanguageObjective
+from manyheads.tasks.text.settings import TextConfig
+from manyheads.training.optim.ema import MovingAverage
+from manyheads.training.optim.optimiser import build_optimiser
+from manyheads.training.optim.schedule import learning_rate
+from manyheads.training.run.clock import RunClock
+from manyheads.training.run.memory import Memory
+from manyheads.training.run.step import Stepper
 
 
 class Peer(nn.Module):
@@ -108,7 +108,7 @@ def main() -> None:
     average = MovingAverage(dict(model.named_parameters()), config.training.ema_decay)
     memory = Memory()
     stepper = Stepper(model, optimiser, config, torch.device("cpu"), memory)
-    pace = Pace(config.training, 0.0)
+    pace = RunClock(config.training, 0.0)
     step = epoch = 0
     spent = time.monotonic()
     with options.out.open("w") as out:

@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def quick_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, commands in a test's process count as quick: they show no progress."""
-    monkeypatch.setattr("manyheads.cli.phases.DELAY_SECONDS", float("inf"))
+    monkeypatch.setattr("manyheads.cli.watching.phases.DELAY_SECONDS", float("inf"))
 
 
 @pytest.fixture(scope="session")

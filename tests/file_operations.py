@@ -1,7 +1,7 @@
 """Every change that a block of code makes below a folder, seen, refused or cut off: the layer under R1, R2 and R3.
 
 `Watch` stands between Python and the operating system (`os` functions, `open`, and the one system call that
-`data.folder` makes by itself). It records the changes with their bytes, so that a crash after any of them can be
+`data.manifest` makes by itself). It records the changes with their bytes, so that a crash after any of them can be
 replayed; and it asks `before` first, which may raise an OSError or kill the process.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.data import folder as data_folder
+from manyheads.files import commit
 
 HAS_PROC = Path("/proc/self/fd").exists()
 REAL_OPEN = io.open
@@ -59,7 +59,7 @@ class Watch:
             self._patch.setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
         self._patch.setattr(io, "open", self._open_file)
         self._patch.setattr(builtins, "open", self._open_file)
-        self._patch.setattr(data_folder, "swap", self._swap(data_folder.swap))
+        self._patch.setattr(commit, "swap", self._swap(commit.swap))
         return self
 
     def __exit__(

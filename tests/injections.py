@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.training.ema import MovingAverage
-from manyheads.training.step import Stepper, StepResult
+from manyheads.training.optim.ema import MovingAverage
+from manyheads.training.run.step import Stepper, StepResult
 
 __all__ = ["KINDS", "STEPS", "Injection", "Injector", "injections"]
 

@@ -1,14 +1,15 @@
 """Checks the tensor shapes that signatures state, in the tests: jaxtyping and beartype, once for each kind of call.
 
 A check takes ten times as long as what it checks in a small model, and a test that trains or searches repeats the same
-calls hundreds of times. Within a file of tests, a function is therefore checked when its arguments' types, shapes,
-dtypes, plain values or modules' sizes are new to it; another call of the same kind goes straight to the function.
+calls hundreds of times. Only functions whose signatures state shapes are checked, and within a file of tests each of
+them only when its arguments' types, shapes, dtypes, plain values or modules' sizes are new to it.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import is_dataclass
@@ -23,6 +24,7 @@ from beartype.roar import BeartypeDecorHintPep673Exception, BeartypeDecorHintPep
 
 __all__ = ["forget", "install"]
 
+_SHAPED = re.compile(r"\b(Float|Int|Bool|Num|Shaped)\[")
 _PLAIN = (bool, str, type(None), torch.dtype, torch.device)
 _LARGEST_SIZE = 4096  # an integer above it is no size but a seed
 _SEEN: set[Hashable] = set()
@@ -50,6 +52,8 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
         return functools.partial(jaxtyped, typechecker=typechecker)
     if not inspect.isfunction(function):
         return _jaxtyped(function, typechecker=typechecker)
+    if not any(_SHAPED.search(str(annotation)) for annotation in function.__annotations__.values()):
+        return function  # its signature states no shape; mypy checks the rest
     checked: Callable[..., Any] | None = None  # made when first needed: a function within a function is seldom
 
     @functools.wraps(function)

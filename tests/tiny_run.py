@@ -14,16 +14,10 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.settings import DataSettings, SegmentSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.evaluation.reading import Reading
+from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
+from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.settings import (
-    OptimiserSettings,
-    ScheduleSettings,
-    TextConfig,
-    TextValidationSettings,
-    TrainConfig,
-    TrainingSettings,
-    ValidationSettings,
-)
+from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 
 TINY = TrainConfig(
     precision="fp32",

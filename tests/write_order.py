@@ -7,7 +7,7 @@ from pathlib import Path
 
 from file_operations import Operation
 
-from manyheads.checkpoint.verify import MANIFEST
+from manyheads.files.verify import MANIFEST
 
 
 def commits(operations: list[Operation]) -> list[int]:

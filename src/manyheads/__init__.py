@@ -4,7 +4,7 @@
     translator = manyheads.Translator.from_pretrained("runs/demo/model")
     translator.translate(["I am hungry."])
 
-Importing this package imports neither torch nor pydantic; names below are loaded when first used.
+Importing this package does not import torch or pydantic; the names below are loaded on first use.
 """
 
 from __future__ import annotations

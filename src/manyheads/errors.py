@@ -1,9 +1,11 @@
-"""The errors a user can cause. Each message names the value, the limit and the remedy.
+"""Errors that a user can cause. Each message names the value, the limit and the remedy.
 
-The command line prints such an error as one paragraph and exits with `exit_code`; anything else is a bug of ours.
+The command line prints such an error as one paragraph and exits with `exit_code`; any other error is a bug of ours.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 __all__ = [
     "CheckpointError",
@@ -27,15 +29,24 @@ class ManyHeadsError(Exception):
 
 
 class ConfigError(ManyHeadsError):
-    """A setting is unknown, out of range, or contradicts another; also a bad command-line argument."""
+    """A setting or a command-line argument is unknown, out of range, or contradicts another.
+
+    Args:
+        message: for the user.
+        fields: names of the settings, in their dataclass, that it is about.
+    """
+
+    def __init__(self, message: str = "", *, fields: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.fields = tuple(fields)
 
 
 class DataError(ManyHeadsError):
-    """A text or token file cannot be used as it is: bad encoding, unequal line counts, nothing left, wrong digest."""
+    """A text or token file cannot be used: bad encoding, unequal line counts, no data left, wrong digest."""
 
 
 class ShapeError(ManyHeadsError, ValueError):
-    """A tensor's shape does not fit; the message names both shapes and their meaning."""
+    """A tensor has a wrong shape; the message names both shapes and their meaning."""
 
 
 class RequestError(ManyHeadsError, ValueError):
@@ -43,7 +54,7 @@ class RequestError(ManyHeadsError, ValueError):
 
 
 class CheckpointError(ManyHeadsError):
-    """A checkpoint is incomplete, damaged, of another format version, or does not fit the model."""
+    """A checkpoint is incomplete, damaged, of another format version, or does not match the model."""
 
 
 class ModelFileError(ManyHeadsError):
@@ -51,7 +62,7 @@ class ModelFileError(ManyHeadsError):
 
 
 class SaveError(ManyHeadsError):
-    """Writing failed (disk full, no permission, I/O error); older files are untouched."""
+    """Writing failed (disk full, no permission, I/O error); older files are unchanged."""
 
 
 class NonFiniteError(ManyHeadsError):
@@ -59,10 +70,10 @@ class NonFiniteError(ManyHeadsError):
 
 
 class RankLostError(ManyHeadsError):
-    """Another process of a distributed run was lost or has failed; the message names it. Older files are untouched."""
+    """Another process of a distributed run was lost or has failed; the message names it. Older files are unchanged."""
 
     exit_code = 3
 
 
 class MissingExtraError(ManyHeadsError):
-    """An optional package is needed for this; the message gives the pip command."""
+    """An optional package is missing; the message gives the pip command."""

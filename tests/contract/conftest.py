@@ -2,8 +2,10 @@
 
 A newcomer is tested as soon as it stands in the table: translators as `subject`, language models with a memory of
 segments as `language_model`, those that read a sequence at once as `reformer`, all of them as `any_subject`. One that
-cannot hold a contract says so in exemptions.json: {"architecture/test_name": "reason"}, or of one variant alone
-{"architecture/variant/test_name": "reason"}; the test is then skipped under that reason.
+cannot hold a contract, or holds it already in another variant, says so in exemptions.json:
+{"architecture/test_name": "reason"}, of one variant alone {"architecture/variant/test_name": "reason"}, of one
+parameter alone {".../test_name[parameter]": "reason"}; `*` stands for every test. The test is then skipped under that
+reason.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from torch import Tensor
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.architectures.transformer.config import AdditiveAttentionConfig
 from manyheads.data.batch import PairBatch
-from manyheads.nn.attention import dot_product
+from manyheads.nn.kernels import policy
 
 torch.set_num_threads(1)  # tensors this small only wait for one another
 
+SUBJECTS = ("subject", "language_model", "reformer", "any_subject")
+"""Fixtures that give an architecture of the table with its settings."""
 VOCAB = 23
 PAD, BOS, EOS = 0, 1, 2
 
@@ -143,41 +147,24 @@ def exemptions() -> dict[str, str]:
     return json.loads(Path(__file__).with_name("exemptions.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Compiling is slow, and "debug on SDPA" has no part that the other variants lack.
-    double = [item for item in items if "test_compiled" in item.nodeid and "/debug on SDPA" in item.nodeid]
-    compiled = {f"transformer-xl/{name}" for name in ("debug", "adaptive", "absolute, learned, pre-norm")}
-    double += [
-        item
-        for item in items
-        if "test_compiled" in item.nodeid
-        and hasattr(item, "callspec")
-        and "language_model" in item.callspec.params
-        and item.callspec.params["language_model"].name not in compiled
-    ]
-    # Kinds whose keys cannot be kept have one form of memory, not two.
-    double += [
-        item
-        for item in items
-        if hasattr(item, "callspec")
-        and item.callspec.params.get("projected")
-        and "language_model" in item.callspec.params
-        and item.callspec.params["language_model"].config.attention.startswith("absolute")
-    ]
-    config.hook.pytest_deselected(items=double)
-    items[:] = [item for item in items if item not in double]
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     exempt = exemptions()
     for item in items:
-        given = item.callspec.params if hasattr(item, "callspec") else {}
-        subject = next(
-            (given[name] for name in ("subject", "language_model", "reformer", "any_subject") if name in given), None
-        )
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        given = item.callspec.params
+        subject = next((given[name] for name in SUBJECTS if name in given), None)
         if subject is None:
             continue
-        names = (f"{subject.architecture}/{item.originalname}", f"{subject.name}/{item.originalname}")  # type: ignore[attr-defined]
-        reason = next((exempt[name] for name in names if name in exempt), None)
-        if reason:
-            item.add_marker(pytest.mark.skip(reason=f"exempt: {reason}"))
+        is_first = subject.name.endswith("/debug") and given.get("precision", "fp32") == "fp32"
+        if item.get_closest_marker("first_variant") and not is_first:
+            item.add_marker(pytest.mark.slow)
+        for owner in (subject.architecture, subject.name):
+            for test in (item.originalname, "*"):
+                for case in (test, *(f"{test}[{part}]" for part in item.callspec._idlist)):
+                    if reason := exempt.get(f"{owner}/{case}"):
+                        item.add_marker(pytest.mark.skip(reason=f"exempt: {reason}"))
 
 
 @pytest.fixture(params=subjects("language-modelling", memory=True), ids=lambda subject: subject.name)
@@ -202,7 +189,14 @@ def any_subject(request: pytest.FixtureRequest) -> Subject:
 def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Subject:
     torch.manual_seed(0)
     by_products = "on SDPA" not in request.param.name
-    monkeypatch.setattr(dot_product, "_products_pay", lambda *_: by_products)
+
+    def path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float) -> policy.AttentionPath:
+        if policy.compiles_a_step():
+            return "sums"
+        is_part = key.element_size() < 4 and not key.is_contiguous() and not (dropout_rate or torch.is_grad_enabled())
+        return "sdpa" if not by_products else "rounded products" if is_part else "products"
+
+    monkeypatch.setattr(policy, "attention_path", path)
     return request.param  # type: ignore[no-any-return]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.unhooked
+pytestmark = [pytest.mark.unhooked, pytest.mark.first_variant]
 
 
 @pytest.fixture(autouse=True)

@@ -248,9 +248,9 @@ def test_exemptions_name_real_tests() -> None:
     folder = Path(__file__).parent
     source = "\n".join(path.read_text("utf-8") for path in folder.glob("test_*.py"))
     for name, reason in json.loads((folder / "exemptions.json").read_text("utf-8")).items():
-        architecture, test = name.partition("/")[0], name.rpartition("/")[2]
+        architecture, test = name.partition("/")[0], name.rpartition("/")[2].partition("[")[0]
         assert architecture in ARCHITECTURES
-        assert f"def {test}(" in source
+        assert test == "*" or f"def {test}(" in source
         assert len(reason.split()) >= 4
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 
+@pytest.mark.first_variant
 def test_one_batch_is_learned_by_heart(subject: Any, precision: Any, make_batch: Any) -> None:
     """And said again token by token from the cache: what was learned is what is decoded."""
     # With dropout the end would be luck: a Reformer ends at 0.09 to 0.11 nats a token, by the seed; at 0.005 without.
@@ -18,6 +20,8 @@ def test_one_batch_is_learned_by_heart(subject: Any, precision: Any, make_batch:
             output = model(batch)
         loss = output.loss_sum / output.num_tokens
         loss.backward()
+        if float(loss.detach()) < 0.008:  # learned, with a margin for the hashes of evaluation
+            break
         assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
         optimiser.step()
     model.eval()

@@ -23,20 +23,14 @@ import torch._dynamo  # what the optimiser would import in every child
 from file_operations import REAL_OPEN, Operation, Watch
 from tiny_run import TINY_REFORMER, TINY_TEXT
 
-import manyheads.training.loop
+import manyheads.tasks.runs
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.tasks.text.settings import TextValidationSettings
+from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.settings import (
-    OptimiserSettings,
-    RunConfig,
-    ScheduleSettings,
-    TextValidationSettings,
-    TrainConfig,
-    TrainingSettings,
-    ValidationSettings,
-)
+from manyheads.training.settings import OptimiserSettings, RunConfig, ScheduleSettings, TrainingSettings
 
 STEP_SECONDS = 0.012  # so slow that a random moment falls into steps as well as into saves
 
@@ -114,7 +108,7 @@ def serve() -> None:
             run_dir, _, number = line.strip().partition("\t")
             with kill_before(run_dir, int(number)) if number else nullcontext():
                 reporter = Slow(run_dir, 0 if number else STEP_SECONDS)
-                result = manyheads.training.loop.train(config(run_dir), resume="auto", reporter=reporter)
+                result = manyheads.tasks.runs.train(config(run_dir), resume="auto", reporter=reporter)
             os._exit(0 if result.stopped_by == "steps" else 128 + (result.signal_number or 0))
         print(child, flush=True)
         _, status = os.waitpid(child, 0)

@@ -28,15 +28,16 @@ from tiny_run import TINY, TINY_REFORMER, TINY_TEXT, changed
 from manyheads.architectures.pretrained import portable_state
 from manyheads.checkpoint.format import save_checkpoint
 from manyheads.distributed.group import Group
-from manyheads.distributed.launch import find_place, start
+from manyheads.distributed.launch import start
+from manyheads.distributed.place import find_place
 from manyheads.distributed.shards import whole
-from manyheads.training.assembly import Assembly, assemble
-from manyheads.training.keeper import Keeper
-from manyheads.training.log import MetricsLog
-from manyheads.training.loop import train
-from manyheads.training.precision import resolve_precision
-from manyheads.training.run_folder import RunFolder
-from manyheads.training.state import gather
+from manyheads.tasks.runs import assemble, train
+from manyheads.training.record.log import MetricsLog
+from manyheads.training.run.assembly import Assembly
+from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.precision import resolve_precision
+from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.state import gather
 
 CONFIGS = {"transformer": TINY, "xl": TINY_TEXT, "reformer": TINY_REFORMER}
 TIMEOUT = 60.0
@@ -93,16 +94,16 @@ def resharded(job: dict[str, Any], group: Group) -> Any:
         folder.create()
     group.meet()
     assembly = assemble(config, torch.device("cpu"), folder.data, group)
-    keeper = Keeper(assembly, folder, MetricsLog(folder.metrics), lambda text: None)
-    keeper.resume("auto")
+    checkpoints = CheckpointManager(assembly, folder, MetricsLog(folder.metrics), lambda text: None)
+    checkpoints.resume("auto")
     losses = advance(assembly, job["steps"])
     assembly.counters.step += job["steps"] == 0
-    keeper.save(must=True)
+    checkpoints.save(must=True)
     tensors = gather(assembly.spread.holder, assembly.optimiser, assembly.average, assembly.memory, group)
     full = {stem: {name: whole(one) for name, one in found.items()} for stem, found in tensors.items()}
     if group.is_main:
         save_checkpoint(Path(job["whole"]), assembly.counters.step, full, {})
-    return {"losses": losses, "step": assembly.counters.step, "checkpoint": str(keeper.last)}
+    return {"losses": losses, "step": assembly.counters.step, "checkpoint": str(checkpoints.last)}
 
 
 def run(job: dict[str, Any], group: Group) -> Any:

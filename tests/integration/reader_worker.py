@@ -13,8 +13,8 @@ from pathlib import Path
 
 from manyheads.checkpoint.format import verify_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints
-from manyheads.checkpoint.verify import verify_folder
 from manyheads.errors import CheckpointError
+from manyheads.files.verify import verify_folder
 
 
 def identity(path: Path) -> tuple[int, int]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from manyheads.data.prepared import open_data
 from manyheads.decoding.translator import Translator
-from manyheads.training.loop import train
-from manyheads.training.presets import copy
+from manyheads.tasks.presets import copy
+from manyheads.tasks.runs import train
 
 
 def test_unseen_sequences_are_copied_exactly(tmp_path: Path) -> None:

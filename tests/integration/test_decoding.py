@@ -14,8 +14,8 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import debug
 from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
+from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.task import length_limits
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.text.settings import TokenizerSettings

@@ -12,12 +12,9 @@ import gzip
 import importlib
 import inspect
 import io
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,12 +24,12 @@ import torch
 from doc_pages import REPOSITORY, Block, blocks_of, differing, headings_of, links_of
 from marian_models import write_peer_folder
 from official_xl import Official
+from page_shell import run_line
 from PIL import Image
 from safetensors.torch import load_file
 
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.cli.main import main
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.interop import PEERS
@@ -97,7 +94,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / name).write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8", newline="\n")
     sides = ["--source", "train.en", "--target", "train.de", "--valid-source", "train.en", "--valid-target", "train.de"]
     with contextlib.chdir(place):
-        in_process(["prepare", *sides, "--vocab-size", "300", "--output", "pairs"])
+        run_line(shlex.join(["manyheads", "prepare", *sides, "--vocab-size", "300", "--output", "pairs"]))
     novel = load_novel()["train"]
     for name, piece in (("a.txt", novel[:9000]), ("c.txt", novel[:3000])):
         (place / name).write_bytes(piece)
@@ -152,22 +149,9 @@ def folder(texts: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
             preset = presets.get(name, ["debug", "--data.path", str(texts / "pairs")])
             if name == "pictures":
                 images = ["--layout", "images", "--image-size", "4", "--corpus", "png", "--valid-corpus", "png"]
-                in_process(["prepare", "--task", "lm", *images, "--output", "data/pixels"])
-            in_process(["train", "--preset", *preset, "--run-dir", f"runs/{name}"])
+                run_line(shlex.join(["manyheads", "prepare", "--task", "lm", *images, "--output", "data/pixels"]))
+            run_line(shlex.join(["manyheads", "train", "--preset", *preset, "--run-dir", f"runs/{name}"]))
     return tmp_path
-
-
-def in_process(arguments: list[str]) -> str:
-    """What a command prints; it must succeed."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n") for _ in range(2))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-    told = []
-    for stream in (out, err):
-        stream.seek(0)
-        told.append(stream.read())
-    assert code == 0, "\n".join([f"manyheads {shlex.join(arguments)} gave {code}:", *told])
-    return told[0]
 
 
 def cut(text: str, cuts: list[tuple[str, str]], texts: Path) -> str:
@@ -176,26 +160,9 @@ def cut(text: str, cuts: list[tuple[str, str]], texts: Path) -> str:
     return text
 
 
-def shell(block: Block, folder: Path, texts: Path) -> str:
-    """A line at a time: `manyheads ...` in this process, what has pipes by bash."""
-    printed = []
-    for line in cut(block.text, CUTS, texts).strip().split("\n"):
-        words = shlex.split(line, comments=True)
-        if words[0] == "manyheads" and not set("|<>") & set(re.sub(r'"[^"]*"', "", line)):
-            printed.append(in_process(words[1:]))
-            continue
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        done = subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", line],
-            cwd=folder,
-            env={**os.environ, "PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, f"{block.place}: {line}\n{done.stdout}\n{done.stderr}"
-        printed.append(done.stdout)
-    return "".join(printed)
+def shell(block: Block, texts: Path) -> str:
+    lines = cut(block.text, CUTS, texts).strip().split("\n")
+    return "".join(run_line(line).out for line in lines)
 
 
 def python(block: Block, namespace: dict[str, Any], texts: Path) -> str:
@@ -229,7 +196,7 @@ def test_a_page_runs(page: str, folder: Path, texts: Path) -> None:
                 run_doctest(block, namespace)
                 continue
             assert block.language in ("python", "sh", ""), f"{block.place}: who runs {block.language}?"
-            printed = python(block, namespace, texts) if block.language == "python" else shell(block, folder, texts)
+            printed = python(block, namespace, texts) if block.language == "python" else shell(block, texts)
             if block.output is not None and not block.not_compared:
                 difference = differing(block.output, printed)
                 mistakes += [f"{block.place} prints something else. {difference}"] if difference else []
@@ -284,6 +251,7 @@ ROOMS = [
     "manyheads.nn.embedding",
     "manyheads.nn.attention.lsh_hash",
     "manyheads.nn.attention.relative",
+    "manyheads.nn.kernels.relative",
     f"{ARCHITECTURES}.reformer.config",
     f"{ARCHITECTURES}.reformer.layers",
     f"{ARCHITECTURES}.transformer.config",

@@ -17,10 +17,10 @@ import torch
 from file_operations import HAS_PROC, Operation
 from write_order import check_metrics, check_order, commits
 
-from manyheads.checkpoint.commit import write_folder
 from manyheads.checkpoint.format import load_checkpoint, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, list_checkpoints, write_pointer
-from manyheads.checkpoint.verify import is_intact
+from manyheads.files.commit import write_folder
+from manyheads.files.verify import is_intact
 
 FAST_SAVES, LONG_SAVES = 40, 300
 CALLS = "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,ftruncate"

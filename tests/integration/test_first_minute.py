@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from manyheads.cli.main import main
-from manyheads.training.device import peak_memory_bytes
+from manyheads.training.run.device import peak_memory_bytes
 
 pytestmark = pytest.mark.first_minute
 

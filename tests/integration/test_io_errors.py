@@ -18,8 +18,8 @@ import pytest
 from file_operations import HAS_PROC, Faults, Watch
 from tiny_run import echo, outcome, tiny
 
-import manyheads.training.log
-import manyheads.training.loop
+import manyheads.training.record.log
+import manyheads.training.run.loop
 from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint, save_checkpoint, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, list_checkpoints, read_pointer
@@ -27,18 +27,18 @@ from manyheads.cli.main import guarded
 from manyheads.data.prepared import PreparedData
 from manyheads.data.prepared_text import TextData
 from manyheads.data.preparing import PairList, prepare_corpus
-from manyheads.data.preparing_text import HeldBackText, prepare_text
+from manyheads.data.preparing_text import HoldoutText, prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import DataError, SaveError
+from manyheads.tasks.runs import assemble, train
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
-from manyheads.training.assembly import Assembly, assemble
-from manyheads.training.keeper import Keeper
-from manyheads.training.log import MetricsLog
-from manyheads.training.loop import train
-from manyheads.training.report import Sample, ValidationReport
-from manyheads.training.run_folder import RunFolder
-from manyheads.training.signals import StopFlag
-from manyheads.training.validation import write_samples
+from manyheads.training.record.log import MetricsLog
+from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.record.samples import write_samples
+from manyheads.training.run.assembly import Assembly
+from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.signals import StopFlag
 
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")
 
@@ -70,7 +70,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(disk)
         flag = StopAfter(4)
-        patch.setattr(manyheads.training.loop, "StopFlag", lambda: flag)
+        patch.setattr(manyheads.training.run.loop, "StopFlag", lambda: flag)
         train(tiny(), reporter=flag, translate=echo)
     return disk
 
@@ -96,7 +96,7 @@ class Saving:
         self._assembly = replace(assembly, objective=objective, counters=replace(assembly.counters))
         self.told: list[str] = []
         self._metrics = MetricsLog(self.folder.metrics)
-        self._keeper = Keeper(self._assembly, self.folder, self._metrics, self.told.append)
+        self._keeper = CheckpointManager(self._assembly, self.folder, self._metrics, self.told.append)
         self._keeper.resume("auto")
         self.told.clear()
 
@@ -242,7 +242,7 @@ def whole_run(base: Path, place: Path) -> tuple[int, dict[str, bytes]]:
 
 def test_an_error_anywhere_in_a_run(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count, wanted = whole_run(base, tmp_path / "whole")
-    for number in sorted(random.sample(range(count), 12)):
+    for number in sorted(random.sample(range(count), 6)):
         faults = Faults(number, random.choice(ERRORS), lasting=random.random() < 0.3)
         try:
             one_run(base, tmp_path / "disk", faults, random.choice(["stop", "continue"]), wanted, capsys)
@@ -277,7 +277,7 @@ def prepare(folder: Path, word: str, task: str) -> None:
     if task == "lm":
         text = TextBlock("test", f"{word} a b\n".encode() * 5)
         words = VocabularySettings(level="words", documents="lines")
-        prepare_text(folder, train=text, vocabulary=words, held_back=HeldBackText(valid=12), replace=True)
+        prepare_text(folder, train=text, vocabulary=words, holdout=HoldoutText(valid=12), replace=True)
         return
     pairs = PairList("test", [(f"{word} a b", f"{word} c")] * 5)
     prepare_corpus(
@@ -377,7 +377,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
 
     with pytest.raises(SaveError, match=r"No space left .* bytes are needed, \d+ bytes are free"):
         save(1)
-    monkeypatch.setattr("manyheads.checkpoint.faults.free_bytes", lambda path: -1)  # begin all the same
+    monkeypatch.setattr("manyheads.files.faults.free_bytes", lambda path: -1)  # begin all the same
     for step in (1, 2, 3, 4):
         save(step)
     with pytest.raises(SaveError, match=r"step-00000005: No space left on device .*free space unknown"):
@@ -402,7 +402,7 @@ def test_a_run_on_a_disk_that_is_too_small_does_not_begin_unless_it_must(
         def __getattr__(self, name: str) -> Callable[..., None]:
             return lambda *args: told.append(name) if name == "step" else None
 
-    with pytest.raises(SaveError, match=r"bytes are free.*on_save_error continue begins all the same"):
+    with pytest.raises(SaveError, match=r"bytes are free.*With training.on_save_error continue the run begins anyway"):
         train(config, reporter=Teller(), translate=echo)
     assert "step" not in told
     forced = replace(config, training=replace(config.training, on_save_error="continue"))
@@ -420,12 +420,12 @@ def corpus_beside(base: Path) -> Path:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_logs_on_a_full_device(tmp_path: Path, corpus_beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_open = manyheads.training.log.open_to_append
+    real_open = manyheads.training.record.log.open_to_append
 
     def on_a_full_device(path: Path) -> io.FileIO:
         return io.FileIO("/dev/full", "a") if path.name == "train.log" else real_open(path)
 
-    monkeypatch.setattr(manyheads.training.log, "open_to_append", on_a_full_device)
+    monkeypatch.setattr(manyheads.training.record.log, "open_to_append", on_a_full_device)
     config = tiny(run_dir=str(tmp_path / "run"), data={"path": str(corpus_beside)}, training={"max_steps": 4})
     told: list[str] = []
 

@@ -20,11 +20,11 @@ from tiny_run import outcome
 
 from manyheads.checkpoint.format import step_of
 from manyheads.checkpoint.retain import list_checkpoints
-from manyheads.checkpoint.verify import verify_folder
+from manyheads.files.verify import verify_folder
 
-KILLS = 10
+KILLS = 5
 LONG_KILLS = 100
-TEXT_KILLS, LONG_TEXT_KILLS = 3, 15
+TEXT_KILLS, LONG_TEXT_KILLS = 2, 15
 SAVE_EVERY = 5  # in kill_worker.py
 OPENING = 40  # operations of a start that opens data which was prepared before
 PATIENCE_SECONDS = 400
@@ -220,7 +220,7 @@ def kill_at_operations(worker: Worker, undisturbed: tuple[Path, float], place: P
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_ten_kills_leave_no_trace(worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path) -> None:
+def test_some_kills_leave_no_trace(worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path) -> None:
     kill_at_random(worker, undisturbed, tmp_path, KILLS)
 
 
@@ -258,6 +258,7 @@ def test_fifteen_kills_leave_no_trace_in_a_language_model(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 def test_kills_leave_no_trace_in_a_reformer(
     worker: Worker, undisturbed_reformer: tuple[Path, float], tmp_path: Path
@@ -324,7 +325,7 @@ def test_a_hundred_kills_before_operations_leave_no_trace(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_signals_end_in_a_complete_checkpoint_and_leave_no_trace(
     worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -17,16 +17,11 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import open_data
 from manyheads.data.settings import DataSettings
 from manyheads.errors import NonFiniteError
+from manyheads.tasks.runs import train
+from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.loop import train
-from manyheads.training.settings import (
-    OptimiserSettings,
-    ScheduleSettings,
-    TrainConfig,
-    TrainingSettings,
-    ValidationSettings,
-)
-from manyheads.training.step import Stepper, StepResult
+from manyheads.training.run.step import Stepper, StepResult
+from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 
 
 @pytest.fixture(scope="session")

@@ -18,12 +18,12 @@ from write_order import check_metrics, check_order, commits
 from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import step_of, verify_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints
-from manyheads.checkpoint.verify import MANIFEST
 from manyheads.config.files import load_yaml
 from manyheads.data.prepared import PreparedData
-from manyheads.training.keeper import Keeper
-from manyheads.training.loop import train
-from manyheads.training.resume import choose_checkpoint
+from manyheads.files.verify import MANIFEST
+from manyheads.tasks.runs import train
+from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.resume import choose_checkpoint
 
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")
 
@@ -52,15 +52,15 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     manifests: dict[str, bytes] = {}
     with pytest.MonkeyPatch.context() as patch, Watch(root) as watch:
         patch.chdir(root)
-        real = Keeper._save
+        real = CheckpointManager._save
 
-        def save(self: Keeper) -> None:
+        def save(self: CheckpointManager) -> None:
             real(self)
             assert self.last is not None
             saves.append((len(watch.operations), step_of(self.last) or 0))
             manifests[self.last.name] = (self.last / MANIFEST).read_bytes()
 
-        patch.setattr(Keeper, "_save", save)
+        patch.setattr(CheckpointManager, "_save", save)
         train(tiny(), translate=echo)
     return Recording(root, watch.operations, saves, manifests, outcome(root / RUN))
 

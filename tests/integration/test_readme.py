@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from doc_pages import REPOSITORY
-
-from manyheads.cli.main import main
+from page_shell import run_line
 
 README = REPOSITORY / "README.md"
 CHINESE = README.with_name("README.zh-CN.md")
@@ -56,22 +51,10 @@ def cut(line: str) -> str:
 
 
 def run(line: str, folder: Path) -> tuple[str, str]:
-    """Standard output and error of a line of shell: `manyheads ...` in this process, the rest by bash."""
-    words = shlex.split(line)
-    if words[0] == "manyheads" and not set("|<>") & set(re.sub(r'"[^"]*"', "", line)):
-        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n") for _ in range(2))
-        with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(words[1:])
-        out.seek(0)
-        err.seek(0)
-        printed, told = out.read(), err.read()
-    else:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        shell = ["bash", "-eo", "pipefail", "-c", line]
-        done = subprocess.run(shell, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
-        code, printed, told = done.returncode, done.stdout, done.stderr
-    assert code == 0, f"{line} gave {code}:\n{printed}\n{told}"
-    return printed, told
+    """Standard output and error of a line of shell."""
+    with contextlib.chdir(folder):
+        printed = run_line(line)
+    return printed.out, printed.err
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +84,7 @@ def of(printed: dict[str, tuple[str, str]], part: str) -> tuple[str, str]:
 
 
 def test_readme_has_blocks_to_run() -> None:
-    assert [language for language, _ in BLOCKS] == ["", "python", "", "", "python", "", "python"]
+    assert [language for language, _ in BLOCKS] == ["", "", "python", "", "python", "", "python"]
     lines = "\n".join([demo_command(), *(block for _, block in BLOCKS)])
     assert all(re.search(pattern, lines) for pattern, _ in CUTS)
 

@@ -22,8 +22,10 @@ from PIL import Image
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
-from manyheads.training.schedule import learning_rate
-from manyheads.training.settings import RUNS, TextConfig, TrainConfig
+from manyheads.tasks.table import RUNS
+from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.optim.schedule import learning_rate
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 MADE_HERE = ("embedded:", "copy-task", "duplication-task")

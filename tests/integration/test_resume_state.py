@@ -13,12 +13,12 @@ import pytest
 from file_operations import HAS_PROC, Faults, Operation, Watch
 from tiny_run import echo, outcome, tiny
 
-import manyheads.training.loop
+import manyheads.training.run.loop
 from manyheads.checkpoint.retain import list_checkpoints
-from manyheads.checkpoint.verify import is_intact
 from manyheads.errors import SaveError
-from manyheads.training.loop import train
-from manyheads.training.signals import StopFlag
+from manyheads.files.verify import is_intact
+from manyheads.tasks.runs import train
+from manyheads.training.run.signals import StopFlag
 
 RUN = Path("runs/tiny")
 
@@ -61,7 +61,7 @@ def test_a_run_in_nine_parts_has_the_bytes_of_one(place: Path, monkeypatch: pyte
     result = None
     while result is None or result.stopped_by == "signal":
         flag = StopAfter()
-        monkeypatch.setattr(manyheads.training.loop, "StopFlag", lambda flag=flag: flag)
+        monkeypatch.setattr(manyheads.training.run.loop, "StopFlag", lambda flag=flag: flag)
         result = train(tiny(), reporter=flag, translate=echo)
         parts += 1
     assert parts >= 9
@@ -141,7 +141,7 @@ def test_a_new_beginning_can_be_cut_off_anywhere(place: Path) -> None:
     number = 0
     while True:
         faults = Faults(number, errno.EIO, lasting=True)
-        folder = manyheads.training.loop.RunFolder(RUN)
+        folder = manyheads.training.run.loop.RunFolder(RUN)
         with Watch(place, faults), suppress(SaveError):
             folder.set_aside()
         train(tiny(training={"max_steps": 1}), translate=echo)

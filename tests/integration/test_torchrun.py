@@ -18,15 +18,15 @@ from rank_jobs import Ranks
 from tiny_run import TINY, TINY_TEXT, changed, outcome
 
 from manyheads.checkpoint.retain import list_checkpoints
-from manyheads.checkpoint.verify import verify_folder
 from manyheads.config.files import to_yaml
+from manyheads.files.verify import verify_folder
 
-STEPS = 80
+STEPS = 40
 PATIENCE_SECONDS = 400
 CONFIGS = {"transformer": TINY, "xl": TINY_TEXT}
 SECTIONS = {
     "training": {"max_steps": STEPS, "save_every": 10, "log_every": 5},
-    "validation": {"every_steps": 40, "num_samples": 1},
+    "validation": {"every_steps": 20, "num_samples": 1},
 }
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
@@ -111,9 +111,8 @@ def test_a_killed_rank_is_named_and_begun_again(undisturbed: Callable[..., Path]
     check(wanted, launched.run)
 
 
-@pytest.mark.parametrize(
-    ("number", "to_all"), [(signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
 def test_a_signal_to_one_or_all_ends_in_one_checkpoint(
     undisturbed: Callable[..., Path], tmp_path: Path, number: signal.Signals, to_all: bool
 ) -> None:
@@ -208,7 +207,7 @@ def test_fifty_signals(
 
 
 def test_worlds_that_contradict_themselves() -> None:
-    from manyheads.distributed.launch import find_place
+    from manyheads.distributed.place import find_place
     from manyheads.errors import ConfigError
 
     assert find_place({}).world == 1

@@ -1,12 +1,15 @@
 """Mechanisms of reliability, removed one by one: the test that guards each must go red.
 
-`*.yaml` beside this file lists them: `goal`, `mechanism` (what is taken away), `file`, `old` (once in it, exactly),
-`new`, and `test` (what must fail). The long check applies each to a copy of the sources.
+`*.yaml` beside this file lists them: `goal`, `mechanism` (what is removed), `file`, `function` (its qualified name, or
+`module` for the whole file), `pattern` (text that occurs once in the function, whatever the white space in it),
+`replacement`, and `test` (what must fail). The long check applies each to a copy of the sources.
 """
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,12 +32,43 @@ def mutants() -> list[Any]:
     return found
 
 
+def source_of(text: str, function: str) -> tuple[int, int]:
+    """Where a function or class stands in the text of a module: offsets of its beginning and end, with decorators."""
+    lines = [0]
+    for line in text.splitlines(keepends=True):
+        lines.append(lines[-1] + len(line))
+    body: list[ast.stmt] = ast.parse(text).body
+    for name in function.split("."):
+        found = [node for node in ast.walk(ast.Module(body, [])) if getattr(node, "name", None) == name]
+        [node] = [node for node in found if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        body = node.body
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return lines[first - 1], lines[node.end_lineno or first]
+
+
+def changed(text: str, mutant: dict[str, str]) -> str:
+    """The text of a module without the mechanism.
+
+    Raises: ValueError: the function is missing, or the pattern is not in it exactly once.
+    """
+    begin, end = (0, len(text)) if mutant["function"] == "module" else source_of(text, mutant["function"])
+    words = r"\s+".join(re.escape(word) for word in mutant["pattern"].split())
+    [place] = re.compile(words).finditer(text, begin, end)
+    return text[: place.start()] + mutant["replacement"] + text[place.end() :]
+
+
+def is_readable(path: Path) -> Callable[[str], object]:
+    return ast.parse if path.suffix == ".py" else str
+
+
 @pytest.mark.parametrize("mutant", mutants())
 def test_what_it_changes_is_there(mutant: dict[str, str]) -> None:
-    assert set(mutant) == {"goal", "mechanism", "file", "old", "new", "test"}
-    text = (ROOT / mutant["file"]).read_text(encoding="utf-8")
-    assert text.count(mutant["old"]) == 1, f"{mutant['file']} holds it {text.count(mutant['old'])} times"
-    assert mutant["old"] != mutant["new"]
+    assert list(mutant) == ["goal", "mechanism", "file", "function", "pattern", "replacement", "test"]
+    path = ROOT / mutant["file"]
+    text = path.read_text(encoding="utf-8")
+    without = changed(text, mutant)
+    assert without != text
+    is_readable(path)(without)
     assert (ROOT / mutant["test"].partition("::")[0]).is_file()
 
 
@@ -58,7 +92,7 @@ def test_removing_it_turns_its_test_red(
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, tmp_path / name)
     path = tmp_path / mutant["file"]
-    path.write_text(path.read_text(encoding="utf-8").replace(mutant["old"], mutant["new"]), encoding="utf-8")
+    path.write_text(changed(path.read_text(encoding="utf-8"), mutant), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": str(tmp_path / "src"), "MANYHEADS_SHARED": str(shared), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant["test"]]

@@ -187,7 +187,7 @@ def skipped() -> Oddity:
     changes = {
         "prepare": prepared(2, 3, ["1 left out, because they are not UTF-8"]),
         "translate": translated(source, ["lines that are not UTF-8, skipped: 1"]),
-        **dict.fromkeys(("score", "evaluate"), refused("Invalid choice 'skip' for argument '--on-bad-utf8'")),
+        **dict.fromkeys(("score", "evaluate"), refused("--on-bad-utf8 is 'skip'; choose one of: fail, replace.")),
     }
     oddity = taken("bad UTF-8 in a line, --on-bad-utf8 skip", source, DE, raw=BAD_MIDDLE, **changes)
     return with_options(oddity, prepare=option, translate=option, score=option, evaluate=option)

@@ -18,40 +18,43 @@ PAGE = ROOT / "docs" / "text-oddities.md"
 
 HEAD = f"""# Text oddities
 
-What each command makes of text that is not as it should be. This page is written from the table that the tests run
-(`tests/oddities/table.py`; `python tests/oddities/page.py` writes it anew), so what stands here is what happens.
+This page lists how each command handles malformed or unusual text. It is generated from the table that the tests run
+(`tests/oddities/table.py`; run `python tests/oddities/page.py` to generate it again), so it describes tested behaviour.
 
 ## The rules
 
-- **Lines end at `\\n` and nowhere else.** A `\\r` before it goes with it. U+2028, U+0085, form feeds and lone `\\r` are
-  characters of a line. A last line needs no `\\n`.
-- **Lines in = lines out, in order.** `translate` gives an empty line for a line that is empty or white space alone, and
-  `score` a row for every pair. A file is translated in blocks (`--lines-at-once`); from a pipe, what is there is
-  translated as soon as the pipe pauses for a tenth of a second.
-- **Text is UTF-8.** Bytes that are not are refused with file, line and byte offset, or with `--on-bad-utf8 replace`
-  become U+FFFD, or with `skip` (`prepare`, `translate`) the pair is left out, the line empty; both are counted. A byte
-  order mark at the beginning of a file is dropped. UTF-16, UTF-32 and packed formats other than gzip are named and
-  refused.
-- **gzip is known by its first bytes**, whatever the file is called.
-- **Two files must have equally many lines**; otherwise both counts are told, and the first pair that looks wrong.
-- **Nothing is left out in silence.** `prepare` counts pairs that it leaves out or that are unusual; `train` those that
-  are too long for `data.max_source_len` and `data.max_target_len` (`data.too_long`: drop, truncate, fail); the others
-  refuse a line that does not fit, or with `--too-long truncate` cut it, and say so.
-- **Text is text**: what looks like a special token, an option or a path is not one. Letters are made NFC before the
-  model sees them.
-- **Texts for language models** (`prepare --task lm`) are read by the same rules, and tried with the same files: the
-  lines that `translate` reads are the text, each with its line break, the empty ones too; a line that is skipped is
-  not. With `--level bytes` there are no rules: a file comes back bit for bit, bad UTF-8, marks and all; gzip is
-  unpacked, and other packed files are refused.
-- **A refusal** is exit code 2 and at most ten lines on standard error. `translate` may have given earlier blocks by
-  then.
+- **A line ends at `\\n` only.** A `\\r` directly before the `\\n` is dropped. U+2028, U+0085, form feeds and other
+  `\\r` are ordinary characters. The last line does not need a `\\n`.
+- **Each input line gives one output line, in the same order.** `translate` writes an empty line for a line that is
+  empty or contains only white space, and `score` writes one row for every pair. `translate` reads a file in blocks
+  (`--lines-at-once`). When it reads from a pipe, it translates the lines it has as soon as the pipe is silent for a
+  tenth of a second.
+- **Text is UTF-8.** Invalid bytes are an error that names the file, the line and the byte offset. With
+  `--on-bad-utf8 replace` they become U+FFFD. With `--on-bad-utf8 skip`, `prepare` leaves out the pair and `translate`
+  writes an empty line. Both commands count these lines. A byte order mark at the start of a file is dropped. UTF-16,
+  UTF-32 and compressed formats other than gzip are refused by name.
+- **gzip is recognised by its first bytes**, not by the name of the file.
+- **Two parallel files must have the same number of lines.** Otherwise the error gives both numbers and the first pair
+  that looks wrong.
+- **Every line that is left out is counted.** `prepare` counts the pairs that it leaves out and the pairs that are
+  unusual. `train` counts the pairs that are longer than `data.max_source_len` or `data.max_target_len`
+  (`data.too_long`: drop, truncate or fail). The other commands refuse a line that is too long; with
+  `--too-long truncate` they cut it and say so.
+- **Text is only text.** Text that looks like a special token, an option or a path has no special meaning. Letters are
+  normalised to NFC before the model reads them.
+- **Text for language models** (`prepare --task lm`) follows the same rules and is tested with the same files. The text
+  consists of the lines that `translate` would read, with their line breaks and including empty lines, but without
+  skipped lines. With `--level bytes` none of these rules apply: the bytes of a file stay unchanged, including invalid
+  UTF-8 and byte order marks. gzip is decompressed, and other compressed files are refused.
+- **A refused file** ends the command with exit code 2 and at most ten lines on standard error. `translate` may already
+  have written earlier blocks.
 
 ## The table
 
-“train” trains from the folder that `prepare` made; where `prepare` refuses, `train --data.path` is pointed at the odd
-file itself. The model of the table has room for {LIMIT} tokens. The odd file is the source and has three lines if
-nothing else is said; what is quoted stands in the message or the result. Behind a name stands what becomes of the
-oddity. A file that may not be read is tried as a user without privileges.
+`train` uses the folder that `prepare` wrote. Where `prepare` refuses the file, `train --data.path` names the odd file
+itself. The model in the table accepts {LIMIT} tokens. The odd file is the source and has three lines unless its name
+says otherwise. Quoted words appear in the message or in the result. The words after a colon in the first column say
+what happens to the odd text. Files without read permission are tested as a user without privileges.
 """
 
 

@@ -18,18 +18,18 @@ from safetensors.torch import load_file, save_file
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.checkpoint.verify import verify_folder
 from manyheads.cli.main import guarded
-from manyheads.data.folder import file_record, write_manifest
+from manyheads.data.manifest import file_record, write_manifest
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
+from manyheads.files.verify import verify_folder
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.training.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors
+from manyheads.training.optim.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors
+from manyheads.training.run.state import Counters
 from manyheads.training.settings import OptimiserSettings
-from manyheads.training.state import Counters
 
 CONFIG = TransformerConfig(
     source_vocab_size=12,

@@ -12,7 +12,8 @@ from beartype import beartype
 from jaxtyping import Float, TypeCheckError
 from torch import Tensor, nn
 
-from manyheads.nn.linear import Linear, product
+from manyheads.nn.kernels.linear import product
+from manyheads.nn.linear import Linear
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,7 @@ def test_a_call_of_the_same_kind_is_not_checked_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(shape_checks, "_jaxtyped", counted)
 
     @checked
-    def double(x: Tensor) -> Tensor:
+    def double(x: Float[Tensor, " length"]) -> Tensor:
         return 2 * x
 
     for size in (2, 3, 2, 3, 2):

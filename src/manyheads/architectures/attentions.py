@@ -1,4 +1,4 @@
-"""The attention weights of a whole model, in the shape in which other libraries and viewers take them."""
+"""The attention weights of a whole model, in the shape that other libraries and viewers use."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)[._])?layers\.(\d+)\.([\w.]+)$
 
 
 class Attentions(NamedTuple):
-    """One tensor a layer and stack; a stack that a model lacks is empty. Shape: (batch, heads, q_len, k_len) each.
+    """One tensor per layer and stack; a stack that the model does not have is empty. Shape: (batch, heads, q_len,
+    k_len) each.
 
-    encoder: the source's attention to itself. decoder: the target's to itself, or a language model's, whose k_len
-    counts memory. cross: the target's attention to the source.
+    encoder: self-attention of the source. decoder: self-attention of the target, or of a language model, whose k_len
+    includes memory. cross: attention of the target to the source.
     """
 
     encoder: tuple[Tensor, ...] = ()
@@ -30,20 +31,21 @@ class Attentions(NamedTuple):
 
 
 def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:
-    """Every attention weight of one reading, before dropout, as Hugging Face's `output_attentions` gives them.
+    """Return all attention weights of one forward pass, before dropout, as Hugging Face's `output_attentions` does.
 
-        found = attentions_of(model, source, source_lengths, target)    # what `model.log_probs` takes
+        found = attentions_of(model, source, source_lengths, target)    # the arguments of `model.log_probs`
         bertviz.head_view(found.cross, ...)                             # or any viewer of (batch, heads, q_len, k_len)
 
-    Works with any model that has `log_probs` and whose attention layers stand in `layers`, or in `encoder.layers` and
+    Works with any model that has `log_probs` and whose attention layers are in `layers`, or in `encoder.layers` and
     `decoder.layers` (or `encoder_layers` and `decoder_layers`). Weights of padding keys are zero; rows of padding
-    queries mean nothing. The model is left as it was; no gradients are kept.
+    queries
+    are undefined. The model is not changed; no gradients are kept.
 
     Args:
-        model: in evaluation mode, unless dropout is wanted in what the later layers read.
+        model: in evaluation mode, unless the inputs of later layers should include dropout.
         inputs, options: of `model.log_probs`.
 
-    Cost: q_len x k_len numbers a head, layer and sequence, which models else never make.
+    Cost: q_len x k_len numbers per head, layer and sequence, which models otherwise do not store.
     """
     with torch.no_grad(), record_attention(model) as record:
         model.log_probs(*inputs, **options)  # type: ignore[operator]
@@ -58,11 +60,12 @@ def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:
 
 
 def buckets_of(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, Tensor]:
-    """The buckets into which hashed attention puts every position, in one reading.
+    """Return the buckets of every position in hashed attention, in one forward pass.
 
     Args: as `attentions_of`.
-    Returns: name of the layer -> (batch, heads, rounds, length), whole numbers; empty where nothing is hashed. Padding
-        is in a bucket of its own, behind the others.
+    Returns: name of the layer -> (batch, heads, rounds, length), whole numbers; empty if no layer hashes. Padding is in
+        a
+        separate bucket after the others.
     """
     found: dict[str, Tensor] = {}
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LSHSelfAttention)}

@@ -1,4 +1,4 @@
-"""From what a user types to a folder on disk: a model folder, a run folder, or a name on the Hugging Face hub."""
+"""Conversion of a user's model name to a folder: a model folder, a run folder, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from manyheads.errors import ModelFileError
 __all__ = ["resolve_model_path"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# Never a pickle, never a script: whatever else a repository holds is not even fetched.
+# Never pickles or scripts: other files of a repository are not downloaded.
 _FETCHED = ["*.safetensors", "*.json", "*.spm", "*.md"]
 
 
 def resolve_model_path(path: str | Path, *, revision: str | None = None) -> Path:
-    """The folder that holds config.json.
+    """Return the folder that contains config.json.
 
     Args:
-        path: a model folder; a run folder (then its model/ is meant); or `owner/name`, fetched from the hub.
+        path: a model folder; a run folder (its model/ is used); or `owner/name`, downloaded from the hub.
         revision: branch, tag or commit of a hub model.
 
     Raises: ModelFileError: there is no such folder, or the hub cannot be reached or refuses.

@@ -1,4 +1,4 @@
-"""The composite for language models: a body that reads segments, a head that names the token after each."""
+"""The composite for language models: a body that reads segments, and a head that predicts the next tokens."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ShapeError
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.kernels import policy
 
 __all__ = ["LanguageModel"]
 
 
 class LanguageModel(nn.Module):
-    """A body with its output head: what is trained, saved, loaded, evaluated and generates.
+    """A body with its output head, the object that is trained, saved, loaded, evaluated and used for generation.
 
         model = manyheads.load("models/novel")
-        state = model.start(lanes)                       # nothing read yet; keys and values are kept
+        state = model.start(lanes)                       # an empty state; keys and values will be stored
         log_probs, state = model.step(prompts, state)    # of the token after each prompt
-        log_probs, state = model.step(chosen, state)     # at a cost that does not grow with what was read
+        log_probs, state = model.step(chosen, state)     # at a constant cost per token
 
     Args:
-        body: a module that is a `protocols.LanguageBody`; it holds the embedding.
+        body: a module that is a `protocols.LanguageBody`; it contains the embedding.
         head: has `log_probs(hidden)`, `loss(hidden, targets, keep)` and `token_losses(hidden, targets)`.
-        config: the architecture's, kept for files.
+        config: the architecture's, stored for files.
     """
 
     def __init__(self, body: LanguageBody, head: LinearHead | AdaptiveHead, config: Any) -> None:
@@ -39,7 +40,7 @@ class LanguageModel(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Make what the config shares one parameter (again: moving a model off the meta device takes ties apart)."""
+        """Tie the parameters that the config shares. Needed again after moving a model off the meta device."""
         self.body.tie_weights()
         self.body.tie_head(self.head)
 
@@ -52,10 +53,11 @@ class LanguageModel(nn.Module):
         chunk_tokens: int = 2048,
         num_sampled: int = 0,
     ) -> Output:
-        """Loss of a segment of every lane, summed over targets that count, and the state for the next segment.
+        """Return the loss of a segment of every lane, summed over scored targets, and the state for the next segment.
 
         Args:
-            state: what came before, which is used up; lanes that `batch.resets` names forget it. None: nothing.
+            state: the state after the previous segment, which is consumed; lanes in `batch.resets` are reset. None:
+                empty.
             label_smoothing, chunk_tokens, num_sampled: see the head's `loss`.
         """
         hidden, state = self._read(batch, state)
@@ -70,7 +72,7 @@ class LanguageModel(nn.Module):
         return Output(loss_sum=loss_sum, nll_sum=nll_sum, num_tokens=_counted(batch).sum(), state=state)
 
     def token_losses(self, batch: SegmentBatch, state: Any = None) -> tuple[Float[Tensor, "lanes len"], Any]:
-        """Each target's own loss in nats, in the tokens' order, 0 where it does not count; and the next state."""
+        """Return each target's loss in nats, in the tokens' order, 0 where it is not scored; and the next state."""
         hidden, state = self._read(batch, state)
         rows = _counted(batch).flatten().nonzero().squeeze(1)
         found = self.head.token_losses(hidden.flatten(0, 1)[rows], batch.targets.flatten()[rows])
@@ -85,7 +87,7 @@ class LanguageModel(nn.Module):
         *,
         attention_mask: Tensor | None = None,
     ) -> Float[Tensor, "lanes len vocab_size"]:
-        """Log-probabilities of the token after each, in float32; see `read`."""
+        """Return log-probabilities of the token after each, in float32; see `read`."""
         return self.read(tokens, lengths, state, attention_mask=attention_mask)[0]
 
     def read(
@@ -96,21 +98,21 @@ class LanguageModel(nn.Module):
         *,
         attention_mask: Tensor | None = None,
     ) -> tuple[Float[Tensor, "lanes len vocab_size"], Any]:
-        """Log-probabilities of the token after each, and the state for what comes next.
+        """Return log-probabilities of the token after each, and the next state.
 
         Args:
             tokens: ids, padded.
-            lengths: real tokens of each row, padding on the right; None: all are.
-            state: what came before, which is used up; None: nothing.
-            attention_mask: in place of lengths, 1 = real, 0 = padding, which may stand anywhere: on the left, too.
+            lengths: real tokens of each row, padding on the right; None: all are real.
+            state: the previous state, which is consumed; None: empty.
+            attention_mask: instead of lengths, 1 = real, 0 = padding, at any position, also on the left.
 
-        What stands at padding has no place and no meaning. Raises: ShapeError: lengths and attention_mask together.
+        Results at padding are undefined. Raises: ShapeError: lengths and attention_mask are both given.
         """
         order = None
         if attention_mask is not None:
             if lengths is not None or attention_mask.shape != tokens.shape:
                 raise ShapeError("give either lengths, or an attention_mask of the shape of tokens.")
-            # What is real moves to the front, in order: neither memory nor distances know of padding.
+            # Move real tokens to the front, in order, because memory and distances do not skip padding.
             order = attention_mask.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
             tokens, lengths = tokens.gather(1, order), attention_mask.to(torch.bool).sum(dim=1)
         hidden, state = self.body(tokens, lengths, state)
@@ -125,7 +127,7 @@ class LanguageModel(nn.Module):
         return self.body.max_len
 
     def start(self, lanes: int, attending: Any = None, *, projected: bool = True, **options: Any) -> Any:
-        """An empty state for `lanes` sequences; see the body's `start`, which may have further options."""
+        """Return an empty state for `lanes` sequences; see the body's `start`, which may have further options."""
         return self.body.start(lanes, attending, projected=projected, **options)
 
     def step(
@@ -133,10 +135,12 @@ class LanguageModel(nn.Module):
     ) -> tuple[Float[Tensor, "rows vocab_size"], Any]:
         """Append tokens to every row; see `protocols.Searchable.step`.
 
-        Args: lengths: how many are real, padding on the right, as with prompts of different lengths; None: all are.
+        Args: lengths: number of real tokens, padding on the right, as for prompts of different lengths; None: all are
+            real.
 
         Returns: log-probabilities of the token after each row's last real one, in float32, and the new state. A row
-            with nothing new keeps its state, and what is said of it means nothing.
+            without new
+            tokens keeps its state, and its log-probabilities are undefined.
         """
         hidden, state = self.body(tokens, lengths, state)
         if lengths is None:
@@ -145,18 +149,18 @@ class LanguageModel(nn.Module):
         return self.head.log_probs(hidden[rows, (lengths - 1).clamp(min=0)]), state
 
     @property
-    def can_place(self) -> bool:
-        """See `protocols.Placing`: not a Reformer's, whose hashing looks at numbers all the while."""
-        return bool(getattr(self.body, "can_place", False))
+    def plans_steps(self) -> bool:
+        """See `protocols.PlansSteps`: not the Reformer, whose hashing depends on numbers."""
+        return bool(getattr(self.body, "plans_steps", False))
 
-    def place_step(self, tokens: Int[Tensor, "rows new_len"], state: Any) -> tuple[Any, Any] | None:
-        """See `protocols.Placing`."""
-        placed: tuple[Any, Any] | None = self.body.place_step(tokens, state)  # type: ignore[attr-defined]
-        return placed
+    def plan(self, tokens: Int[Tensor, "rows new_len"], state: Any) -> tuple[Any, Any]:
+        """See `protocols.PlansSteps`."""
+        step, after = self.body.plan(tokens, state)  # type: ignore[attr-defined]
+        return step, after
 
-    def take_step(self, placed: Any) -> Float[Tensor, "rows vocab_size"]:
-        """See `protocols.Placing`."""
-        return self.head.log_probs(self.body.take_step(placed)[:, -1])  # type: ignore[attr-defined]
+    def compute(self, step: Any) -> Float[Tensor, "rows vocab_size"]:
+        """See `protocols.PlansSteps`."""
+        return self.head.log_probs(self.body.compute(step)[:, -1])  # type: ignore[attr-defined]
 
     def _read(self, batch: SegmentBatch, state: Any) -> tuple[Tensor, Any]:
         if state is not None and _any(batch.resets):
@@ -167,11 +171,11 @@ class LanguageModel(nn.Module):
 
 
 def _any(marks: Tensor) -> bool:
-    """Whether one is True; yes, unseen, where the look would make a device or a compiler wait."""
-    return marks.device.type != "cpu" or torch.compiler.is_compiling() or bool(marks.any())
+    """Return whether one is True; also True without reading them, if reading would make a device or a compiler wait."""
+    return not policy.can_look(marks) or bool(marks.any())
 
 
 def _counted(batch: SegmentBatch) -> Bool[Tensor, "lanes len"]:
-    """Targets that count: neither padding nor context."""
+    """Return which targets are scored: neither padding nor context."""
     columns = torch.arange(batch.tokens.shape[1], device=batch.lengths.device)
     return (columns < batch.lengths[:, None]) & (columns >= batch.num_context)

@@ -1,10 +1,10 @@
-"""Model folders: written, checked and read again.
+"""Writing, checking and reading of model folders.
 
     model/   config.json  model.safetensors  README.md  manifest.json
              and, if given, tokenizer.json (or another toolkit's files)  generation_config.json
 
-Names in the file are the body's own (`encoder.layers.0.self_attn.q_proj.weight`), with `head.` before the head's; a
-tied matrix is stored once. Nothing in a folder can run code: the formats are safetensors and JSON.
+Names in the file are the body's (`encoder.layers.0.self_attn.q_proj.weight`), and the head's with `head.` in front; a
+tied matrix is stored once. Nothing in a folder can execute code: the formats are safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES, build_model
-from manyheads.checkpoint.commit import write_folder
 from manyheads.checkpoint.format import needed_bytes, write_tensors
-from manyheads.checkpoint.verify import MANIFEST, verify_folder
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, SaveError
+from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
+from manyheads.files.verify import MANIFEST, verify_folder
 
 __all__ = [
     "EXAMPLES",
@@ -49,20 +49,20 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class HasFiles(Protocol):
-    """A tokenizer, as far as a model folder is concerned."""
+    """The part of a tokenizer that a model folder needs."""
 
     def files(self) -> Mapping[str, bytes]:
-        """What to write: name -> content."""
+        """Return the files to write: name -> content."""
         ...
 
 
 def portable_name(name: str) -> str:
-    """A composite's parameter name as it stands in files: without what composite and compiler put in front."""
+    """Return a composite's parameter name in files, without the prefixes of composite and compiler."""
     return name.replace("_orig_mod.", "").removeprefix("body.")
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The composite itself: DDP and averaging keep it as `module`, torch.compile as `_orig_mod`."""
+    """Return the composite without wrappers: DDP and averaging store it as `module`, torch.compile as `_orig_mod`."""
     while True:
         children = dict(model.named_children())
         inner = children.get("_orig_mod", children.get("module"))
@@ -72,9 +72,10 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def portable_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and saved buffers under their names in files; what is tied appears once, under its first name.
+    """Return parameters and saved buffers under their names in files; a tied parameter occurs once, under its first
+    name.
 
-    Wrappers around the composite (DDP, torch.compile, averaging) leave no trace.
+    Wrappers around the composite (DDP, torch.compile, averaging) have no effect.
     """
     model = _unwrapped(model)
     state: dict[str, Tensor] = {}
@@ -126,19 +127,19 @@ def save_pretrained(
     weights: Mapping[str, Tensor] | None = None,
     more: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a model folder in one step: it is whole, or it is not there.
+    """Write a model folder atomically.
 
     Args:
         model: the composite.
-        path: the folder; one that exists is replaced.
-        tokenizer: saved beside the weights, so that the folder reads and writes text.
+        path: the folder; an existing one is replaced.
+        tokenizer: saved with the weights, so that the folder can process text.
         generation: decoding settings, a dataclass.
         card: README.md; None writes a short one.
-        weights: other values under the same names, such as an average; None takes the model's own.
+        weights: other values under the same names, such as an average; None: the model's.
         more: further files, name -> content.
 
-    Raises: SaveError: it could not be written, or some of its weights were rounded for decoding; an older folder is as
-        it was.
+    Raises: SaveError: it could not be written, or some of its weights were rounded for decoding; an older folder is
+        unchanged.
     """
     tensors = weights or _unrounded_state(model, path)
 
@@ -156,9 +157,9 @@ def save_pretrained(
 
 
 def _unrounded_state(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
-    """`portable_state`, unless the maps alone are in another type, as decoding in bf16 leaves them.
+    """Return `portable_state`, unless only the linear layers have another type, as after decoding in bf16.
 
-    Their weights are gone then, and so is what was tied.
+    In that case the original weights and the tying are lost.
     """
     tensors = portable_state(model)
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()}
@@ -173,12 +174,12 @@ def _unrounded_state(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
 def load(
     path: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, revision: str | None = None
 ) -> Seq2Seq | LanguageModel:
-    """A composite with its weights, in evaluation mode and float32: a translator's, or a language model's.
+    """Return a composite with its weights, in evaluation mode and float32, for translation or language modelling.
 
     Args:
-        path: a model folder, a run folder (its model/ is taken), or `owner/name` on the Hugging Face hub.
-        device: where the weights go.
-        verify: compare every file with the manifest's SHA-256 first.
+        path: a model folder, a run folder (its model/ is used), or `owner/name` on the Hugging Face hub.
+        device: device of the weights.
+        verify: first compare every file with the manifest's SHA-256.
         revision: of a hub model.
 
     Raises: ModelFileError: files are missing, damaged, of another format version, or pickled. ConfigError: bad config.
@@ -190,7 +191,7 @@ def load(
     tensors = _read_weights(folder, config)
     with torch.device("meta"):
         model: Seq2Seq | LanguageModel = build_model(config)
-    _check_fit(tensors, portable_state(model), str(folder / WEIGHTS))  # before memory is taken for what a config asks
+    _check_fit(tensors, portable_state(model), str(folder / WEIGHTS))  # before allocating memory for the config's sizes
     model.to_empty(device=device)
     model.tie_weights()
     load_portable_state(model, tensors, where=str(folder / WEIGHTS))
@@ -198,7 +199,7 @@ def load(
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """The verified tensors of a model folder, by their names in files.
+    """Return the verified tensors of a model folder, by their names in files.
 
     Raises: as `load`.
     """
@@ -208,7 +209,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 def _verify(folder: Path) -> None:
     if not (folder / MANIFEST).exists():
-        read_config(folder)  # which says more of a folder that is none of ours
+        read_config(folder)  # gives a better error for a folder of another program
         _find_weights(folder)
         raise ModelFileError(
             f"{folder} has no {MANIFEST}, without which damage cannot be seen; copy the whole folder again, or load it"
@@ -221,9 +222,11 @@ def _verify(folder: Path) -> None:
 
 
 def read_config(folder: Path) -> Any:
-    """The architecture's config of a model folder.
+    """Return the architecture's config of a model folder.
 
-    Raises: ModelFileError: no config.json, not JSON, of a newer format. ConfigError: an unknown or bad setting in it.
+    Raises: ModelFileError: config.json is missing, not JSON, or of a newer format. ConfigError: it contains an unknown
+        or
+        bad setting.
     """
     file = folder / CONFIG
     try:
@@ -271,7 +274,7 @@ def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
 
 
 def _check_size(config: Any, num_values: int, num_tensors: int, file: Path) -> None:
-    """Refuse a config that asks for far more than the file holds before anything of that size is built."""
+    """Refuse a config that describes far more than the file contains, before anything of that size is built."""
     layers, widest = config.lower_bounds()
     if layers > num_tensors or (widest > num_values):
         raise ModelFileError(

@@ -1,24 +1,97 @@
-"""What other rooms may rely on in a model: training needs `Trainable`, search needs `Searchable`, and nothing else.
+"""Interfaces of models for other packages: training needs `Trainable`, search needs `Searchable`, and nothing else.
 
-No search, loop or picture ever asks for a model's class.
+No search, loop or plot depends on a model's class.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
-__all__ = ["LanguageBody", "Output", "Placing", "Scorable", "SearchState", "Searchable"]
+__all__ = [
+    "LanguageBody",
+    "LanguageModelConfig",
+    "ModelConfig",
+    "Output",
+    "PlannedStep",
+    "PlansSteps",
+    "Scorable",
+    "SearchState",
+    "Searchable",
+]
+
+
+class ModelConfig(Protocol):
+    """Facts about an architecture for other packages; its config class declares them."""
+
+    @property
+    def architecture(self) -> str:
+        """Its name in ARCHITECTURES."""
+        ...
+
+    @property
+    def task(self) -> Literal["translation", "language-modelling"]:
+        """The kind of model: `Seq2Seq` or `LanguageModel`."""
+        ...
+
+    @property
+    def memory_degree(self) -> int:
+        """Degree of the polynomial that gives the memory of a training step as a function of the input length."""
+        ...
+
+    def lower_bounds(self) -> tuple[int, int]:
+        """Return the minimum number of tensors of a model, and the minimum size of its largest tensor."""
+        ...
+
+    def describe(self) -> str:
+        """Return the sizes in one line."""
+        ...
+
+
+class LanguageModelConfig(ModelConfig, Protocol):
+    """Facts about a language model."""
+
+    vocab_size: int
+
+    @property
+    def longest_input(self) -> int | None:
+        """Maximum segment length in tokens; None: there is no limit."""
+        ...
+
+    @property
+    def reads_forwards(self) -> bool:
+        """Whether no token attends to a later one, so that the model can learn to generate."""
+        ...
+
+    @property
+    def has_adaptive_softmax(self) -> bool:
+        """Whether the head clusters the vocabulary."""
+        ...
+
+    @property
+    def draws_hashes(self) -> bool:
+        """Whether its initial state contains a hash seed (`start(..., hash_seed=...)`)."""
+        ...
+
+    @property
+    def hash_rounds(self) -> int | Literal["full"] | None:
+        """Number of hash rounds; `full`: exact attention; None: the architecture does not hash."""
+        ...
+
+    @property
+    def context_settings(self) -> dict[str, int]:
+        """Settings besides the segment length that determine the context length of attention."""
+        ...
 
 
 class Output(NamedTuple):
-    """Sums over a batch, so that micro-batches and ranks can be added before anything is divided.
+    """Sums over a batch, so that micro-batches and ranks can be added before the division.
 
-    loss_sum: the training loss summed over tokens (label smoothing included); carries the gradient.
+    loss_sum: the training loss summed over tokens (label smoothing included); has the gradient.
     nll_sum: the plain negative log-likelihood in nats, summed over the same tokens; no gradient.
-    num_tokens: how many tokens were summed, a tensor.
-    state: what the next call of a recurrent model needs; None for others.
+    num_tokens: number of summed tokens, a tensor.
+    state: the state for the next call of a recurrent model; None for others.
     """
 
     loss_sum: Tensor
@@ -28,16 +101,16 @@ class Output(NamedTuple):
 
 
 class SearchState(Protocol):
-    """What a model remembers between two steps of a search: a value, passed in and returned."""
+    """The state of a model between two steps of a search: a value, passed in and returned."""
 
     def reorder(self, rows: Tensor) -> Self:
-        """The state after a step of the search chose which rows live on.
+        """Return the state for the rows that a step of the search selected.
 
         Args:
             rows: (sentences, beams) ids of the old rows that the new rows continue. Row r of the old state belonged to
-                sentence r // old_beams. All entries of one line come from one sentence; sentences keep their order,
-                and one that is left out has ended; the number of beams may change (so this also spreads one row over
-                many beams).
+                sentence r // old_beams. All entries of one line come from one sentence. Sentences keep their order, and
+                a
+                missing sentence has ended. The number of beams may change, so one row can be repeated for many beams.
         Returns: a state of sentences x beams rows, in the order of `rows.flatten()`.
         """
         ...
@@ -45,55 +118,75 @@ class SearchState(Protocol):
 
 @runtime_checkable
 class Searchable(Protocol):
-    """A model that can be searched: `Seq2Seq` today, language models alike."""
+    """A model for search, such as `Seq2Seq`; language models have similar methods."""
 
     @property
     def max_len(self) -> int | None:
-        """Longest source, and longest target from BOS to the last token before EOS; None if there is no limit."""
+        """Maximum length of a source, and of a target from BOS to the last token before EOS; None: no limit."""
         ...
 
     def start(self, source: Tensor, source_lengths: Tensor) -> SearchState:
-        """Read the sources. source (batch, source_len) ids padded on the right, lengths (batch,) with EOS."""
+        """Encode the sources. source (batch, source_len) ids padded on the right, lengths (batch,) with EOS."""
         ...
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Append `tokens` (rows, new_len) to every row; the first token ever is BOS.
+        """Append `tokens` (rows, new_len) to every row; the very first token is BOS.
 
-        Returns: log-probabilities of the token that follows the last one given, (rows, vocab_size) in float32, and the
-            new state. The state given is used up: clone it first to branch. The caller may write into the
-            log-probabilities.
+        Returns: log-probabilities of the token after the last one, (rows, vocab_size) in float32, and the new state.
+            The given
+            state is consumed: clone it first to branch. The caller may modify the log-probabilities.
         """
+        ...
+
+
+class PlannedStep(Protocol):
+    """A step whose decisions are all made; the rest can be compiled."""
+
+    @property
+    def can_compile(self) -> bool:
+        """Whether it is a step of one token, not the first one, and attention is not recorded: such steps differ only
+        in sizes and
+        numbers.
+        """
+        ...
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Steps of one kind share one compiled program."""
+        ...
+
+    def for_compiler(self) -> Self:
+        """Return the same step with optional tensors filled in, so that fewer programs serve all steps."""
         ...
 
 
 @runtime_checkable
-class Placing(Protocol):
-    """A searchable model whose steps of one token come in two parts, the second of which a compiler can read whole."""
+class PlansSteps(Protocol):
+    """A searchable model whose step is `compute(plan(tokens, state))`."""
 
     @property
-    def can_place(self) -> bool:
-        """Whether this model's steps do."""
+    def plans_steps(self) -> bool:
+        """Whether this model has such steps."""
         ...
 
-    def place_step(self, tokens: Tensor, state: Any) -> tuple[Any, Any] | None:
-        """All of `step` that looks at numbers: makes room, and says what goes where.
+    def plan(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
+        """Make all decisions of a step that depend on values: allocate space, and choose where each value is written.
 
-        Returns: what `take_step` takes, and the state after it; None where only `step` serves. The state given is used
-            up, but for the last case. What is taken has a `kind`: steps of one kind differ in sizes and numbers alone.
+        Returns: a `PlannedStep`, and the next state. The given state is consumed.
         """
         ...
 
-    def take_step(self, placed: Any) -> Tensor:
-        """The rest of `step`: log-probabilities, (rows, vocab_size) in float32."""
+    def compute(self, step: Any) -> Tensor:
+        """Compute the rest of the step and return log-probabilities, (rows, vocab_size) in float32."""
         ...
 
 
 @runtime_checkable
 class Scorable(Protocol):
-    """A model that gives the probability of a known target."""
+    """A model that computes the probability of a given target."""
 
     def log_probs(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """Log-probabilities of the token after each target position, under teacher forcing.
+        """Return log-probabilities of the token after each target position, with teacher forcing.
 
         Shape: target (batch, target_len) begins with BOS; the result is (batch, target_len, vocab_size).
         """
@@ -101,33 +194,35 @@ class Scorable(Protocol):
 
 
 class LanguageBody(Protocol):
-    """A language model without its head: what `LanguageModel` needs of an architecture. A module."""
+    """A language model without its head: the interface that `LanguageModel` needs. A module."""
 
     @property
     def max_len(self) -> int | None:
-        """Longest sequence; None: there is no limit."""
+        """Maximum sequence length; None: there is no limit."""
         ...
 
     def __call__(self, tokens: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]:
-        """Hidden states from which the head predicts the token after each, and the state for what comes next.
+        """Return hidden states from which the head predicts the token after each, and the next state.
 
-        Args: tokens: (lanes, len) ids; lengths: (lanes,) real ones, padding on the right, None: all; state: of `start`,
-            which is used up, None: of a beginning.
+        Args: tokens: (lanes, len) ids; lengths: (lanes,) number of real tokens, padding on the right, None: all; state:
+            from
+            `start`, which is consumed, None: empty.
         """
         ...
 
     def start(self, lanes: int, attending: Any = None, *, projected: bool = True) -> Any:
-        """The state before anything was read, with `reset`, `reorder` and `clone`.
+        """Return the empty state, with `reset`, `reorder` and `clone`.
 
-        Args: attending: how to look back, None: as in training; projected: whatever makes generation cheap, for
-            evaluation alone; False: what training takes.
+        Args: attending: context settings, None: as in training; projected: a state that makes generation fast, for
+            evaluation
+            only; False: a state for training.
         """
         ...
 
     def tie_weights(self) -> None:
-        """Make one parameter of what the body shares within itself."""
+        """Tie the parameters that the body shares within itself."""
         ...
 
     def tie_head(self, head: nn.Module) -> None:
-        """Make one parameter of what the config lets body and head share."""
+        """Tie the parameters that body and head share by the config."""
         ...

@@ -1,4 +1,4 @@
-"""The composite for translation and its like: a body that reads and writes hidden states, a head that names words."""
+"""The composite for translation and similar tasks: a body of hidden states, and a head that predicts tokens."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Seq2Seq"]
 
 
 class Seq2Seq(nn.Module):
-    """An encoder-decoder with its output head: what is trained, saved, loaded and searched.
+    """An encoder-decoder with its output head, the object that is trained, saved, loaded and searched.
 
     Args:
         body: has `encode(source, source_lengths)`, `decode(target, memory, source_lengths)`, `start` and `step`.
         head: has `log_probs(hidden)` and `loss(hidden, targets, keep)`.
-        config: kept for files; the head shares the target table if `config.tie_embeddings` is `all` or `decoder`.
+        config: stored for files; the head shares the target table if `config.tie_embeddings` is `all` or `decoder`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Seq2Seq(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Make what the config shares one parameter (again: moving a model off the meta device takes ties apart)."""
+        """Tie the parameters that the config shares. Needed again after moving a model off the meta device."""
         self.body.tie_weights()
         if self.config.tie_embeddings in ("all", "decoder"):
             self.head.weight = cast(nn.Parameter, self.body.target_embedding.weight)
@@ -56,10 +56,11 @@ class Seq2Seq(nn.Module):
         r_drop: float = 0.0,
         num_sampled: int = 0,
     ) -> Output:
-        """Loss of a batch under teacher forcing, summed over target tokens (EOS counted, BOS and padding not).
+        """Return the loss of a batch with teacher forcing, summed over target tokens (with EOS, without BOS and
+        padding).
 
-        With `r_drop` every pair is read twice, under different dropout, and disagreement costs: see
-        `nn.heads.consistency`. With `num_sampled` candidates stand for the vocabulary: see `nn.heads.sampled`.
+        With `r_drop` every pair is computed twice with different dropout, and the loss penalises the difference: see
+        `nn.kernels.consistency`. With `num_sampled` candidates replace the vocabulary: see `nn.heads.sampled`.
         """
         again = None
         if r_drop:
@@ -88,7 +89,7 @@ class Seq2Seq(nn.Module):
         source_lengths: Int[Tensor, " batch"],
         target: Int[Tensor, "batch len"],
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """Log-probabilities of the token after each target position, under teacher forcing."""
+        """Return log-probabilities of the token after each target position, with teacher forcing."""
         log_probs: Tensor = self.head.log_probs(self.body(source, source_lengths, target))
         return log_probs
 
@@ -107,15 +108,15 @@ class Seq2Seq(nn.Module):
         return self.head.log_probs(hidden[:, -1]), state
 
     @property
-    def can_place(self) -> bool:
-        """See `protocols.Placing`: not a Reformer's, whose hashing looks at numbers all the while."""
-        return hasattr(self.body, "place_step")
+    def plans_steps(self) -> bool:
+        """See `protocols.PlansSteps`: all but the Reformer, whose hashing depends on numbers."""
+        return hasattr(self.body, "plan")
 
-    def place_step(self, tokens: Tensor, state: Any) -> tuple[Any, Any] | None:
-        """See `protocols.Placing`."""
-        placed: tuple[Any, Any] | None = self.body.place_step(tokens, state)
-        return placed
+    def plan(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
+        """See `protocols.PlansSteps`."""
+        step, after = self.body.plan(tokens, state)
+        return step, after
 
-    def take_step(self, placed: Any) -> Tensor:
-        """See `protocols.Placing`."""
-        return self.head.log_probs(self.body.take_step(placed)[:, -1])
+    def compute(self, step: Any) -> Tensor:
+        """See `protocols.PlansSteps`."""
+        return self.head.log_probs(self.body.compute(step)[:, -1])

@@ -1,4 +1,4 @@
-"""Which architectures there are: a newcomer is one folder and one line here."""
+"""The table of architectures: a new one needs one folder and one line here."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = ["ARCHITECTURES", "Architecture", "build_model"]
 class Architecture:
     """One line of the table.
 
-    task: what it is for, and so its composite: `Seq2Seq` or `LanguageModel`. config: its config class. build: config ->
-    composite. presets: name -> config.
+    task: determines the composite: `Seq2Seq` or `LanguageModel`. config: its config class. build: config -> composite.
+    presets: name -> config.
     """
 
     task: Literal["translation", "language-modelling"]
@@ -89,7 +89,7 @@ def build_model(config: TransformerXLConfig | ReformerConfig) -> LanguageModel: 
 def build_model(
     config: TransformerConfig | TransformerXLConfig | ReformerConfig | ReformerSeq2SeqConfig,
 ) -> Seq2Seq | LanguageModel:
-    """A fresh composite with random weights (from torch's global generator).
+    """Return a new composite with random weights (from torch's global generator).
 
     Raises: ConfigError: the architecture is unknown, or the config cannot be built.
     """

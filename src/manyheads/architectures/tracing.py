@@ -1,4 +1,4 @@
-"""Every tensor of one reading of a model, from input to output, with the equation that each line of it implements."""
+"""Every tensor of one forward pass, from input to output, with its equation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAYER = re.compile(r"^(.*?layers)\.(\d+)(.*)$")
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """One line: where it was made, what it is, its shape, and how it follows from the lines above it."""
+    """One line: the module, the tensor's name, its shape, and its equation."""
 
     module: str
     name: str
@@ -65,7 +65,7 @@ def _sinusoid(module: Any) -> str:
 
 
 def _axial(module: Any) -> str:
-    """Position p of a grid (a, b) lies in row p // b and column p % b."""
+    """Position p of a grid (a, b) is in row p // b and column p % b."""
     parts, below = [], 1
     for number, size in reversed(list(enumerate(module.shape, start=1))):
         place = "pos" if below == 1 else f"⌊pos / {below}⌋"
@@ -96,14 +96,14 @@ LAST_NORMS: dict[type[nn.Module], Mapping[str, tuple[str, str]]] = {
 
 
 def trace(model: nn.Module, inputs: dict[str, Any], **options: Any) -> list[TracedTensor]:
-    """Read once, and write down every tensor on the way.
+    """Run one forward pass and record every tensor.
 
     Args:
         model: a composite: `log_probs(*inputs)` and a `head`.
-        inputs: name -> tensor (or None, or a state), in the order that `log_probs` takes them.
-        options: more arguments of `log_probs`.
+        inputs: name -> tensor (or None, or a state), in the order of the arguments of `log_probs`.
+        options: further arguments of `log_probs`.
 
-    Returns: in the order in which they were made; inputs first, log-probabilities last. The model is left as it was.
+    Returns: in the order of computation; inputs first, log-probabilities last. The model is not changed.
     """
     lines = [
         TracedTensor("", name, tuple(value.shape), "input")
@@ -117,7 +117,7 @@ def trace(model: nn.Module, inputs: dict[str, Any], **options: Any) -> list[Trac
 
 
 def _chunks_joined(lines: list[TracedTensor]) -> list[TracedTensor]:
-    """What was made in several calls, some positions at a time, in one line."""
+    """Merge tensors that were computed in several calls, some positions at a time, into one line."""
     found: dict[tuple[str, str], list[TracedTensor]] = {}
     for line in lines:
         found.setdefault((line.module, line.name), []).append(line)
@@ -133,7 +133,7 @@ def _chunks_joined(lines: list[TracedTensor]) -> list[TracedTensor]:
 
 
 def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
-    """The same without layers that repeat an earlier one of their stack, told in one line behind the stack."""
+    """Replace layers that repeat an earlier one of their stack by one line after it."""
     kept: list[TracedTensor] = []
     layers: dict[tuple[str, str], list[tuple[str, TracedTensor]]] = {}
     order: list[tuple[str, str] | TracedTensor] = []
@@ -167,7 +167,7 @@ def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
 
 
 def _runs(numbers: list[int]) -> str:
-    """Rising numbers in words: [1, 2, 3, 5, 7, 8] as `1 to 3, 5, 7 to 8`."""
+    """Return increasing numbers as text: [1, 2, 3, 5, 7, 8] as `1 to 3, 5, 7 to 8`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -179,7 +179,7 @@ def _runs(numbers: list[int]) -> str:
 
 @contextlib.contextmanager
 def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
-    """Hooks on whatever the table knows, taken off again in any case."""
+    """Add hooks to all modules in the table, and remove them after the block."""
     hooks: list[Any] = []
     undo: list[Callable[[], None]] = []
     try:
@@ -203,7 +203,7 @@ def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
 
 
 def _told_of(name: str, module: nn.Module) -> Iterator[tuple[str, str, str]]:
-    """Modules whose outputs get a line because of this one: full name, what comes out, and how."""
+    """Yield modules whose outputs get a line because of this module: full name, tensor name, equation."""
     known = next((entry for kind, entry in EQUATIONS.items() if isinstance(module, kind)), None)
     if known is not None:
         yield name, known[0], known[1](module)
@@ -228,7 +228,7 @@ def _writer(module: str, name: str, equation: str, lines: list[TracedTensor]) ->
 
 
 def _watch_attention(layer: Any, module: str, lines: list[TracedTensor]) -> Callable[[], None]:
-    """Write down q, k, v, weights and output of each call of `attend`. Returns: what undoes it."""
+    """Record q, k, v, weights and output of each call of `attend`. Returns: a function that undoes it."""
     attend, hook = layer.attend, layer.weights_hook
 
     def watched(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Tensor:
@@ -242,7 +242,7 @@ def _watch_attention(layer: Any, module: str, lines: list[TracedTensor]) -> Call
             lines.append(TracedTensor(module, name, tuple(tensor.shape), equation))
         if isinstance(layer, RelativeAttention):
             learned = isinstance(layer, LearnedRelativeAttention)
-            equation = "a trained row a distance i - j" if learned else "r = R W_R, in heads"
+            equation = "a trained row per distance i - j" if learned else "r = R W_R, in heads"
             lines.append(TracedTensor(module, "distances", tuple(rest[0].shape), equation))
         out: Tensor = attend(q, k, v, *rest, **options)
         lines.append(TracedTensor(module, "output", tuple(out.shape), f"concat(A V) W_O{bias}"))
@@ -256,7 +256,7 @@ def _watch_attention(layer: Any, module: str, lines: list[TracedTensor]) -> Call
     layer.attend, layer.weights_hook = watched, write_weights
 
     def undo() -> None:
-        del layer.attend  # the class's own is seen again
+        del layer.attend  # restores the class's method
         layer.weights_hook = hook
 
     return undo

@@ -1,4 +1,4 @@
-"""What `tracing` writes down of a Reformer: hashed and local attention, two streams, work done in chunks."""
+"""Tracing of a Reformer: hashed and local attention, two streams, computation in chunks."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ JOINED: dict[type[nn.Module], Mapping[str, tuple[str, str]]] = {
 
 
 def watch_hashed(layer: LSHSelfAttention, write: Write) -> Callable[[], None]:
-    """Write down what one reading of a hashed layer makes. Returns: what undoes it.
+    """Record the tensors of one forward pass of a hashed layer. Returns: a function that undoes it.
 
-    Scores and weights have no line of their own: of them only pieces exist, a chunk's at a time.
+    Scores and weights have no line, because only chunks of them exist.
     """
     prepare, before = layer._prepare, layer.buckets_hook
     rounds: list[Tensor] = []
@@ -75,11 +75,11 @@ def watch_hashed(layer: LSHSelfAttention, write: Write) -> Callable[[], None]:
         write("output", output.shape, _hashed_equation(layer, hashed=bool(rounds)))
 
     layer._prepare, layer.buckets_hook = watched, note  # type: ignore[method-assign]
-    # The layer itself is called by another name than forward, which hooks do not see; its last map is not.
+    # Hooks see only `forward`. The layer is called by another method, but its output projection by `forward`.
     hook = layer.out_proj.register_forward_hook(write_output)
 
     def undo() -> None:
-        del layer._prepare  # the class's own is seen again
+        del layer._prepare  # restores the class's method
         layer.buckets_hook = before
         hook.remove()
 
@@ -87,7 +87,7 @@ def watch_hashed(layer: LSHSelfAttention, write: Write) -> Callable[[], None]:
 
 
 def watch_local(layer: LocalSelfAttention, write: Write) -> Callable[[], None]:
-    """Write down what one reading of a local layer makes. Returns: what undoes it."""
+    """Record the tensors of one forward pass of a local layer. Returns: a function that undoes it."""
     project = layer._project
 
     def watched(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

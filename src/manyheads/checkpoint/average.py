@@ -13,8 +13,8 @@ from torch import Tensor
 
 from manyheads.checkpoint.format import step_of
 from manyheads.checkpoint.retain import list_checkpoints
-from manyheads.checkpoint.verify import verify_folder
 from manyheads.errors import CheckpointError, ConfigError
+from manyheads.files.verify import verify_folder
 
 __all__ = ["average_tensors", "select_checkpoints"]
 

@@ -18,11 +18,11 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from manyheads.checkpoint.commit import write_folder
 from manyheads.checkpoint.sharded import SHARDS, Place, read_shards
-from manyheads.checkpoint.verify import FORMAT_VERSION, verify_folder
 from manyheads.errors import CheckpointError
+from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
+from manyheads.files.verify import FORMAT_VERSION, verify_folder
 
 __all__ = [
     "MOST_SCALARS_BYTES",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from manyheads.checkpoint.commit import remove_folder, write_text
-from manyheads.checkpoint.faults import saving
 from manyheads.checkpoint.format import step_of, verify_checkpoint
 from manyheads.errors import CheckpointError, SaveError
+from manyheads.files.commit import remove_folder, write_text
+from manyheads.files.faults import saving
 from manyheads.files.guarded import read_limited
 
 __all__ = [

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manyheads.cli.command_line.pages import program
+from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
-from manyheads.cli.output_checks import OutputCheck
-from manyheads.cli.pages import program
-from manyheads.cli.phases import showing_if_long, telling
+from manyheads.cli.watching.phases import showing_if_long, telling
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.errors import DataError, MissingExtraError, ModelFileError
-from manyheads.training.settings import TrainConfig
+from manyheads.tasks.translation.settings import TrainConfig
 
 if TYPE_CHECKING:
     from manyheads.data.prepared import PreparedData
@@ -61,7 +61,7 @@ def run(run_dir: Path) -> int:
 
     from manyheads.decoding.translator import Translator
     from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
-    from manyheads.training.run_folder import RunFolder
+    from manyheads.training.run.run_folder import RunFolder
 
     config = run_config(run_dir)
     RunFolder(run_dir).check()  # pictures go there, and data that has to be prepared again
@@ -116,7 +116,7 @@ def judge(run_dir: Path, config: TrainConfig, bleu: float) -> tuple[bool, str]:
     Returns: whether it is a failure, which it is after LEAST_MINUTES of training; and a message.
     """
     from manyheads.cli.records import describe_folder
-    from manyheads.training.few_steps import FEWEST_STEPS
+    from manyheads.training.run.few_steps import FEWEST_STEPS
 
     record = describe_folder(run_dir)
     steps, tokens, trained = record["step"], record["target_tokens"] or 0, record["minutes"] or 0.0

@@ -18,7 +18,7 @@ from manyheads.errors import ManyHeadsError, SaveError
 
 __all__ = ["COMMANDS", "EXIT_CODES", "guarded", "main", "module_of"]
 
-# name -> what it does; the code is in `manyheads.cli.NAME` (`_` for `-`), with `run(arguments) -> exit code`.
+# name -> what it does; the code is in `manyheads.cli.commands.NAME` (`_` for `-`), with `run(arguments) -> exit code`.
 COMMANDS = {
     "sample-data": "write the text files that the examples in README use",
     "prepare": "text files -> a folder of tokens that train reads",
@@ -119,7 +119,7 @@ def _run(arguments: list[str]) -> int:
 
 def module_of(command: str) -> ModuleType:
     """The module of a command, imported."""
-    return importlib.import_module(f"manyheads.cli.{command.replace('-', '_')}")
+    return importlib.import_module(f"manyheads.cli.commands.{command.replace('-', '_')}")
 
 
 def _occupy_closed_streams() -> None:

@@ -163,7 +163,7 @@ def _known(tokenizer: TranslationTokenizer | Vocabulary) -> dict[str, Any]:
 
 
 def _damages(folders: list[Path]) -> list[str]:
-    from manyheads.checkpoint.verify import verify_folder
+    from manyheads.files.verify import verify_folder
 
     found = []
     for folder in folders:

@@ -1,1 +1,3 @@
-"""Files and command lines become dataclasses here; each room declares its own, and this room knows none of them."""
+"""Conversion of files and command lines to dataclasses. Every package declares its own; this one does not depend on
+them.
+"""

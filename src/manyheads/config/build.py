@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from manyheads.config.files import Source
 from manyheads.config.merge import field_types, merge, tag_of, variants
@@ -16,7 +15,7 @@ from manyheads.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["build", "resolve"]
+__all__ = ["build", "convert", "resolve"]
 
 T = TypeVar("T")
 _MISSING = object()
@@ -104,20 +103,18 @@ def _is_required(item: dataclasses.Field[Any]) -> bool:
 def _construct(cls: type, given: dict[str, Any], wrong: set[str], path: str, mistakes: list[tuple[str, str]]) -> Any:
     """Call the class until it is content, to hear more than its first complaint.
 
-    A complaint names the fields it is about; those are put back to their defaults before the next call, and a later
-    complaint that involves any of them is not believed, since the user never wrote that combination.
+    A complaint's fields are put back to their defaults before the next call, and a later complaint that involves any
+    of them is ignored, since the user never wrote that combination.
     """
     given, doubtful = dict(given), set(wrong)
     while True:
         try:
             return cls(**given)
         except ConfigError as error:
-            message = str(error)
-            named = {name for name in field_types(cls) if re.search(rf"(?<!\w){name}(?!\w)", message)}
-            if not doubtful.intersection(named):
-                about = next((name for name in given if name in named), "")
-                mistakes.append((".".join(part for part in (path, about) if part), message))
-            reset = named.intersection(given)
+            if not doubtful.intersection(error.fields):
+                about = next((name for name in given if name in error.fields), "")
+                mistakes.append((".".join(part for part in (path, about) if part), str(error)))
+            reset = set(error.fields).intersection(given)
             if not reset:
                 return None
             doubtful |= reset
@@ -152,22 +149,37 @@ def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tup
 
 
 def _leaf(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
+    try:
+        return convert(annotation, value, path)
+    except ConfigError as error:
+        mistakes.append((path, str(error)))
+        return None
+
+
+def convert(annotation: Any, value: Any, name: str) -> Any:
+    """A value of this type from plain data, such as the text of a command line.
+
+    Args: name: of the setting or option, for the message.
+
+    Raises: ConfigError: it does not fit the type.
+    """
+    if isinstance(value, str) and (annotation is str or str in get_args(annotation)):
+        return value
     from pydantic import ValidationError  # a tenth of a second that no `--help` should pay
 
     if isinstance(value, bool) and annotation in (int, float):
-        mistakes.append((path, f"{path} is {value}; it must be a number."))
-        return None
+        raise ConfigError(f"{name} is {value}; it must be a number.")
     try:
         return _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        mistakes.append((path, f"{path} is {_shown(value)}; {_reason(annotation, value, error)}"))
-        return None
+        raise ConfigError(f"{name} is {_shown(value)}; {_reason(annotation, value, error)}") from None
 
 
 def _reason(annotation: Any, value: Any, error: Any) -> str:
-    choices = [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    parts = (annotation, *get_args(annotation))
+    choices = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
     if choices and get_origin(annotation) is not tuple:
-        return f"choose one of: {', '.join(choices)}.{did_you_mean(str(value), choices)}"
+        return f"choose one of: {', '.join(map(str, choices))}.{did_you_mean(str(value), map(str, choices))}"
     first = error.errors(include_url=False, include_input=False)[0]
     inner = f" (item {first['loc'][0] + 1})" if first["loc"] and isinstance(first["loc"][0], int) else ""
     message = first["msg"]

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from manyheads.config.merge import field_types, tag_of, variants
 
-__all__ = ["Setting", "argument_docs", "describe", "show_value"]
+__all__ = ["Setting", "argument_docs", "describe", "kind_of", "show_value"]
 
 _ENTRY = re.compile(r"(\w+): (.*)", re.DOTALL)
 _HEADING = re.compile(r"[A-Z]\w+:(\s|$)")
@@ -55,7 +55,7 @@ def describe(cls: type, values: Any = None, prefix: str = "") -> Iterator[Settin
             continue
         if not classes:
             default = "" if value is dataclasses.MISSING else show_value(value)
-            yield Setting(path, _kind(annotation), default, docs.get(item.name, ""))
+            yield Setting(path, kind_of(annotation), default, docs.get(item.name, ""))
             continue
         tag, kinds = tag_of(classes)
         if tag != "kind":
@@ -125,12 +125,13 @@ def _default(item: dataclasses.Field[Any]) -> Any:
     return dataclasses.MISSING if item.default_factory is dataclasses.MISSING else item.default_factory()
 
 
-def _kind(annotation: Any) -> str:
+def kind_of(annotation: Any) -> str:
+    """What a value of this type looks like on a command line: `INT`, `noam|cosine`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return "|".join(map(str, arguments))
     if origin in (Union, types.UnionType):
-        return "|".join("null" if part is type(None) else _kind(part) for part in arguments)
+        return "|".join("null" if part is type(None) else kind_of(part) for part in arguments)
     if origin in (tuple, list):
-        return f"[{_kind(arguments[0])}, ...]"
+        return f"[{kind_of(arguments[0])}, ...]"
     return {bool: "true|false", str: "TEXT"}.get(annotation, getattr(annotation, "__name__", "VALUE").upper())

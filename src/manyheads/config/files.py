@@ -1,4 +1,4 @@
-"""YAML files in, YAML and JSON text out. Only plain data crosses: no tags, no Python objects, no duplicate keys."""
+"""Reading of YAML, and writing of YAML and JSON. Plain data only: no tags, no Python objects, no duplicate keys."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MAX_NODES = 10_000
 
 @dataclass(frozen=True)
 class Source:
-    """Settings and where they came from.
+    """Settings and their origin.
 
     Args:
         values: nested plain data.
-        name: what to call the source in messages: a file's path, `the command line`, `preset demo`.
+        name: the name of the source in messages: a file's path, `the command line`, `preset demo`.
         lines: dotted path of a key -> its line in the file, counted from 1.
     """
 
@@ -36,7 +36,7 @@ class Source:
     lines: dict[str, int] = field(default_factory=dict)
 
     def where(self, path: str) -> str:
-        """`name, line 3` of a dotted path, or the name alone."""
+        """Return `name, line 3` for a dotted path, or the name."""
         line = self.lines.get(path)
         return f"{self.name}, line {line}" if line else self.name
 
@@ -46,10 +46,10 @@ def load_yaml(path: Path | str, *, may_be_pipe: bool = False) -> Source:
 
     Args:
         path: the file.
-        may_be_pipe: also read a pipe or a device, and wait for it: for a name that the user typed, which a shell may
-            have put in place of `<(command)`. Files found in a folder must be regular ones.
+        may_be_pipe: also read a pipe or a device, and wait for it. This is for a name that the user typed, because a
+            shell may replace `<(command)` by one. Files found in a folder must be regular files.
 
-    Raises: ConfigError: the file cannot be read, is too big, is no UTF-8, no YAML, no mapping, or has a key twice.
+    Raises: ConfigError: the file cannot be read, is too large, is not UTF-8, YAML or a mapping, or has a duplicate key.
     """
     path = Path(path)
     try:
@@ -72,7 +72,7 @@ def _read_start(path: Path) -> bytes:
 
 
 def parse_yaml(text: str, name: str) -> Source:
-    """Read settings from YAML text; `name` stands for it in messages.
+    """Read settings from YAML text; `name` is its name in messages.
 
     Raises: ConfigError: as `load_yaml`.
     """
@@ -85,7 +85,7 @@ def parse_yaml(text: str, name: str) -> Source:
                 return Source({}, name)
             if not isinstance(node, yaml.MappingNode):
                 found = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
-                raise ConfigError(f"{name} holds no settings: expected lines such as `seed: 1`, found {found}.")
+                raise ConfigError(f"{name} contains no settings: expected lines such as `seed: 1`, found {found}.")
             _walk(node, "", name, lines, {})
             values = loader.construct_document(node)
         finally:
@@ -98,19 +98,20 @@ def parse_yaml(text: str, name: str) -> Source:
         raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}.") from error
     except RecursionError as error:
         raise ConfigError(f"{name} is nested too deeply.") from error
-    except (ValueError, OverflowError) as error:  # a number too long, a month 13
+    except (ValueError, OverflowError) as error:  # for example a number with too many digits, or month 13
         raise ConfigError(f"{name} holds a value that cannot be read: {error}.") from error
     return Source(values, name, lines)
 
 
 def _walk(node: yaml.Node, path: str, name: str, lines: dict[str, int], sizes: dict[int, int]) -> int:
-    """Note the line of every key; refuse doubled keys, aliases that explode and such as lie within themselves.
+    """Record the line of every key; refuse duplicate keys, aliases that expand to too many values, and recursive
+    aliases.
 
-    Returns: the number of values, aliases written out; an aliased node is visited once.
+    Returns: the number of values with aliases expanded; an aliased node is visited once.
     """
     if id(node) in sizes:
         if not sizes[id(node)]:
-            raise ConfigError(f"{name}, line {node.start_mark.line + 1}: an alias lies within what it stands for.")
+            raise ConfigError(f"{name}, line {node.start_mark.line + 1}: an alias refers to a value that contains it.")
         return sizes[id(node)]
     sizes[id(node)] = 0
     size = 1
@@ -120,8 +121,8 @@ def _walk(node: yaml.Node, path: str, name: str, lines: dict[str, int], sizes: d
         size += _walk_mapping(node, path, name, lines, sizes)
     if size > MAX_NODES:
         raise ConfigError(
-            f"{name}, line {node.start_mark.line + 1}: what stands here is over {MAX_NODES:,} values once its aliases"
-            " are written out."
+            f"{name}, line {node.start_mark.line + 1}: the value here has over {MAX_NODES:,} values after its aliases"
+            " are expanded."
         )
     sizes[id(node)] = size
     return size
@@ -147,7 +148,7 @@ def _walk_mapping(node: yaml.MappingNode, path: str, name: str, lines: dict[str,
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses become dicts in the order of their fields, tuples lists, paths strings; the rest stays."""
+    """Convert dataclasses to dicts in the order of their fields, tuples to lists, paths to strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: to_plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -158,11 +159,13 @@ def to_plain(value: Any) -> Any:
 
 
 def to_yaml(settings: Any) -> str:
-    """A dataclass (or plain data) as YAML: the same settings give the same bytes, and `load_yaml` reads them back."""
+    """Return a dataclass (or plain data) as YAML. The same settings give the same bytes, and `load_yaml` reads them
+    back.
+    """
     text: str = yaml.safe_dump(to_plain(settings), sort_keys=False, allow_unicode=True, width=2**20)
     return text
 
 
 def to_json(settings: Any) -> str:
-    """A dataclass (or plain data) as JSON, indented, with a newline at the end."""
+    """Return a dataclass (or plain data) as JSON, indented, with a newline at the end."""
     return json.dumps(to_plain(settings), indent=2, ensure_ascii=False) + "\n"

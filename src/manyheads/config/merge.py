@@ -9,10 +9,8 @@ from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads.config.files import Source
-from manyheads.config.suggest import did_you_mean
-from manyheads.errors import ConfigError
 
-__all__ = ["dotted_names", "field_types", "merge", "overrides", "tag_of", "variants"]
+__all__ = ["dotted_names", "field_types", "from_dotted", "merge", "tag_of", "variants"]
 
 
 @lru_cache(maxsize=64)
@@ -85,51 +83,19 @@ def _fields_of(classes: Sequence[type]) -> dict[str, Any]:
     return {name: annotation for cls in classes for name, annotation in field_types(cls).items()}
 
 
-def overrides(
-    classes: type | Sequence[type],
-    arguments: Sequence[str],
-    name: str = "the command line",
-    *,
-    also: Sequence[str] = (),
-    mistakes: list[str] | None = None,
-) -> Source:
-    """Read `--section.key value`, `--section.key=value` and bare `--section.flag` (true) into a nested dict.
+def from_dotted(classes: Sequence[type], given: Mapping[str, Any], name: str = "the command line") -> Source:
+    """Settings given by dotted names, such as `model.d_model`, as a nested dict.
 
-    Dashes and underscores are alike. Values stay text (types are checked later), but `null` is None and `[...]` a list.
+    Values stay text (types are checked later), but `null` is None and `[...]` a list.
 
     Args:
-        classes: the settings; of several classes any name is accepted, which of them it is will be seen later.
-        arguments: of the command line.
-        name: what to call them in messages.
-        also: other options that a mistyped one may have meant.
-        mistakes: takes the messages, for a caller that has more to check; None raises them.
-
-    Raises: ConfigError: an option is no setting of them, or lacks its value; the nearest name is offered.
+        classes: the settings' classes; a name may belong to any of them.
+        given: dotted name -> text; True for a name without a value.
+        name: what to call the source in messages.
     """
-    classes = (classes,) if isinstance(classes, type) else tuple(classes)
-    known = list(dict.fromkeys(name for cls in classes for name in dotted_names(cls)))
     values: dict[str, Any] = {}
-    found: list[str] = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if not argument.startswith("--") or argument == "--":
-            found.append(f"unexpected argument {argument!r}: a setting is given as --section.key value.")
-            continue
-        option, has_value, text = argument[2:].partition("=")
-        path = option.replace("-", "_")
-        if not has_value and rest and not rest[0].startswith("--"):
-            text, has_value = rest.pop(0), "="
-        if path not in known:
-            shown = (other if "." in other else other.replace("_", "-") for other in known)  # as the help has them
-            near = did_you_mean(path, [*also, *shown], prefix="--")
-            found.append(f"--{option} is no option or setting.{near}")
-            continue
-        _set(classes, values, path.split("."), _value(text) if has_value else True)
-    if mistakes is not None:
-        mistakes += found
-    elif found:
-        raise ConfigError("\n".join(found))
+    for path, value in given.items():
+        _set(classes, values, path.split("."), _value(value) if isinstance(value, str) else value)
     return Source(values, name)
 
 

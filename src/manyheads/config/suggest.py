@@ -1,4 +1,4 @@
-"""Did you mean: the nearest known name to one that was mistyped."""
+"""Suggestions of the nearest known name for a mistyped one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ __all__ = ["did_you_mean", "nearest"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`, dashes and underscores alike, or None when none is near.
+    """Return the known name most similar to `name` (dashes and underscores are equivalent), or None if none is similar.
 
-    Dotted names are also compared by their last parts alone, so that `dmodel` finds `model.d_model`, and by the first
-    letters of its words, so that `lr` finds `learning_rate`.
+    For dotted names the last part is also compared alone, so that `dmodel` finds `model.d_model`, and the first letters
+    of
+    its words, so that `lr` finds `learning_rate`.
     """
     wanted = name.replace("-", "_").lower()
     best, score = None, 0.0
@@ -30,6 +31,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """` Did you mean NAME?` with a leading space, or an empty string: made to end a message with."""
+    """Return ` Did you mean NAME?` with a leading space, or an empty string, to append to a message."""
     best = nearest(name, known)
     return f" Did you mean {prefix}{best}?" if best else ""

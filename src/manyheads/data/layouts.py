@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.preparing_text import HeldBackText
+from manyheads.data.preparing_text import HoldoutText
 from manyheads.errors import DataError
 
 __all__ = ["LAYOUTS", "FoundLayout", "Layout", "find_layout"]
@@ -29,14 +29,14 @@ class Layout:
     Args:
         files: of each split, names that its files may have, in the order they are tried in; `*` stands for many files.
         vocabulary: fields of `VocabularySettings` that go with it.
-        held_back: what of one file is validation and test text.
+        holdout: what of one file is validation and test text.
         tokens: of each split, as the literature counts them.
         inside: folders in which the files may lie, besides the one that is named.
     """
 
     files: Mapping[str, tuple[str, ...]]
     vocabulary: Mapping[str, Any]
-    held_back: HeldBackText | None = None
+    holdout: HoldoutText | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
 
@@ -61,7 +61,7 @@ def _hundred_million(name: str) -> Layout:
     return Layout(
         files={"train": (name,)},
         vocabulary={"level": "bytes"},
-        held_back=HeldBackText(valid=5_000_000, test=5_000_000, whole=100_000_000),
+        holdout=HoldoutText(valid=5_000_000, test=5_000_000, whole=100_000_000),
         tokens={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
     )
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from manyheads.data.copy_task import copy_pairs
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
-from manyheads.data.folder import read_manifest, refuse_strangers, verify_file
 from manyheads.data.lines import stored_lines
+from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
 from manyheads.data.preparing import (
     FORMAT,
     FORMAT_VERSION,

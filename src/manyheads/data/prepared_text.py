@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
-from manyheads.data.folder import read_manifest, refuse_strangers, verify_file
+from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
 from manyheads.data.prepared import EMBEDDED, TATOEBA, cached_folder, prepared_task, refuse_missing
 from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, Progress, canonical
 from manyheads.data.preparing_text import prepare_text

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from manyheads.data.folder import file_record, write_aside, write_manifest
 from manyheads.data.lines import ReadReport, stored_lines
+from manyheads.data.manifest import file_record, write_data, write_manifest
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
 from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
@@ -120,7 +120,7 @@ def prepare_corpus(
     def write(aside: Path) -> None:
         manifest.update(_fill(aside, splits, tokenizer, progress or _silent, key, task))
 
-    write_aside(Path(folder), write, replace=replace)
+    write_data(Path(folder), write, replace=replace)
     return manifest
 
 

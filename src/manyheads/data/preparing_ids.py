@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.data.folder import file_record, write_aside, write_manifest
+from manyheads.data.manifest import file_record, write_data, write_manifest
 from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, Progress
-from manyheads.data.preparing_text import HeldBackText
+from manyheads.data.preparing_text import HoldoutText
 from manyheads.data.raw_files import IdSource
 from manyheads.data.store import IntArray
 from manyheads.data.token_store import write_tokens
@@ -34,7 +34,7 @@ def prepare_ids(
     valid: IdSource | None = None,
     test: IdSource | None = None,
     settings: IdSettings,
-    held_back: HeldBackText | None = None,
+    holdout: HoldoutText | None = None,
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
@@ -47,7 +47,7 @@ def prepare_ids(
         valid: validation ids, if any.
         test: test ids, if any.
         settings: form, vocabulary size and documents.
-        held_back: take validation and test ids from the end of the training files, so many bytes of it; where
+        holdout: take validation and test ids from the end of the training files, so many bytes of it; where
             documents have one length, or are pictures, no more than that and only whole ones.
         replace: put an older folder of that name away once this one is whole.
         progress: called now and then with what is being done, how many bytes are, and the total or 0.
@@ -62,7 +62,7 @@ def prepare_ids(
         SaveError: the disk is full or refuses; nothing is left behind.
     """
     sources = {name: source for name, source in zip(SPLITS, (train, valid, test), strict=True) if source is not None}
-    cut = held_back or HeldBackText()
+    cut = holdout or HoldoutText()
     for name in ("valid", "test"):
         if name in sources and getattr(cut, name):
             raise ConfigError(
@@ -74,7 +74,7 @@ def prepare_ids(
         work = _Work(aside, settings, progress or (lambda what, done, total: None))
         manifest.update(work.fill(sources, cut, key))
 
-    write_aside(Path(folder), write, replace=replace)
+    write_data(Path(folder), write, replace=replace)
     return manifest
 
 
@@ -104,7 +104,7 @@ class _Work:
         self._dtype = np.dtype("u1" if settings.form == "bytes" else "<u2")
         self._document_len = CHANNELS * settings.image_size**2 if settings.image_size else settings.document_len
 
-    def fill(self, sources: Mapping[str, IdSource], cut: HeldBackText, key: str) -> dict[str, Any]:
+    def fill(self, sources: Mapping[str, IdSource], cut: HoldoutText, key: str) -> dict[str, Any]:
         parts = {name: self._copy(name, source) for name, source in sources.items()}
         origin = {name: source.describe() for name, source in sources.items()}
         self._hold_back(parts, cut, origin)
@@ -159,7 +159,7 @@ class _Work:
                 " (--document-len). Is it cut off?"
             )
 
-    def _hold_back(self, parts: dict[str, _Part], cut: HeldBackText, origin: dict[str, str]) -> None:
+    def _hold_back(self, parts: dict[str, _Part], cut: HoldoutText, origin: dict[str, str]) -> None:
         if not cut.valid and not cut.test:
             return
         train, unit = parts["train"], self._document_len or 1

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.data.folder import file_record, write_aside, write_manifest
 from manyheads.data.lines import ReadReport
+from manyheads.data.manifest import file_record, write_data, write_manifest
 from manyheads.data.preparing import CONTROL, FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, Progress
 from manyheads.data.store import CHECK_TOKENS, IntArray
 from manyheads.data.texts import BLOCK_BYTES, Text
@@ -26,7 +26,7 @@ from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["HeldBackText", "prepare_text"]
+__all__ = ["HoldoutText", "prepare_text"]
 
 ENCODE_LINES = 4096  # lines given to the vocabulary at once
 WHITE = np.zeros(256, np.bool_)
@@ -34,7 +34,7 @@ WHITE[list(b" \t\n\r\v\f")] = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldBackText:
+class HoldoutText:
     """What of the training text is validation and test text instead: its end, the test text last.
 
     Bytes are cut anywhere; where lines matter (pieces, words, lines as documents) the cut is moved on to the next line.
@@ -64,7 +64,7 @@ def prepare_text(
     valid: Text | None = None,
     test: Text | None = None,
     vocabulary: VocabularySettings | Vocabulary,
-    held_back: HeldBackText | None = None,
+    holdout: HoldoutText | None = None,
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
@@ -81,7 +81,7 @@ def prepare_text(
         valid: validation text, if any.
         test: test text, if any.
         vocabulary: how to make one of the training text, or one that exists.
-        held_back: take validation and test text from the end of the training text.
+        holdout: take validation and test text from the end of the training text.
         replace: put an older folder of that name away once this one is whole.
         progress: called now and then with what is being done, how many bytes are, and the total or 0.
         key: kept in the manifest, for whoever wants to know the folder again.
@@ -94,7 +94,7 @@ def prepare_text(
         SaveError: the disk is full or refuses; nothing is left behind.
     """
     texts = {name: text for name, text in zip(SPLITS, (train, valid, test), strict=True) if text is not None}
-    cut = held_back or HeldBackText()
+    cut = holdout or HoldoutText()
     for name in ("valid", "test"):
         if name in texts and getattr(cut, name):
             raise ConfigError(
@@ -106,7 +106,7 @@ def prepare_text(
         work = _Work(aside, vocabulary, progress or (lambda what, done, total: None))
         manifest.update(work.fill(texts, cut, key, published_tokens or {}))
 
-    write_aside(Path(folder), write, replace=replace)
+    write_data(Path(folder), write, replace=replace)
     return manifest
 
 
@@ -201,7 +201,7 @@ class _Work:
         self._documents = vocabulary.documents
 
     def fill(
-        self, texts: dict[str, Text], cut: HeldBackText, key: str, published_tokens: dict[str, int]
+        self, texts: dict[str, Text], cut: HoldoutText, key: str, published_tokens: dict[str, int]
     ) -> dict[str, Any]:
         reports = {name: ReadReport() for name in texts}
         copies = {name: self._copy(name, text, reports[name]) for name, text in texts.items()}
@@ -249,7 +249,7 @@ class _Work:
         self._progress(f"read {name}", size, size)
         return _Copy(path, 0, size, ends)
 
-    def _hold_back(self, copies: dict[str, _Copy], cut: HeldBackText, origin: dict[str, str]) -> None:
+    def _hold_back(self, copies: dict[str, _Copy], cut: HoldoutText, origin: dict[str, str]) -> None:
         train = copies["train"]
         if cut.whole and len(train) != cut.whole:
             raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from manyheads.config.checks import at_least, check
 from manyheads.errors import ConfigError
 
 __all__ = ["DUPLICATION", "DataSettings", "SegmentSettings"]
@@ -43,23 +44,18 @@ class DataSettings:
     num_train_pairs: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("max_tokens", 8),
-            ("accumulate", 1),
-            ("max_source_len", 2),
-            ("max_target_len", 3),
-            ("pad_to_multiple", 1),
-            ("num_train_pairs", 0),
-        ):
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"data.{name} is {value}; it must be at least {least}.")
+        check(self, "data.", at_least(8), "max_tokens")
+        check(self, "data.", at_least(2), "max_source_len")
+        check(self, "data.", at_least(3), "max_target_len")
+        check(self, "data.", at_least(1), "accumulate", "pad_to_multiple")
+        check(self, "data.", at_least(0), "num_train_pairs")
         longest = max(self.max_source_len, self.max_target_len)
         if self.max_tokens // self.accumulate < longest:
             raise ConfigError(
                 f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than {longest}"
                 " tokens a micro-batch, the longest sentence allowed; raise max_tokens, or lower accumulate,"
-                " max_source_len or max_target_len."
+                " max_source_len or max_target_len.",
+                fields=("max_tokens", "accumulate", "max_source_len", "max_target_len"),
             )
 
 
@@ -91,16 +87,16 @@ class SegmentSettings:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("lanes", "segment_len", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"data.{name} is {getattr(self, name)}; it must be at least 1.")
+        check(self, "data.", at_least(1), "lanes", "segment_len", "accumulate")
         if self.accumulate > self.lanes:
             raise ConfigError(
                 f"data.accumulate is {self.accumulate}, but there are {self.lanes} lanes to split; choose at most as"
-                " many, or raise data.lanes."
+                " many, or raise data.lanes.",
+                fields=("accumulate", "lanes"),
             )
         if self.segment_lengths == "varied" and self.documents == "separate":
             raise ConfigError(
                 "data.segment_lengths is 'varied' and data.documents 'separate', but documents vary in length by"
-                " themselves; use 'fixed', or 'joined'."
+                " themselves; use 'fixed', or 'joined'.",
+                fields=("segment_lengths", "documents"),
             )

@@ -18,12 +18,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.folder import (
+from manyheads.data.manifest import (
     file_record,
     read_manifest,
     refuse_strangers,
     verify_file,
-    write_aside,
+    write_data,
     write_manifest,
 )
 from manyheads.errors import DataError
@@ -158,7 +158,7 @@ def write_pairs(folder: str | Path, pairs: Iterable[tuple[Sequence[int], Sequenc
         nonlocal written
         written = _write_files(aside, pairs, vocab_size)
 
-    write_aside(Path(folder), write)
+    write_data(Path(folder), write)
     return written
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.folder import (
+from manyheads.data.manifest import (
     file_record,
     read_manifest,
     refuse_strangers,
     verify_file,
-    write_aside,
+    write_data,
     write_manifest,
 )
 from manyheads.data.store import DTYPES, IntArray, SideWriter, TokenSide, check_side, content_digest, map_side
@@ -133,7 +133,7 @@ def write_tokens(folder: str | Path, parts: Iterable[tuple[Sequence[int] | IntAr
         nonlocal written
         written = _write_files(aside, parts, vocab_size)
 
-    write_aside(Path(folder), write)
+    write_data(Path(folder), write)
     return written
 
 

@@ -1,1 +1,1 @@
-"""From ids to ids: greedy search, beam search, sampling; and from text to text."""
+"""Greedy search, beam search and sampling over token ids, and translation and generation of text."""

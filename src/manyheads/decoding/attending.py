@@ -1,4 +1,4 @@
-"""Where a model looks as it reads and writes a text: views that `visualise` draws."""
+"""Attention weights of a model for given texts, as views that `visualise` plots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["open_model", "shapes_of", "text_buckets", "text_views", "translation
 
 
 def open_model(path: str | Path, device: str = "auto", precision: Precision = "fp32") -> Translator | Generator:
-    """What reads and writes text with the model of that folder, whatever its kind.
+    """Load the model folder as a translator or a generator, depending on its kind.
 
     Raises: as `Translator.from_pretrained`.
     """
@@ -33,10 +33,11 @@ def open_model(path: str | Path, device: str = "auto", precision: Precision = "f
 
 
 def translation_views(translator: Translator, source: str, target: str | None = None) -> list[AttentionView]:
-    """Encoder, decoder and cross-attention as a translation is written.
+    """Return encoder, decoder and cross-attention of a translation.
 
-    Rows of `decoder` and `cross` are named by the token that is written next, not by the one that is read: that is
-    whose choice the weights serve.
+    Rows of `decoder` and `cross` are labelled with the token that is generated next, not with the input token, because
+    the
+    weights serve to choose that token.
 
     Args:
         source: a text.
@@ -73,13 +74,13 @@ def translation_views(translator: Translator, source: str, target: str | None = 
 
 
 def text_views(generator: Generator, text: str, memory_len: int | None = None) -> list[AttentionView]:
-    """A language model's attention over a text, the first part of which it remembers from a segment before.
+    """Return a language model's attention over a text, whose first part is the memory from an earlier segment.
 
     Args:
         text: read from its beginning, after the token that begins a document.
-        memory_len: tokens that are memory; None: half of them for models that were trained with memory, none else.
+        memory_len: number of tokens in memory; None: half of them for models trained with memory, otherwise 0.
 
-    Raises: RequestError: the text is empty, or all of it would be memory; memory for a model without.
+    Raises: RequestError: the text is empty, the memory covers the whole text, or the model has no memory.
     """
     model = generator.model
     ids = _text_ids(generator, text)
@@ -97,7 +98,7 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
         found = attentions_of(model, *_text_inputs(generator, ids, memory_len).values())
         hashed = buckets_of(model, *_text_inputs(generator, ids, memory_len).values())
     if not found.decoder:
-        raise ModelFileError(f"a {model.config.architecture} shows no attention.")
+        raise ModelFileError(f"a {model.config.architecture} has no attention weights to show.")
     columns = found.decoder[0].shape[-1]
     new = len(ids) - memory_len
     return [
@@ -114,14 +115,14 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
 
 
 def shapes_of(reader: Translator | Generator, text: str, target: str | None = None) -> list[TracedTensor]:
-    """Every tensor of one reading; see `architectures.tracing`.
+    """Return every tensor of one forward pass; see `architectures.tracing`.
 
     Args:
-        reader: a translator, or a language model.
-        text: what is read, from nothing before it.
-        target: with a translator, what is written; None: the model's own translation.
+        reader: a translator or a language model.
+        text: the input, without context before it.
+        target: for a translator, the output; None: the model's own translation.
 
-    Raises: RequestError: the text is empty; a target for a language model.
+    Raises: RequestError: the text is empty, or a target is given for a language model.
     """
     if isinstance(reader, Generator):
         if target is not None:
@@ -134,9 +135,9 @@ def shapes_of(reader: Translator | Generator, text: str, target: str | None = No
 
 
 def text_buckets(reader: Translator | Generator, text: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The buckets of a Reformer's hashed layers: name -> (heads, rounds, length); and a label a position.
+    """Return the buckets of a Reformer's hashed layers, name -> (heads, rounds, length), and a label per position.
 
-    Of a translator they are its encoder's, which reads the text.
+    For a translator they are those of its encoder, which reads the text.
 
     Raises: RequestError: the text is empty. ModelFileError: no layer of the model hashes texts of this length.
     """
@@ -157,7 +158,7 @@ def text_buckets(reader: Translator | Generator, text: str) -> tuple[dict[str, T
 
 
 def _of_layers(hashed: dict[str, Tensor], num_layers: int) -> list[Tensor | None]:
-    """Buckets in the order of a stack's layers; nothing where no layer hashes."""
+    """Return the buckets in the order of a stack's layers; None for layers without hashing."""
     if not hashed:
         return []
     by_layer = {int(name.split("layers.")[1].split(".")[0]): buckets[0] for name, buckets in hashed.items()}
@@ -171,7 +172,7 @@ def _module(reader: Translator | Generator) -> nn.Module:
 
 
 def _translation_inputs(translator: Translator, source: str, target: str | None) -> dict[str, Any]:
-    """What `log_probs` takes: a batch of one pair."""
+    """Return the arguments of `log_probs`: a batch of one pair."""
     reader, writer = translator.tokenizer.source, translator.tokenizer.target
     source_ids = reader.encode(source)
     if not source_ids:
@@ -190,12 +191,12 @@ def _text_ids(generator: Generator, text: str) -> list[int]:
     ids = vocabulary.encode(text)
     if not ids:
         raise RequestError("there is no text to look at; give at least one word.")
-    # Nothing begins a text where there are no documents.
+    # Without documents there is no token that begins a text.
     return ids if vocabulary.end_id is None else [vocabulary.start_id, *ids]
 
 
 def _text_inputs(generator: Generator, ids: list[int], memory_len: int) -> dict[str, Any]:
-    """What `log_probs` takes, after the first tokens were read as memory."""
+    """Return the arguments of `log_probs` after the first tokens were read into memory."""
     tokens = torch.tensor([ids], device=generator.device)
     state = generator.model.start(1, projected=False)
     for begin in range(0, memory_len, READ_AT_ONCE):

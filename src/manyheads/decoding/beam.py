@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manyheads.decoding.backpointers import ROOT, Backpointers
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.task import Task
-from manyheads.decoding.top import top_k
-from manyheads.decoding.trail import ROOT, Trail
+from manyheads.decoding.search_problem import SearchProblem
+from manyheads.decoding.topk import top_k
 
 __all__ = ["beam_search"]
 
 
 @dataclass
 class _Beams:
-    """The sentences in the batch. Running hypotheses and kept (ended) ones are sorted, best first; -inf: none.
+    """The sentences in the batch. Running and kept (ended) hypotheses are sorted, best first; a sum of -inf means none.
 
-    Shape: sentence, limits, and done (harvested, and waiting to leave) (sentences,); sums, nodes (sentences, running
+    Shape: sentence, limits, and done (collected, but still in the batch) (sentences,); sums, nodes (sentences, running
         beams); kept_* (sentences, num_beams).
     """
 
@@ -33,7 +33,7 @@ class _Beams:
     kept_eos: Tensor
 
     def select(self, lines: Tensor) -> _Beams:
-        """These sentences only."""
+        """Return these sentences only."""
         return _Beams(**{name: getattr(self, name).index_select(0, lines) for name in self.__dataclass_fields__})
 
 
@@ -49,8 +49,9 @@ class _Candidates:
 
 @dataclass(frozen=True)
 class _Harvest:
-    """Sentences that are done: the last state of their beams, after `length` tokens; for one that found no way on, its
-    best hypothesis a token earlier; and whether it was the rules that said so."""
+    """Finished sentences: their final beams after `length` tokens (for a sentence without any continuation, its best
+    hypothesis one token earlier), and whether the rules ended them.
+    """
 
     beams: _Beams
     length: int
@@ -60,52 +61,55 @@ class _Harvest:
 
 
 @torch.no_grad()
-def beam_search(task: Task) -> list[list[Hypothesis]]:
+def beam_search(problem: SearchProblem) -> list[list[Hypothesis]]:
     """Search every sentence with num_beams running hypotheses.
 
-    A step looks at the 2 x num_beams best continuations of each sentence. EOS among the first num_beams of them ends a
-    hypothesis; the best num_beams that are not EOS go on. At its limit a sentence stops, and what still runs counts as
-    cut: it is returned, by our rules after all that ended, only if too few ended. `task.rules` scores, and says when a
-    sentence is done; it leaves the batch along with others (see `Task.leave_now`).
+    A step considers the 2 x num_beams best continuations of each sentence. EOS among the first num_beams of them ends a
+    hypothesis; the best num_beams continuations that are not EOS stay running. At its limit a sentence stops, and its
+    running hypotheses count as cut. With our rules, cut hypotheses are ranked after all ended ones, so they are
+    returned
+    only if too few ended. `problem.rules` computes scores and decides when a sentence is finished. Finished sentences
+    leave
+    the batch together (see `SearchProblem.leave_now`).
 
     Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
-    Raises: SearchStopped: the hook said yes. NonFiniteError: the model gives NaN.
+    Raises: SearchStopped: the hook returned true. NonFiniteError: the model gives NaN.
     """
-    constraints, num_beams = task.constraints(), task.settings.num_beams
-    trail, harvests = Trail(), []
-    beams = _first_beams(task)
-    state = task.model.start(task.source, task.source_lengths)
-    tokens, length = task.prompt(), len(task.prefix)
-    history = tokens[:, 1:] if constraints.needs_history or task.grammar is not None else None
-    shortest = int(task.limits.min())
+    constraints, num_beams = problem.constraints(), problem.settings.num_beams
+    backpointers, harvests = Backpointers(), []
+    beams = _first_beams(problem)
+    state = problem.model.start(problem.source, problem.source_lengths)
+    tokens, length = problem.prompt(), len(problem.prefix)
+    history = tokens[:, 1:] if constraints.needs_history or problem.grammar is not None else None
+    shortest = int(problem.limits.min())
     while True:
-        task.check_stop()
-        log_probs, state = task.model.step(tokens, state)
-        allowed = task.allowed(history, beams.sentence, beams.limits)
+        problem.check_stop()
+        log_probs, state = problem.model.step(tokens, state)
+        allowed = problem.allowed(history, beams.sentence, beams.limits)
         adjusted = constraints.apply(log_probs, history, length, allowed)
         length += 1
         if length >= shortest:
-            task.last_step(log_probs, adjusted, beams.limits <= length)
+            problem.last_step(log_probs, adjusted, beams.limits <= length)
         found = _candidates(log_probs, adjusted, beams.sums, num_beams)
         earlier_sums, earlier_nodes = beams.sums[:, 0], beams.nodes[:, 0]
-        is_eos = found.tokens == task.eos_id
-        _keep_ended(task, beams, found, is_eos, length)
-        rows, tokens = _go_on(trail, beams, found, is_eos, num_beams)
+        is_eos = found.tokens == problem.eos_id
+        _keep_ended(problem, beams, found, is_eos, length)
+        rows, tokens = _go_on(backpointers, beams, found, is_eos, num_beams)
         best = beams.sums[:, 0]
-        finished = task.rules.finished(beams.kept_scores, found.sums[:, 0], best, length, beams.limits)
+        finished = problem.rules.finished(beams.kept_scores, found.sums[:, 0], best, length, beams.limits)
         live = ~beams.done
         now = live & (finished | (beams.limits <= length) | best.isneginf())
         beams.done = beams.done | now
         is_nan = (live & found.sums[:, 0].isnan()).any()
         num_now, num_done, num_nan = torch.stack([now.sum(), beams.done.sum(), is_nan]).tolist()
-        task.check_finite(bool(num_nan), length)
+        problem.check_finite(bool(num_nan), length)
         if num_now:
             out = now.nonzero()[:, 0]
             harvests.append(_Harvest(beams.select(out), length, earlier_sums[out], earlier_nodes[out], finished[out]))
-        if task.leave_now(num_done, len(now)):
+        if problem.leave_now(num_done, len(now)):
             on = (~beams.done).nonzero()[:, 0]
             if not on.numel():
-                return _hypotheses(task, trail, harvests)
+                return _hypotheses(problem, backpointers, harvests)
             beams, rows, tokens = beams.select(on), rows[on], tokens[on]
             shortest = int(beams.limits.min())
         tokens = tokens.view(-1, 1)
@@ -114,12 +118,12 @@ def beam_search(task: Task) -> list[list[Hypothesis]]:
         state = state.reorder(rows)
 
 
-def _first_beams(task: Task) -> _Beams:
-    sentences, device = task.source.size(0), task.source.device
-    none_yet = torch.full((sentences, task.settings.num_beams), -torch.inf, device=device)
+def _first_beams(problem: SearchProblem) -> _Beams:
+    sentences, device = problem.source.size(0), problem.source.device
+    none_yet = torch.full((sentences, problem.settings.num_beams), -torch.inf, device=device)
     return _Beams(
         sentence=torch.arange(sentences, device=device),
-        limits=task.limits,
+        limits=problem.limits,
         done=torch.zeros(sentences, dtype=torch.bool, device=device),
         sums=torch.zeros(sentences, 1, device=device),
         nodes=torch.full((sentences, 1), ROOT, device=device),
@@ -130,7 +134,7 @@ def _first_beams(task: Task) -> _Beams:
 
 
 def _candidates(log_probs: Tensor, adjusted: Tensor, sums: Tensor, num_beams: int) -> _Candidates:
-    """The 2 x num_beams best continuations of each sentence."""
+    """Return the 2 x num_beams best continuations of each sentence."""
     (sentences, beams), vocab_size = sums.shape, adjusted.size(-1)
     top, place = top_k(adjusted, min(2 * num_beams, beams * vocab_size), sums)
     parents = torch.div(place, vocab_size, rounding_mode="floor")
@@ -142,40 +146,42 @@ def _candidates(log_probs: Tensor, adjusted: Tensor, sums: Tensor, num_beams: in
     )
 
 
-def _keep_ended(task: Task, beams: _Beams, found: _Candidates, is_eos: Tensor, length: int) -> None:
-    """Put hypotheses that end in this step among the kept ones."""
+def _keep_ended(problem: SearchProblem, beams: _Beams, found: _Candidates, is_eos: Tensor, length: int) -> None:
+    """Add the hypotheses that end in this step to the kept ones."""
     num_beams = beams.kept_scores.size(1)
     ended = is_eos[:, :num_beams]
-    scores = task.rules.score(found.sums[:, :num_beams], length).masked_fill(~ended, -torch.inf)
+    scores = problem.rules.score(found.sums[:, :num_beams], length).masked_fill(~ended, -torch.inf)
     nodes = beams.nodes.gather(1, found.beams[:, :num_beams])
     beams.kept_scores, place = torch.cat([beams.kept_scores, scores], 1).topk(num_beams)
     beams.kept_nodes = torch.cat([beams.kept_nodes, nodes], 1).gather(1, place)
     beams.kept_eos = torch.cat([beams.kept_eos, found.log_probs[:, :num_beams]], 1).gather(1, place)
 
 
-def _go_on(trail: Trail, beams: _Beams, found: _Candidates, is_eos: Tensor, num_beams: int) -> tuple[Tensor, Tensor]:
+def _go_on(
+    backpointers: Backpointers, beams: _Beams, found: _Candidates, is_eos: Tensor, num_beams: int
+) -> tuple[Tensor, Tensor]:
     """Make the best continuations that are not EOS the running hypotheses.
 
-    Returns: the old row and the new token of each. (sentences, beams) both
+    Returns: the old row and the new token of each, both (sentences, beams).
     """
     sentences, old_beams = beams.sums.shape
     running = found.sums.masked_fill(is_eos, -torch.inf)
     beams.sums, place = running.topk(min(num_beams, running.size(1)))
     parents, tokens = found.beams.gather(1, place), found.tokens.gather(1, place)
-    beams.nodes = trail.add(beams.nodes.gather(1, parents), tokens, found.log_probs.gather(1, place))
+    beams.nodes = backpointers.add(beams.nodes.gather(1, parents), tokens, found.log_probs.gather(1, place))
     first_rows = torch.arange(0, sentences * old_beams, old_beams, device=parents.device)
     return parents + first_rows[:, None], tokens
 
 
-def _hypotheses(task: Task, trail: Trail, harvests: list[_Harvest]) -> list[list[Hypothesis]]:
-    """Read the trail: the one place where hypotheses become lists."""
-    count = task.settings.num_return_sequences
-    results: list[list[Hypothesis]] = [[] for _ in range(task.source.size(0))]
+def _hypotheses(problem: SearchProblem, backpointers: Backpointers, harvests: list[_Harvest]) -> list[list[Hypothesis]]:
+    """Read the backpointers and build the lists of hypotheses."""
+    count = problem.settings.num_return_sequences
+    results: list[list[Hypothesis]] = [[] for _ in range(problem.source.size(0))]
     for harvest in harvests:
         beams, length = harvest.beams, harvest.length
-        cut_scores = task.rules.score_cut(beams.sums, length).tolist()
-        competes = (~harvest.finished & task.rules.cut_competes).tolist()
-        stuck_scores = task.rules.score(harvest.earlier_sums, max(length - 1, 1)).tolist()
+        cut_scores = problem.rules.score_cut(beams.sums, length).tolist()
+        competes = (~harvest.finished & problem.rules.cut_competes).tolist()
+        stuck_scores = problem.rules.score(harvest.earlier_sums, max(length - 1, 1)).tolist()
         kept = (beams.kept_scores.tolist(), beams.kept_nodes.tolist(), beams.kept_eos.tolist())
         running, earlier = beams.nodes.tolist(), harvest.earlier_nodes.tolist()
         for line, sentence in enumerate(beams.sentence.tolist()):
@@ -186,14 +192,16 @@ def _hypotheses(task: Task, trail: Trail, harvests: list[_Harvest]) -> list[list
                 ranked.sort(key=lambda one: -one[0])
             for score, node, eos in ranked:
                 if score > -torch.inf and len(found) < count:
-                    found.append(_hypothesis(task, trail, node, score, eos))
+                    found.append(_hypothesis(problem, backpointers, node, score, eos))
             if not found:
-                found.append(_hypothesis(task, trail, earlier[line], stuck_scores[line]))
+                found.append(_hypothesis(problem, backpointers, earlier[line], stuck_scores[line]))
     return results
 
 
-def _hypothesis(task: Task, trail: Trail, node: int, score: float, eos: float | None = None) -> Hypothesis:
-    ids, log_probs = trail.path(node)
+def _hypothesis(
+    problem: SearchProblem, backpointers: Backpointers, node: int, score: float, eos: float | None = None
+) -> Hypothesis:
+    ids, log_probs = backpointers.path(node)
     ending = [] if eos is None else [eos]
-    forced = [0.0] * len(task.prefix)
-    return Hypothesis([*task.prefix, *ids], score, forced + log_probs + ending, eos is not None)
+    forced = [0.0] * len(problem.prefix)
+    return Hypothesis([*problem.prefix, *ids], score, forced + log_probs + ending, eos is not None)

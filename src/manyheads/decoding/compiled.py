@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.protocols import Placing, Searchable
+from manyheads.architectures.protocols import PlansSteps, Searchable
 from manyheads.errors import RequestError
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
-from manyheads.nn.compiling import compiling_a_step
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.linear import Linear, define_packed_linear
+from manyheads.nn.kernels.linear import define_packed_linear
+from manyheads.nn.kernels.policy import compiling_a_step
+from manyheads.nn.linear import Linear
 
 __all__ = ["CompiledSteps"]
 
@@ -57,13 +58,12 @@ class CompiledSteps:
     """
 
     def __init__(self, model: Searchable | LanguageModel) -> None:
-        if not (isinstance(model, Placing) and isinstance(model, nn.Module) and model.can_place):
+        if not (isinstance(model, PlansSteps) and isinstance(model, nn.Module) and model.plans_steps):
             name = getattr(getattr(model, "config", None), "architecture", type(model).__name__)
             raise RequestError(f"steps of this {name} cannot be compiled: they look at numbers; leave out --compile.")
         _check_compiler(next(model.parameters()).device)
         define_packed_linear()
         self._model: Any = model
-        self._placing: Placing = model
         self._compute = _compiled(model)
         self._kinds: set[Any] = set()
         # The program knows packed weights by their numbers: as long as it lives, nothing else may be given those.
@@ -91,36 +91,34 @@ class CompiledSteps:
         if lengths is not None:
             log_probs, inner = self._model.step(tokens, state.inner, lengths)
             return log_probs, replace(state, inner=inner)
+        planned, inner = self._model.plan(tokens, state.inner)
+        after = replace(state, inner=inner)
         # Sizes of one need a program of their own: not for a batch that has come down to one sentence.
-        serves = state.sentences > 1 or state.began_alone
-        placed = self._placing.place_step(tokens, state.inner) if serves else None
-        if placed is None:
-            log_probs, inner = self._model.step(tokens, state.inner)
-            return log_probs, replace(state, inner=inner)
-        what, after = placed
-        if what.kind in self._kinds:
-            log_probs = self._compute(what)
-        else:
-            with _compiling():
-                log_probs = self._compute(what)
-            self._kinds.add(what.kind)
-        return log_probs, replace(state, inner=after)
+        if not (planned.can_compile and (state.sentences > 1 or state.began_alone)):
+            return self._model.compute(planned), after
+        planned = planned.for_compiler()
+        if planned.kind in self._kinds:
+            return self._compute(planned), after
+        with _compiling():
+            log_probs = self._compute(planned)
+        self._kinds.add(planned.kind)
+        return log_probs, after
 
 
-def _compiled(model: Placing) -> Callable[[Any], Tensor]:
-    def take_step(placed: Any) -> Tensor:
-        return model.take_step(placed)
+def _compiled(model: PlansSteps) -> Callable[[Any], Tensor]:
+    def compute(planned: Any) -> Tensor:
+        return model.compute(planned)
 
     # The compiler keeps programs with a function's code, which all functions made here would share: and so one model
     # would take another's, whose guards were left out.
-    take_step.__code__ = take_step.__code__.replace(co_name=f"take_step_{next(_NUMBERS)}")
+    compute.__code__ = compute.__code__.replace(co_name=f"compute_{next(_NUMBERS)}")
     options: dict[str, str | int | bool | Callable[..., Any]] = {
         "guard_filter_fn": _of_what_is_given,
         # What a program would ask of its own products in every step takes longer than some of them.
         "size_asserts": False,
         "alignment_asserts": False,
     }  # made here: the compiler takes things out of it
-    return torch.compile(take_step, dynamic=True, fullgraph=True, options=options)
+    return torch.compile(compute, dynamic=True, fullgraph=True, options=options)
 
 
 def _of_what_is_given(guards: Sequence[Any]) -> list[bool]:

@@ -1,4 +1,4 @@
-"""What a search must not say, or should say less: rewrites log-probabilities, for all rows at once."""
+"""Constraints of a search: changes log-probabilities of all rows to forbid or penalise tokens."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Constraints", "check_ids"]
 
 
 class Constraints:
-    """Banned ids, least length, repetition penalty and no-repeat n-gram, in that order.
+    """Banned ids, minimum length, repetition penalty and no-repeat n-gram, in that order.
 
-    Nothing is renormalised, unless `renormalize_logits` asks for it.
+    Log-probabilities are renormalised only if `renormalize_logits` is set.
 
     Paper: Keskar et al. 2019, arXiv:1909.05858, sec. 4.1 for the repetition penalty. Differs: it multiplies the
-    log-probability of a token that was produced before (the paper divides its logit; a search sees no logits).
+    log-probability of an earlier token (the paper divides its logit, but a search has no logits).
 
     Args:
-        settings: see there.
+        settings: see `DecodingSettings`.
         pad_id: never produced.
         bos_id: never produced.
         eos_id: banned before `min_new_tokens`.
-        device: where the log-probabilities will be.
+        device: device of the log-probabilities.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Constraints:
         return self._penalty != 1 or self._ngram > 0
 
     def apply(self, log_probs: Tensor, history: Tensor | None, length: int, allowed: Tensor | None = None) -> Tensor:
-        """The log-probabilities to search by.
+        """Return the log-probabilities for the search.
 
         Args:
-            log_probs: (rows, vocab_size), bans are written into it.
+            log_probs: (rows, vocab_size); modified in place.
             history: (rows, length) tokens so far, or None if not `needs_history`.
-            length: target tokens so far.
-            allowed: (rows, vocab_size or more) bool, what a grammar permits; None: everything. Where it leaves no
-                choice, the only one costs nothing: a word that must come next says nothing about the tree.
-        Returns: (rows, vocab_size), -inf where a token is forbidden; `log_probs` itself if no other value was changed.
+            length: number of target tokens so far.
+            allowed: (rows, vocab_size or more) bool, the tokens that a grammar permits; None: all. If only one token is
+                permitted, its log-probability is 0, because a forced word carries no information about the tree.
+        Returns: (rows, vocab_size), -inf for forbidden tokens; `log_probs` itself if no other value changed.
         """
         if allowed is not None:
             allowed = allowed[:, : log_probs.size(1)]
@@ -63,7 +63,7 @@ class Constraints:
         if not self._renormalize:
             return adjusted
         total = adjusted.logsumexp(-1, keepdim=True)
-        return adjusted - total.masked_fill(total.isneginf(), 0.0)  # a row without a token left stays as it is
+        return adjusted - total.masked_fill(total.isneginf(), 0.0)  # a row without any allowed token is not changed
 
     def _restrain(self, log_probs: Tensor, history: Tensor | None, length: int) -> Tensor:
         log_probs.index_fill_(1, self._banned_early if length < self._min_new_tokens else self._banned, -torch.inf)
@@ -77,19 +77,19 @@ class Constraints:
         return adjusted
 
     def _ban_repeats(self, log_probs: Tensor, history: Tensor) -> None:
-        """Ban each token that would end an n-gram that is already there."""
+        """Ban each token that would complete an n-gram that already occurred."""
         windows = history.unfold(1, self._ngram, 1)  # (rows, windows, n)
         context = history[:, history.size(1) - self._ngram + 1 :]  # (rows, n - 1)
         seen = (windows[:, :, :-1] == context[:, None]).all(-1)
-        # Where a window does not match, an id that is banned anyway is banned again: no sync, no boolean indexing.
+        # If a window does not match, ban an id that is already banned: this avoids a sync and boolean indexing.
         log_probs.scatter_(1, torch.where(seen, windows[:, :, -1], self._harmless), -torch.inf)
 
 
 def check_ids(settings: DecodingSettings, *, vocab_size: int, pad_id: int, eos_id: int) -> None:
-    """Refuse ids that no search over this vocabulary could honour.
+    """Refuse ids that are invalid for this vocabulary.
 
     Raises: RequestError: a banned or forced id is outside the vocabulary; padding or EOS is forced; a forced id is
-        banned; the prefix leaves no room below `max_new_tokens`.
+        banned; the prefix is not shorter than `max_new_tokens`.
     """
     for name in ("banned_ids", "forced_prefix_ids"):
         for token in getattr(settings, name):

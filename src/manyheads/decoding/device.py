@@ -1,4 +1,4 @@
-"""Where and in which numbers a model runs."""
+"""Choice of device and precision for inference."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from manyheads.errors import RequestError
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.kernels.policy import FixedPrecision, measure_precision
-from manyheads.nn.linear import Linear, Packed
+from manyheads.nn.kernels.linear import Packed
+from manyheads.nn.kernels.precision import FixedPrecision, measure_precision
+from manyheads.nn.linear import Linear
 
 __all__ = ["Precision", "choose_device", "choose_precision", "inference", "narrow", "pack"]
 
@@ -22,9 +23,9 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
-    """The device of that name; `auto` is CUDA if there is one, then MPS, then the CPU.
+    """Return the device with that name; `auto` is CUDA if available, then MPS, then the CPU.
 
-    Raises: RequestError: no such device here.
+    Raises: RequestError: this machine has no such device.
     """
     has_mps = torch.backends.mps.is_available()
     if name == "auto":
@@ -35,14 +36,14 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
         raise RequestError(f"device {name!r} is unknown; use auto, cpu, cuda, cuda:0 ... or mps.") from None
     count = {"cuda": torch.cuda.device_count(), "mps": int(has_mps)}.get(device.type, 1)
     if (device.index or 0) >= count:
-        raise RequestError(f"device {name} was asked for, but this machine has {count} such devices; use auto or cpu.")
+        raise RequestError(f"device {name} was requested, but this machine has {count} such devices; use auto or cpu.")
     return device
 
 
 def choose_precision(name: str, device: torch.device) -> FixedPrecision:
-    """`fp32` or `bf16`: the name itself, or for `auto` what is faster on the device (see `kernels.policy`).
+    """Return `fp32` or `bf16`: the name itself, or for `auto` the faster one on the device (see `kernels.precision`).
 
-    Raises: RequestError: there is no such precision, or the device has no bf16 products.
+    Raises: RequestError: the precision is unknown, or the device has no bf16 products.
     """
     if name == "fp32":
         return "fp32"
@@ -57,10 +58,11 @@ def choose_precision(name: str, device: torch.device) -> FixedPrecision:
 
 
 def narrow(model: nn.Module, precision: FixedPrecision) -> None:
-    """For `bf16`, cast the weights of a model's maps in place, once, where autocast would in every call.
+    """For `bf16`, cast the weights of a model's linear layers in place once, instead of in every call under autocast.
 
-    What is computed stays the same to the bit. Tables of embeddings stay as they are, so a head that shares one gets a
-    copy. For a model that only runs from now on: what it loses cannot be trained, and `save_pretrained` refuses it.
+    The results are identical bit for bit. Embeddings are not cast, so a head that is tied to one gets a copy. Use this
+    only
+    for inference: the rounded weights cannot be trained, and `save_pretrained` refuses them.
     """
     if precision != "bf16":
         return
@@ -73,10 +75,10 @@ def narrow(model: nn.Module, precision: FixedPrecision) -> None:
 
 
 def pack(model: nn.Module) -> None:
-    """Keep the weights of a model's maps in oneDNN's layout as well, where that is faster: see `nn.linear.Packed`.
+    """Keep a second copy of the weights of linear layers in oneDNN's layout where it is faster: see `nn.linear.Packed`.
 
-    For a model that only runs from now on, after `narrow`. Weights that are changed later are used as they are then,
-    unless it is through `weight.data`: call this again.
+    Use this only for inference, after `narrow`. If weights change later, the new values are used; but a change through
+    `weight.data` is not detected: call this function again.
     """
     for module in model.modules():
         if isinstance(module, MultiHeadAttention | RelativeAttention):
@@ -85,11 +87,11 @@ def pack(model: nn.Module) -> None:
             maps = (module,)
         else:
             continue
-        module.packed = Packed(*maps) if Packed.pays(*maps) else None
+        module.packed = Packed(*maps) if Packed.is_worthwhile(*maps) else None
 
 
 @contextmanager
 def inference(device: torch.device, precision: FixedPrecision) -> Iterator[None]:
-    """No gradients; with `bf16` under autocast."""
+    """Disable gradients and, for `bf16`, enable autocast."""
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         yield

@@ -1,4 +1,4 @@
-"""Where a continuation ends, and what of it can be shown already: whole characters before a text that stops it."""
+"""Detection of stop texts in a continuation, and output of complete characters only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """Takes the bytes of a continuation as they come.
+    """Receives the bytes of a continuation and stops it at a stop text.
 
-    Args: stops: texts that end it; of several that are found the one that begins first counts.
+    Args: stops: texts that end the continuation; if several occur, the first in the text counts.
 
     Attributes:
-        stopped: whether one was found.
-        text: what came before it, so far; what is no whole character yet is not in it.
+        stopped: whether a stop text was found.
+        text: the text before it so far, without an incomplete character at the end.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -30,7 +30,9 @@ class Ending:
         return "".join(self._parts)
 
     def add(self, more: bytes) -> str:
-        """Take bytes. Returns: what can be shown now: neither half a character nor what may become a stop."""
+        """Add bytes. Returns: the text to show now, without incomplete characters and without a possible start of a
+        stop text.
+        """
         if self.stopped:
             return ""
         self._held += more
@@ -43,14 +45,14 @@ class Ending:
         return self._show(shown)
 
     def finish(self) -> str:
-        """Nothing more comes. Returns: what was held back; what is no whole character is U+FFFD."""
+        """End the continuation. Returns: the remaining text; an incomplete character becomes U+FFFD."""
         if self.stopped:
             return ""
         held, self._held = self._held, b""
         return self._show(held, final=True)
 
     def _begun(self, stop: bytes) -> int:
-        """How many of the last bytes are the first of `stop`."""
+        """Return how many of the last bytes are a prefix of `stop`."""
         for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
             if self._held.endswith(stop[:length]):
                 return length

@@ -1,4 +1,4 @@
-"""What fits into a model: lengths are checked before anything runs, and nothing is cut in silence."""
+"""Checks of input lengths before a search runs; every truncation is reported."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _log = logging.getLogger(__name__)
 
 
 def source_limit(settings: DecodingSettings, max_len: int | None) -> tuple[int, str]:
-    """Most tokens of a source, EOS included, and why: the model has no positions for more, or the budget no room.
+    """Return the maximum length of a source including EOS, and the reason: positions of the model, or the token budget.
 
-    One sentence's beams must fit into `max_tokens`.
+    All beams of one sentence must fit into `max_tokens`.
     """
     rows = settings.num_return_sequences if settings.do_sample else settings.num_beams
     return _limit(max(1, settings.max_tokens // rows), f"max_tokens {settings.max_tokens} / {rows} beams", max_len)
 
 
 def scored_limit(settings: DecodingSettings, max_len: int | None) -> tuple[int, str]:
-    """As `source_limit`, of either side of a pair that is scored: there are no beams."""
+    """Return the same as `source_limit` for either side of a scored pair, where there are no beams."""
     return _limit(settings.max_tokens, f"max_tokens {settings.max_tokens}", max_len)
 
 
@@ -35,11 +35,12 @@ def _limit(budget: int, reason: str, max_len: int | None) -> tuple[int, str]:
 def fit_sources(
     sources: Sequence[list[int]], numbers: Sequence[int], settings: DecodingSettings, max_len: int | None
 ) -> list[list[int]]:
-    """Sources that model and budget can take, cut if `settings.too_long` says so, with a warning for each.
+    """Check the sources against the limits of model and budget; truncate them with a warning if `settings.too_long`
+    says so.
 
     Args:
         sources: ids of each, EOS last.
-        numbers: what each is called in messages: its place in the input, counted from 1.
+        numbers: the number of each source in messages: its position in the input, counted from 1.
         max_len: the model's limit, or None.
 
     Raises: RequestError: a source is too long.
@@ -56,7 +57,7 @@ def fit(
     too_long: Literal["fail", "truncate"],
     what: str = "text",
 ) -> list[list[int]]:
-    """Rows of at most `limit` tokens: what is longer is cut, with a warning, or refused. See `fit_sources`."""
+    """Truncate rows of more than `limit` tokens with a warning, or refuse them. See `fit_sources`."""
     for ids, number in zip(rows, numbers, strict=True):
         if len(ids) > limit and too_long == "fail":
             raise RequestError(
@@ -69,18 +70,18 @@ def fit(
 
 
 def cut(rows: Sequence[list[int]], limit: int) -> list[list[int]]:
-    """Each row's first limit - 1 ids and its last, which is EOS; as it is where it is no longer than that."""
+    """Return each row truncated to `limit` ids: its first limit - 1 ids and its last one, which is EOS."""
     return [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in rows]
 
 
 def check_target_limit(settings: DecodingSettings, max_len: int | None) -> None:
-    """Refuse to promise more target tokens than the model has positions for.
+    """Check that the model has enough positions for the requested number of target tokens.
 
-    Raises: RequestError: max_new_tokens, min_new_tokens or the forced prefix needs more.
+    Raises: RequestError: max_new_tokens, min_new_tokens or the forced prefix needs more positions.
     """
     longest = max(settings.max_new_tokens, settings.min_new_tokens, len(settings.forced_prefix_ids) + 1)
     if max_len is not None and longest > max_len:
         raise RequestError(
-            f"{longest} target tokens are asked for, but the model has positions for {max_len};"
+            f"{longest} target tokens are requested, but the model has positions for {max_len};"
             " lower max_new_tokens or min_new_tokens, or shorten the forced prefix."
         )

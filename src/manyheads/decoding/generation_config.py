@@ -1,4 +1,4 @@
-"""The decoding options that a model folder suggests."""
+"""The default decoding options in a model folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_BYTES = 4 << 20
 
 
 def load_settings(folder: Path) -> DecodingSettings:
-    """The settings of a translator's folder; see `read_settings`."""
+    """Return the settings in a translator's folder; see `read_settings`."""
     return read_settings(folder, DecodingSettings)
 
 
 def read_settings(folder: Path, kind: type[T]) -> T:
-    """The settings in `folder/generation_config.json`; the defaults if there is no such file.
+    """Return the settings in `folder/generation_config.json`, or the defaults if there is no such file.
 
-    Args: kind: the dataclass of the settings: a search's, or a generator's.
+    Args: kind: the dataclass of the settings, for a search or a generator.
 
     Raises: ModelFileError: the file cannot be read or is not one JSON object. ConfigError: an unknown or bad option.
     """

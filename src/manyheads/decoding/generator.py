@@ -1,4 +1,4 @@
-"""Text from a language model: a model, its vocabulary and its options in one object."""
+"""Text generation with a language model: model, vocabulary and options in one object."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ MEMORY_OF_NONE = 512
 
 @dataclass(frozen=True)
 class Continuation:
-    """What follows a prompt.
+    """The continuation of a prompt.
 
-    text: without the stop text, and without the prompt. ids: all tokens said, the end of a document or a stop text's
-    included. log_probs: the model's own of each, in nats, before temperature and penalties. ended_by: `end` of a
-    document, a `stop` text, or the `length` that was asked for.
+    text: without the stop text and without the prompt. ids: all generated tokens, including the end of a document or of
+    a
+    stop text. log_probs: the model's log-probability of each token in nats, before temperature and penalties. ended_by:
+    `end` of a document, `stop` text, or `length` limit.
     """
 
     text: str
@@ -54,9 +55,9 @@ class Continuation:
 
 @dataclass
 class _Row:
-    """One continuation while it is written.
+    """One continuation during generation.
 
-    random: its own stream of numbers. most: tokens after which it is over, and ends: what that is to be called.
+    random: its random stream. most: maximum number of tokens. ends: the value of `ended_by` at that limit.
     """
 
     ending: Ending
@@ -74,14 +75,14 @@ class Generator:
 
     Args:
         model: a composite; it is put into evaluation mode.
-        vocabulary: of the model.
-        settings: options that calls start from; default `GenerationSettings()`.
-        device: where the model is; `auto` asks the machine.
-        precision: `fp32`; `bf16` by autocast; `auto`, whichever is faster on the device.
-        compile_steps: let torch's compiler make one program of a step (see `decoding.compiled`): slow to begin, then
-            faster. The model's weights must stay as they are.
+        vocabulary: the model's vocabulary.
+        settings: default options of all calls; default `GenerationSettings()`.
+        device: the device of the model; `auto` chooses one.
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one on the device.
+        compile_steps: compile a step with torch's compiler (see `decoding.compiled`): slow at first, then faster. The
+            model's weights must not change.
 
-    Raises: RequestError: no such device or precision, or steps of this model cannot be compiled here.
+    Raises: RequestError: no such device or precision, or this model's steps cannot be compiled on this machine.
     """
 
     def __init__(
@@ -110,13 +111,15 @@ class Generator:
         *,
         compile_steps: bool = False,
     ) -> Self:
-        """A generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
+        """Load a generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train, and saving it is refused. On
-        a CPU maps may be kept in a faster layout as well, and so twice (see `device.pack`).
+        With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
+        On a
+        CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
 
-        Raises: ModelFileError: a file is missing, damaged or refused, or the model is none of language. ConfigError,
-            DataError: a file's content is bad.
+        Raises: ModelFileError: a file is missing, damaged or refused, or the model is not a language model.
+            ConfigError,
+            DataError: the content of a file is invalid.
         """
         folder = resolve_model_path(path)
         chosen = choose_device(device)
@@ -140,9 +143,10 @@ class Generator:
         return cls(model, vocabulary, settings, chosen, chosen_precision, compile_steps=compile_steps)
 
     def options(self, **overrides: Any) -> GenerationSettings:
-        """The settings of a call.
+        """Return the settings of a call.
 
-        Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: an id is none.
+        Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: an id is not in the
+            vocabulary.
         """
         values = {field.name: getattr(self.settings, field.name) for field in dataclasses.fields(self.settings)}
         settings = build(GenerationSettings, {**values, **overrides}, "the options") if overrides else self.settings
@@ -162,14 +166,14 @@ class Generator:
     def generate(
         self, prompts: str | Sequence[str], *, stop_asked: Callable[[], bool] | None = None, **overrides: Any
     ) -> str | list[str]:
-        """A continuation of each prompt, in order; a string for a string. An empty prompt begins a text.
+        """Return a continuation of each prompt, in order; a string for a string. An empty prompt begins a text.
 
         Args:
-            prompts: a text or several, of any lengths.
-            stop_asked: asked before each step; if it says yes, SearchStopped is raised.
+            prompts: one text or several, of any lengths.
+            stop_asked: called before each step; if it returns true, SearchStopped is raised.
             overrides: any field of `GenerationSettings`, for this call.
 
-        Raises: ConfigError, RequestError: a bad option or prompt. DataError: a prompt is no Unicode.
+        Raises: ConfigError, RequestError: a bad option or prompt. DataError: a prompt is not valid Unicode.
         """
         if isinstance(prompts, str):
             return self.generate([prompts], stop_asked=stop_asked, **overrides)[0]
@@ -178,12 +182,12 @@ class Generator:
     def continuations(
         self, prompts: Sequence[str], *, stop_asked: Callable[[], bool] | None = None, first: int = 0, **overrides: Any
     ) -> list[list[Continuation]]:
-        """`num_return_sequences` continuations of each prompt, with tokens and log-probabilities.
+        """Return `num_return_sequences` continuations of each prompt, with tokens and log-probabilities.
 
-        Args: first: number of the first prompt, so that a stream of prompts draws as one call would; others as for
+        The samples of a prompt depend on its number, the seed and the options, not on its batch (up to rounding).
+
+        Args: first: number of the first prompt; with it, several calls draw the same samples as one call. Others as for
             `generate`.
-
-        What is drawn for a prompt depends on its number, the seed and the options, not on its batch, up to rounding.
         """
         settings = self.options(**overrides)
         return self._continue(self._encode(prompts), settings, first, stop_asked)
@@ -196,7 +200,7 @@ class Generator:
         first: int = 0,
         **overrides: Any,
     ) -> list[list[Continuation]]:
-        """As `continuations`, of prompts that are ids already: for models of what is no text.
+        """Do the same as `continuations` for prompts given as ids, for models of data that is not text.
 
         Raises: as `continuations`, and RequestError: an id is outside the vocabulary.
         """
@@ -233,11 +237,11 @@ class Generator:
     def stream(
         self, prompt: str, *, stop_asked: Callable[[], bool] | None = None, number: int = 0, **overrides: Any
     ) -> Iterator[str]:
-        """The continuation of one prompt, piece by piece as it is written, in whole characters.
+        """Yield the continuation of one prompt during generation, in complete characters.
 
-        Args: number: of the prompt, for sampling; others as for `generate`.
+        Args: number: number of the prompt, for sampling; others as for `generate`.
 
-        Cost: of a token constant in the length of what was written.
+        Cost: constant per token.
         """
         settings = self.options(**{**overrides, "num_return_sequences": 1})
         [ids] = self._encode([prompt])
@@ -255,15 +259,15 @@ class Generator:
         return [self._begun(ids) for ids in self.vocabulary.encode_batch(list(prompts))]
 
     def _begun(self, ids: list[int]) -> list[int]:
-        """A prompt's ids after what stands before a document, or, if there are none, before a text."""
+        """Return a prompt's ids after the token that precedes a document or, without documents, a text."""
         return [self.vocabulary.start_id, *ids] if self.vocabulary.begin_id is not None or not ids else ids
 
     def _row(self, prompt: int, path: int, ids: list[int], settings: GenerationSettings) -> _Row:
-        """Raises: RequestError: the prompt leaves no room for a token."""
+        """Raises: RequestError: the prompt leaves no space for a token."""
         most = settings.max_new_tokens
         ends: Literal["end", "length"] = "length"
         max_len, document_len = self.model.max_len, self.vocabulary.document_len
-        if max_len is not None:  # the last token that is written need not be read
+        if max_len is not None:  # the last generated token is not read again
             most = min(most, max_len - len(ids) + 1)
         if document_len and document_len - len(ids) + 1 <= most:
             most, ends = document_len - len(ids) + 1, "end"
@@ -282,7 +286,7 @@ class Generator:
         settings: GenerationSettings,
         stop_asked: Callable[[], bool] | None,
     ) -> Iterator[str]:
-        """Fill in the rows, as many of each prompt. Yields: after each step, what the first row can show."""
+        """Generate the rows, several for each prompt. Yields: after each step, the new text of the first row."""
         paths = len(rows) // len(prompts)
         first = rows[0]
         with inference(self.device, self.precision):
@@ -322,7 +326,7 @@ class Generator:
     def _read(
         self, prompts: list[list[int]], settings: GenerationSettings, stop_asked: Callable[[], bool] | None
     ) -> tuple[Tensor, Any]:
-        """Log-probabilities of the token after each prompt, and the state; long prompts are read in parts."""
+        """Return the log-probabilities of the token after each prompt, and the state. Read long prompts in parts."""
         lengths = torch.tensor([len(ids) for ids in prompts])
         padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
         for row, ids in enumerate(prompts):
@@ -338,13 +342,13 @@ class Generator:
             found, state = self._stepping.step(part, state, None if whole else real.to(self.device))
             ends_here = ((real > 0) & (lengths <= begin + part.shape[1])).to(self.device)
             log_probs = found if log_probs is None else torch.where(ends_here[:, None], found, log_probs)
-        assert log_probs is not None  # no prompt is empty
+        assert log_probs is not None  # because no prompt is empty
         return log_probs, state
 
     def attending(self, settings: GenerationSettings) -> Any:
-        """How the model looks back while it writes, or reads a text by itself; None: at all that it has read.
+        """Return the context settings of the model during generation or scoring; None: it attends to all it has read.
 
-        Raises: RequestError: a memory is asked of a model that has none.
+        Raises: RequestError: memory_len is set for a model without memory.
         """
         own = getattr(self.model.config, "attending", None)
         if own is None:
@@ -360,7 +364,7 @@ class Generator:
     def _choose(
         self, log_probs: Tensor, rows: list[_Row], repetition: Repetition, settings: GenerationSettings, step: int
     ) -> tuple[Tensor, list[float]]:
-        """The next token of each row, and the model's own log-probability of it."""
+        """Return the next token of each row, and the model's log-probability of it."""
         scores = log_probs
         if scores.shape[1] > self.vocabulary.vocab_size:
             scores = scores.clone()
@@ -369,7 +373,7 @@ class Generator:
         if step < settings.min_new_tokens and self.vocabulary.end_id is not None:
             banned.append(self.vocabulary.end_id)
         if self.vocabulary.begin_id not in (None, self.vocabulary.end_id):
-            banned.append(self.vocabulary.begin_id)  # it is read, never written
+            banned.append(self.vocabulary.begin_id)  # the model only reads this token
         if banned:
             scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
         scores = repetition.apply(scores)
@@ -388,7 +392,7 @@ class Generator:
         return chosen, gained
 
     def _take(self, row: _Row, token: int, log_prob: float) -> str:
-        """Append a token to a row. Returns: what of it can be shown now."""
+        """Append a token to a row. Returns: the new text to show."""
         row.ids.append(token)
         row.log_probs.append(log_prob)
         if token == self.vocabulary.end_id:
@@ -409,6 +413,6 @@ class Generator:
 
 
 def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Places of prompts of like length, longest first, at most so many together."""
+    """Return the indices of prompts grouped by similar length, longest first, with at most `most` per group."""
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     return [order[start : start + most] for start in range(0, len(order), most)]

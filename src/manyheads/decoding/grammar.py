@@ -1,7 +1,7 @@
-"""What a parser may write next, so that every finished output is a tree over exactly the words of its sentence.
+"""Restriction of a parser's outputs to trees over exactly the words of the sentence.
 
-Papers: none needs it at the size of their training data (Vinyals et al. 2015, sec. 3.2, found 1.5% malformed trees); a
-parser that learned from a few thousand sentences loses its place in most of them.
+Papers: with their amounts of training data none needs it (Vinyals et al. 2015, sec. 3.2, found 1.5% malformed trees). A
+parser trained on a few thousand sentences produces malformed trees for most sentences.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PIECE, _OPEN, _CLOSE, _PLACE = range(4)
 
 
 class SentenceGrammar(Protocol):
-    """What outputs for the sentences of one batch may be."""
+    """The permitted outputs for the sentences of one batch."""
 
     def allowed(self, history: Tensor, sentence: Tensor, room: Tensor) -> Tensor:
-        """The tokens that may come next.
+        """Return the permitted next tokens.
 
         Args:
-            history: (rows, length) target tokens so far, BOS not counted.
-            sentence: (rows,) which of the batch's sentences each row is for.
-            room: (rows,) tokens that may still be written, EOS included.
+            history: (rows, length) target tokens so far, without BOS.
+            sentence: (rows,) index of each row's sentence in the batch.
+            room: (rows,) number of tokens that may still be generated, EOS included.
 
         Returns: (rows, at least vocab_size) bool.
         """
@@ -37,22 +37,25 @@ class SentenceGrammar(Protocol):
 
 
 class Grammar(Protocol):
-    """Knows what outputs may be, and is told the sentences."""
+    """A rule for outputs, applied to the sentences of a batch."""
 
     def of(self, source: Tensor, source_lengths: Tensor) -> SentenceGrammar:
-        """For one batch. source (sentences, source_len), each row tokens + EOS; source_lengths (sentences,)."""
+        """Return the grammar of one batch. source (sentences, source_len), each row tokens + EOS; source_lengths
+        (sentences,).
+        """
         ...
 
 
 class TreeGrammar:
-    """Outputs are trees: one constituent on top, none empty, closed by its own label, over all words and no more.
+    """Outputs are trees with one root constituent, no empty brackets and matching labels, over exactly all words.
 
-    Where words are written, the tokens after the place of a word are that word's. An output that keeps to this is well
-    formed for `bracketing.restore`, unless the limit on its length does not even allow a single constituent over
-    all words; where it does, brackets are not opened that could no longer be closed.
+    If words are generated, the tokens after a word's tag are those of the word. Such an output is well-formed for
+    `bracketing.restore`, unless the length limit does not even allow one constituent over all words. Otherwise no
+    bracket
+    is opened that could not be closed within the limit.
 
     Args:
-        tokenizer: of the parser.
+        tokenizer: the parser's tokenizer.
     """
 
     def __init__(self, tokenizer: ParsingTokenizer) -> None:
@@ -87,14 +90,16 @@ class TreeGrammar:
             openings=self._openings.to(device),
             source=source,
             num_words=begins.sum(1),
-            # Of what has k words, the first piece of word k comes next; after all words, the EOS.
+            # After k words, the first piece of word k is next; after all words, EOS.
             ends=_first_pieces(begins, source_lengths - 1) if self._writes_words else None,
             eos_id=self._eos_id,
         )
 
 
 def _first_pieces(begins: Tensor, num_pieces: Tensor) -> Tensor:
-    """Where each word begins; where there are no more words, the number of pieces. (sentences, source_len + 1)"""
+    """Return the index of the first piece of each word, and the number of pieces after the last. (sentences, source_len
+    + 1)
+    """
     places = torch.arange(begins.size(1), device=begins.device).expand_as(begins)
     found = torch.where(begins, places, num_pieces[:, None]).sort(1).values
     return torch.cat([found, num_pieces[:, None]], 1)
@@ -121,7 +126,7 @@ class _TreeSentences:
         depth = depths[:, -1] if length else sentence.new_zeros(rows)
         words_done = (kinds == _PLACE).sum(1)
         words_left = self.num_words[sentence] - words_done
-        least = words_left + depth + 1  # the rest of the words, all closing brackets, EOS
+        least = words_left + depth + 1  # remaining words, closing brackets, EOS
         allowed = torch.zeros(rows, self.kinds.numel(), dtype=torch.bool, device=history.device)
         within = torch.zeros_like(depth, dtype=torch.bool)
         if self.ends is not None:

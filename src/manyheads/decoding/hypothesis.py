@@ -1,4 +1,4 @@
-"""What a search returns: plain Python values, best first."""
+"""Results of a search: plain Python values, best first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Hypothesis:
 
     Args:
         ids: target tokens with the forced prefix, without BOS and EOS.
-        score: what hypotheses are ranked by: the sum of the log-probabilities the search saw (that is, after the
-            repetition penalty, before the temperature), divided by the length penalty.
-        token_log_probs: the model's own log-probability of each id, and of EOS last if `ended`; 0 for forced tokens.
-        ended: whether the model said EOS; otherwise the hypothesis was cut at the length limit.
+        score: the ranking score: the sum of the search's log-probabilities (after the repetition penalty, before the
+            temperature), divided by the length penalty.
+        token_log_probs: the model's log-probability of each id, and of EOS last if `ended`; 0 for forced tokens.
+        ended: whether the model produced EOS; otherwise the hypothesis was cut at the length limit.
     """
 
     ids: list[int]
@@ -31,4 +31,4 @@ class Hypothesis:
 
 
 class SearchStopped(Exception):  # noqa: N818  (an event, not an error)
-    """The `stop` hook said yes; what the batch had found so far is dropped."""
+    """The `stop` hook returned true; the results of the current batch are lost."""

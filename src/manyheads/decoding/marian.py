@@ -1,4 +1,4 @@
-"""The generation rules of Marian models in `transformers`, by which OPUS-MT's models were published and measured."""
+"""The search rules of Marian models in `transformers`, with which OPUS-MT's models were published and evaluated."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ __all__ = ["Marian5Rules", "MarianRules"]
 
 @dataclass(frozen=True, kw_only=True)
 class MarianRules(BeamRules):
-    """Beam search as `transformers` 4.35 does it; `length_penalty_kind` should be `power`.
+    """Beam search as in `transformers` 4.35; `length_penalty_kind` should be `power`.
 
-    The start token (which is the padding token) counts in a length, the EOS that ends a hypothesis does not: for
-    hypotheses that ended that is the number of their target tokens, EOS included, so `score` is ours. Different are
+    A length includes the start token (the padding token) but not the EOS that ends a hypothesis. For ended hypotheses
+    this
+    equals the number of their target tokens with EOS, so `score` is the same as ours. The differences are
 
-    - the limit: a hypothesis cut there has no EOS to leave out, so its length is one more; it competes with those that
-      ended (with `forced_eos`, as all of OPUS-MT have it, there are none such);
-    - stopping: with num_beams hypotheses ended, `early_stopping` false stops when the worst of them scores at least
-      best_found / (length + 1) ** p, where best_found may itself have ended. That is a guess: with p > 0 a running
-      hypothesis may still come to more by growing longer. `never` takes the limit for the length, and is no guess.
+    - the limit: a hypothesis that is cut there has no EOS, so its length is larger by one; it competes with those that
+      ended (with `forced_eos`, which all OPUS-MT models use, there are no such hypotheses);
+    - stopping: when num_beams hypotheses have ended, `early_stopping` false stops if the worst of them scores at least
+      best_found / (length + 1) ** p, where best_found may itself have ended. This is a heuristic: with p > 0 a running
+      hypothesis may still score higher when it gets longer. `never` uses the limit as the length and is exact.
 
-    Paper: none; the guess is discussed in that project's pull request 20901.
+    Paper: none; pull request 20901 of `transformers` discusses the heuristic.
     """
 
     cut_competes = True
@@ -46,7 +47,7 @@ class MarianRules(BeamRules):
 
 @dataclass(frozen=True, kw_only=True)
 class Marian5Rules(MarianRules):
-    """Beam search as `transformers` 5 does it: no length counts the start token, and only what runs on gives hope."""
+    """Beam search as in `transformers` 5: lengths exclude the start token; only running hypotheses delay the end."""
 
     def score_cut(self, sums: Tensor, length: int) -> Tensor:
         return self.score(sums, length)

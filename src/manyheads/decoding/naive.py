@@ -1,7 +1,7 @@
-"""Beam search as one would explain it: one sentence, plain lists, everything recomputed. The oracle of the tests.
+"""Reference implementation of beam search for tests: one sentence, plain lists, no caching.
 
-It shares no code with `beam`, and without early stopping it always goes on to the length limit. `naive_marian_search`
-is the same for the rules of `marian.MarianRules`, `naive_tree_tokens` for the grammar of trees.
+It shares no code with `beam`, and without early stopping it always continues to the length limit. `naive_marian_search`
+is the reference for `marian.MarianRules`, `naive_tree_tokens` for the grammar of trees.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ def naive_beam_search(
     bos_id: int,
     eos_id: int,
 ) -> list[Hypothesis]:
-    """Beam search for one sentence, by the rules of `DecodingSettings`.
+    """Run beam search for one sentence by the rules of `DecodingSettings`.
 
     Args:
-        next_log_probs: log-probabilities of the token after these target tokens (BOS first), computed from nothing.
-        limit: most target tokens, EOS included.
+        next_log_probs: function from target tokens (BOS first) to the log-probabilities of the next token, without
+            state.
+        limit: maximum number of target tokens, EOS included.
 
     Returns: 1 to num_return_sequences hypotheses, best first.
-    Cost: num_beams x limit calls, each as long as its prefix.
+    Cost: num_beams x limit calls, each on a whole prefix.
     """
     prefix = list(settings.forced_prefix_ids)
     running = [_Path(prefix, [0.0] * len(prefix), 0.0)]
@@ -82,7 +83,7 @@ def naive_marian_search(
     bos_id: int,
     eos_id: int,
 ) -> list[Hypothesis]:
-    """As `naive_beam_search`, by the rules that Marian models have in `transformers`; arguments and result alike."""
+    """Do the same as `naive_beam_search` by the rules of Marian models in `transformers`."""
     width, start = settings.num_beams, 0 if settings.rules == "marian-5" else 1
     prefix = list(settings.forced_prefix_ids)
     running = [_Path(prefix, [0.0] * len(prefix), 0.0)]
@@ -122,7 +123,7 @@ def naive_marian_search(
 
 
 def _only(eos_id: int, size: int) -> list[float]:
-    """The log-probabilities of a forced EOS."""
+    """Return the log-probabilities of a forced EOS."""
     return [0.0 if token == eos_id else -math.inf for token in range(size)]
 
 
@@ -137,7 +138,7 @@ def _penalty(length: int, settings: DecodingSettings) -> float:
 def _constrain(
     log_probs: list[float], ids: list[int], settings: DecodingSettings, pad_id: int, bos_id: int, eos_id: int
 ) -> list[float]:
-    """The log-probabilities after all options; -inf is forbidden."""
+    """Return the log-probabilities after all options; -inf is forbidden."""
     size = settings.no_repeat_ngram_size
     grams = {tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)} if size else set()
     result = []
@@ -157,12 +158,12 @@ def _constrain(
 def naive_tree_tokens(
     tokenizer: ParsingTokenizer, source: Sequence[int], written: Sequence[int], room: int
 ) -> set[int]:
-    """What `grammar.TreeGrammar` allows next, found by going through the output bracket by bracket.
+    """Return the tokens that `grammar.TreeGrammar` allows next, computed by reading the output bracket by bracket.
 
     Args:
         source: pieces of the sentence, without EOS.
         written: target tokens so far, without BOS.
-        room: tokens that may still be written, EOS included.
+        room: number of tokens that may still be generated, EOS included.
     """
     begins = tokenizer.begins_word()
     words: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Sentences in, constituency trees out: a translator whose targets are trees."""
+"""Constituency parsing of sentences: a translator whose targets are trees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Parser", "task_of"]
 
 
 def task_of(translator: Translator) -> ParsingTask | None:
-    """What the model parses; None if it translates."""
+    """Return the parsing task of the model; None if it translates."""
     tokenizer = translator.tokenizer
     return tokenizer.task if isinstance(tokenizer, ParsingTokenizer) else None
 
@@ -25,15 +25,15 @@ def task_of(translator: Translator) -> ParsingTask | None:
 class Parser:
     """A model that parses tokenised sentences (Vaswani et al. 2017, sec. 6.3).
 
-    Args: translator: of a model that was trained on trees; its settings are those of the search.
+    Args: translator: of a model that was trained on trees; the search uses its settings.
 
-    Raises: RequestError: the model is no parser.
+    Raises: RequestError: the model is not a parser.
     """
 
     def __init__(self, translator: Translator) -> None:
         task = task_of(translator)
         if task is None:
-            raise RequestError("This model translates and does not parse: it was not trained on trees.")
+            raise RequestError("This model cannot parse, because it was not trained on trees.")
         self.translator = translator
         self.task = task
 
@@ -41,15 +41,16 @@ class Parser:
     def from_pretrained(
         cls, path: str | Path, device: str = "auto", precision: Precision = "fp32", *, compile_steps: bool = False
     ) -> Self:
-        """A parser from a model folder, a run folder, or `owner/name` on the Hugging Face hub; see `Translator`."""
+        """Load a parser from a model folder, a run folder or `owner/name` on the Hugging Face hub; see `Translator`."""
         return cls(Translator.from_pretrained(path, device, precision, compile_steps=compile_steps))
 
     def parse(
         self, sentences: Sequence[str], *, stop: Callable[[], bool] | None = None, **overrides: Any
     ) -> list[Restored | None]:
-        """The tree of each sentence, over exactly its words, and what had to be mended; None without words.
+        """Return the tree of each sentence over exactly its words, with the number of repairs; None for a sentence
+        without words.
 
-        Args: sentences: words with spaces between them; others as of `Translator.translate`, and errors too.
+        Args: sentences: words separated by spaces; others, and errors, as for `Translator.translate`.
         """
         written = self.translator.translate(list(sentences), stop=stop, **overrides)
         pairs = zip(sentences, written, strict=True)

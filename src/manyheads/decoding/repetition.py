@@ -1,4 +1,4 @@
-"""What was said before, kept so that a look at it costs the same however long ago that was."""
+"""Repetition penalty and n-gram bans over all earlier tokens, at constant cost per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Repetition"]
 
 
 class Repetition:
-    """Makes tokens that were seen less likely, and n-grams that were seen impossible.
+    """Makes earlier tokens less probable, and forbids n-grams that already occurred.
 
     Paper: Keskar et al. 2019, arXiv:1909.05858, sec. 4.1 (the penalty). Differs: it multiplies log-probabilities.
     Args:
@@ -20,9 +20,9 @@ class Repetition:
         vocab_size: number of ids.
         penalty: 1 is off.
         ngram_size: 0 is off.
-        device: where the log-probabilities will be.
+        device: device of the log-probabilities.
 
-    Cost a step: rows x vocab_size for the penalty, rows alone for n-grams.
+    Cost: per step, rows x vocab_size for the penalty, rows for n-grams.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Repetition:
                     self._follow(row, token)
 
     def apply(self, log_probs: Tensor) -> Tensor:
-        """(rows, vocab_size) -> the same with penalties, -inf where a token would repeat an n-gram."""
+        """Apply the penalty to (rows, vocab_size), and set tokens that would repeat an n-gram to -inf."""
         if self._seen is not None:
             log_probs = torch.where(self._seen, log_probs * self._penalty, log_probs)
         if self._size:
@@ -62,7 +62,7 @@ class Repetition:
         return log_probs
 
     def add(self, tokens: Tensor) -> None:
-        """The token that each row said. tokens: (rows,)"""
+        """Add the token that each row produced. tokens: (rows,)"""
         if self._seen is not None:
             self._seen.scatter_(1, tokens[:, None], True)
         if self._size:
@@ -70,7 +70,7 @@ class Repetition:
                 self._follow(row, token)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, in this order."""
+        """Continue with these rows, in this order."""
         if self._seen is not None:
             self._seen = self._seen[torch.tensor(rows, device=self._seen.device, dtype=torch.int64)]
         self._followers = [self._followers[row] for row in rows]

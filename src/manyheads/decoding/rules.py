@@ -1,7 +1,7 @@
-"""How hypotheses are scored and when a sentence is done: the seam where the habits of other toolkits fit in.
+"""Scores of hypotheses and stopping rules, which other toolkits define differently.
 
-Beam search asks a `Rules` object and never a model's class. `BeamRules` is ours; a converted model may bring its own,
-e.g. one that measures lengths from the start token, stops by a heuristic bound, or forces a free EOS at the last
+Beam search uses a `Rules` object and never a model's class. `BeamRules` is ours. A converted model can have other
+rules, for example lengths that include the start token, a heuristic bound for stopping, or a forced EOS at the last
 position.
 """
 
@@ -19,36 +19,40 @@ __all__ = ["BeamRules", "Rules"]
 
 
 class Rules(Protocol):
-    """What beam search asks. Lengths count target tokens, EOS included, BOS not. Tensors may be changed in place."""
+    """The interface for beam search. Lengths count target tokens, with EOS and without BOS. Tensors may be changed in
+    place.
+    """
 
     def score(self, sums: Tensor, length: int) -> Tensor:
-        """Scores that rank hypotheses of this length, from their summed log-probabilities; any shape."""
+        """Return the ranking scores of hypotheses of this length from their summed log-probabilities; any shape."""
         ...
 
     def score_cut(self, sums: Tensor, length: int) -> Tensor:
-        """As `score`, for hypotheses that reach the limit without EOS."""
+        """Return the same as `score` for hypotheses that reach the limit without EOS."""
         ...
 
     def finished(self, kept: Tensor, best_found: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
-        """Which sentences need no further step. (sentences,) bool
+        """Return which sentences need no further step. (sentences,) bool
 
         Args:
-            kept: (sentences, num_beams) scores of the best ended hypotheses, best first, -inf where there are fewer.
-            best_found: (sentences,) the highest sum of this step, whether that hypothesis ends here or goes on.
-            best_running: (sentences,) the highest sum of a hypothesis that goes on; it has `length` tokens.
-            length: tokens so far.
-            limits: (sentences,) most tokens.
+            kept: (sentences, num_beams) scores of the best ended hypotheses, best first, -inf if there are fewer.
+            best_found: (sentences,) the highest sum of this step, of an ended or a running hypothesis.
+            best_running: (sentences,) the highest sum of a running hypothesis; it has `length` tokens.
+            length: number of tokens so far.
+            limits: (sentences,) maximum number of tokens.
         """
         ...
 
     def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
-        """May rewrite the log-probabilities (sentences, beams, vocab_size) of sentences that choose their last one."""
+        """Optionally change the log-probabilities (sentences, beams, vocab_size) of sentences at their last token."""
         ...
 
     @property
     def cut_competes(self) -> bool:
-        """Whether cut hypotheses of a sentence that is not `finished` at its limit are ranked among those that ended;
-        otherwise they come after them."""
+        """Whether cut hypotheses of a sentence that is not `finished` at its limit are ranked together with ended ones;
+        otherwise
+        they are ranked after them.
+        """
         ...
 
 
@@ -59,14 +63,15 @@ class BeamRules:
     score = sum / penalty(length), where penalty is `gnmt`: ((5 + length) / 6) ** p (Wu et al. 2016, arXiv:1609.08144,
     eq. 14, without its coverage term), `power`: length ** p, or `none`: 1.
 
-    With `early_stopping` a sentence is done when num_beams hypotheses have ended. Without, it is done when its
-    num_return_sequences-th best ended hypothesis scores at least as high as anything that a running one can become.
-    Log-probabilities are at most 0 and the penalty does not fall with length (p >= 0), so a running hypothesis with
-    sum s in a sentence of at most `limit` tokens can reach
+    With `early_stopping` a sentence is finished when num_beams hypotheses have ended. Otherwise it is finished when its
+    num_return_sequences-th best ended hypothesis scores at least as high as any running hypothesis can reach.
+    Log-probabilities are at most 0 and the penalty does not decrease with length (p >= 0), so a running hypothesis with
+    sum
+    s in a sentence of at most `limit` tokens can reach at most
 
-        s / penalty(limit)        for gnmt and power, and s for none,
+        s / penalty(limit)        for gnmt and power, and s for none.
 
-    and no more. What is returned is therefore what a search to the limit would return, only sooner.
+    So the result is the same as that of a search up to the limit.
     """
 
     kind: Literal["gnmt", "power", "none"]
@@ -80,7 +85,7 @@ class BeamRules:
 
     @classmethod
     def of(cls, settings: DecodingSettings) -> Self:
-        """The rules that the settings describe."""
+        """Return the rules that the settings describe."""
         return cls(
             kind=settings.length_penalty_kind,
             exponent=settings.length_penalty,
@@ -95,7 +100,7 @@ class BeamRules:
     @overload
     def penalty(self, length: Tensor) -> Tensor: ...
     def penalty(self, length: int | Tensor) -> float | Tensor:
-        """What a sum is divided by; `length` is one number or a tensor of lengths."""
+        """Return the divisor of a sum; `length` is one number or a tensor of lengths."""
         if self.kind == "none" or self.exponent == 0:
             return 1.0 if isinstance(length, int) else length.new_ones(()).float()
         base = (5.0 + length) / 6.0 if self.kind == "gnmt" else length * 1.0
@@ -114,7 +119,10 @@ class BeamRules:
         return kept[:, self.num_return_sequences - 1] >= best_running / self.penalty(limits)
 
     def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
-        """With `forced_eos` the last token is EOS, for nothing. Otherwise it is free; what is not EOS counts as cut."""
+        """With `forced_eos` the last token is EOS with log-probability 0. Otherwise any token is possible, and a
+        hypothesis
+        without EOS counts as cut.
+        """
         if self.forced_eos:
             log_probs.masked_fill_(at_limit[:, None, None], -torch.inf)
             log_probs[:, :, eos_id].masked_fill_(at_limit[:, None], 0.0)

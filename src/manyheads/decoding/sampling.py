@@ -1,4 +1,4 @@
-"""Drawing a token: temperature, top-k, top-p, and random numbers that belong to a sentence, not to a batch."""
+"""Sampling of tokens with temperature, top-k and top-p; the random numbers depend on the sentence, not on its batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.top import top_k as largest_first
+from manyheads.decoding.topk import top_k as largest_first
 from manyheads.seeding import derive_seed
 
 __all__ = ["Sampler", "draw"]
@@ -19,16 +19,16 @@ _FIRST_WIDTH = 128
 
 
 class Sampler:
-    """Draws the next token of every path by inverting the cumulative distribution.
+    """Samples the next token of every path by inverting the cumulative distribution.
 
-    Path p of sentence i consumes one uniform number a step, from a stream seeded by (seed, i, p) alone: what is drawn
-    for a sentence does not depend on its batch, the device's generator, or the other sentences, up to the rounding of
-    the model.
+    Path p of sentence i uses one uniform number per step from a stream that is seeded by (seed, i, p) only. So the
+    samples
+    of a sentence do not depend on its batch, the device's generator or other sentences, up to rounding in the model.
 
     Args:
         settings: temperature, top_k, top_p, seed, num_return_sequences.
-        limits: (sentences,) most tokens of each sentence.
-        indices: i of each sentence: its place in the whole input.
+        limits: (sentences,) maximum number of tokens of each sentence.
+        indices: i of each sentence: its index in the whole input.
     """
 
     def __init__(self, settings: DecodingSettings, limits: Tensor, indices: Sequence[int]) -> None:
@@ -42,7 +42,7 @@ class Sampler:
         self._numbers = torch.from_numpy(numbers).to(limits.device)
 
     def __call__(self, log_probs: Tensor, sentence: Tensor, step: int) -> Tensor:
-        """Draw for (rows, vocab_size) log-probabilities; sentence (sentences,) are lines of `indices`. (rows,)"""
+        """Sample for (rows, vocab_size) log-probabilities; sentence (sentences,) indexes `indices`. Returns (rows,)."""
         numbers = self._numbers[:, :, step].index_select(0, sentence).flatten()
         settings = self._settings
         return draw(log_probs, numbers, settings.temperature, settings.top_k, settings.top_p)
@@ -56,14 +56,16 @@ def draw(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Tensor:
-    """One token for each row. Filters apply in the order temperature, min-p, top-k, top-p; the rest is renormalised.
+    """Sample one token per row. Filters are applied in the order temperature, min-p, top-k, top-p; the rest is
+    renormalised.
 
     Paper: Fan et al. 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1 (top-p): the
-    smallest set of likeliest tokens that holds at least top_p; the likeliest token always stays. Nguyen et al. 2024,
-    arXiv:2407.01082 (min-p): tokens at least min_p times as likely as the likeliest.
+    smallest set of most probable tokens with a total of at least top_p; it always includes the most probable token.
+    Nguyen
+    et al. 2024, arXiv:2407.01082 (min-p): tokens with at least min_p times the highest probability.
 
     Args:
-        log_probs: (rows, vocab_size), need not be normalised; -inf is never drawn unless a row holds nothing else.
+        log_probs: (rows, vocab_size), not necessarily normalised; -inf is drawn only if a row contains nothing else.
         numbers: (rows,) uniform in [0, 1].
     Returns: (rows,) ids.
     """
@@ -78,16 +80,16 @@ def draw(
         probs = scores.softmax(-1)
     cumulative = probs.cumsum(-1)
     total = cumulative[:, -1:]
-    # Strictly below the total, or rounding could point past the last token that has any probability.
+    # Stay strictly below the total: otherwise rounding could select a token after the last one with any probability.
     target = torch.minimum(numbers[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     place = torch.searchsorted(cumulative, target, right=True).clamp(max=probs.size(1) - 1)
     return (place if ids is None else ids.gather(1, place))[:, 0]
 
 
 def _nucleus(scores: Tensor, ids: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
-    """Probabilities, largest first and 0 outside the likeliest that hold top_p, with their ids; (rows, some) both.
+    """Return probabilities, largest first and 0 outside the top_p set, and their ids; both (rows, some).
 
-    The 128 likeliest tokens mostly suffice; only if they do not, all are sorted.
+    The 128 most probable tokens are usually enough; all tokens are sorted only if not.
     """
     normaliser = scores.logsumexp(-1, keepdim=True)
     for width in (min(_FIRST_WIDTH, scores.size(1)), scores.size(1)):

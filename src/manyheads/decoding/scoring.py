@@ -1,4 +1,4 @@
-"""Log-probabilities of known targets, under teacher forcing."""
+"""Log-probabilities of given targets with teacher forcing."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def token_log_probs(
     stop: Callable[[], bool] | None = None,
     told: Callable[[int], None] | None = None,
 ) -> list[list[float]]:
-    """The model's log-probability of each target token but the first, in nats.
+    """Return the model's log-probability of each target token except the first, in nats.
 
     Args:
-        model: gives log-probabilities; it should be in evaluation mode.
+        model: computes log-probabilities; it should be in evaluation mode.
         sources: ids of each source, EOS included.
         targets: ids of each target from BOS to EOS.
-        max_tokens: a batch's budget in tokens on either side; cut further if the vocabulary is large.
-        stop: asked before each batch.
-        told: told after each batch how many pairs are done.
+        max_tokens: maximum number of tokens of a batch on either side; batches are smaller for a large vocabulary.
+        stop: called before each batch.
+        told: called after each batch with the number of finished pairs.
 
-    Returns: for each pair a number for each token after BOS.
-    Raises: SearchStopped: `stop` said yes.
+    Returns: for each pair one number per token after BOS.
+    Raises: SearchStopped: `stop` returned true.
     """
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     budget = max(1, min(max_tokens, _MAX_BATCH_VALUES // vocab_size))

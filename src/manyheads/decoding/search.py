@@ -1,4 +1,4 @@
-"""The searches' front: one batch, or any number of sentences cut into batches."""
+"""Search of one batch, or of any number of sentences split into batches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.beam import beam_search
 from manyheads.decoding.grammar import Grammar
+from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_search
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.marian import Marian5Rules, MarianRules
 from manyheads.decoding.rules import BeamRules, Rules
+from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.single import single_search
-from manyheads.decoding.task import Task, length_limits
 
 __all__ = ["RULES", "cut_batches", "search", "search_all"]
 
@@ -40,24 +40,24 @@ def search(
     """Search one batch: greedily (num_beams 1), with a beam, or by sampling.
 
     Args:
-        model: anything that starts and steps; it should be in evaluation mode.
+        model: a model with `start` and `step`; it should be in evaluation mode.
         source: (sentences, source_len) ids padded on the right, each row tokens + EOS, on the model's device.
         source_lengths: (sentences,), EOS included.
-        settings: how to search.
+        settings: options of the search.
         pad_id: never produced.
         bos_id: the decoder's first input; never produced.
         eos_id: ends a hypothesis.
         indices: a number for each sentence, for sampling; default 0, 1, 2 ...
-        rules: how beams are scored and stopped; default those of the settings.
-        grammar: what outputs may be; default anything.
-        stop: asked before each step.
+        rules: scores and stopping of beams; default those of the settings.
+        grammar: the permitted outputs; default all.
+        stop: called before each step.
 
     Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
-    Raises: SearchStopped: `stop` said yes. NonFiniteError: the model gives NaN.
+    Raises: SearchStopped: `stop` returned true. NonFiniteError: the model gives NaN.
     """
     if not source.size(0):
         return []
-    task = Task(
+    problem = SearchProblem(
         model=model,
         source=source,
         source_lengths=source_lengths,
@@ -71,7 +71,7 @@ def search(
         grammar=None if grammar is None else grammar.of(source, source_lengths),
         stop=stop,
     )
-    return beam_search(task) if settings.num_beams > 1 else single_search(task)
+    return beam_search(problem) if settings.num_beams > 1 else greedy_and_sampling_search(problem)
 
 
 def search_all(
@@ -89,13 +89,13 @@ def search_all(
     stop: Callable[[], bool] | None = None,
     told: Callable[[int], None] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Search any number of sentences: sorted by length, cut into batches of `settings.max_tokens`, order restored.
+    """Search any number of sentences: sort by length, split into batches of `settings.max_tokens`, restore the order.
 
     Args:
         sources: ids of each sentence, EOS included.
         indices: a number for each sentence, for sampling; default 0, 1, 2 ...
-        told: told after each batch how many sentences are done.
-        device: where the model is.  All other arguments as for `search`.
+        told: called after each batch with the number of finished sentences.
+        device: the model's device. All other arguments as for `search`.
 
     Returns: as `search`, in the order of `sources`.
     """
@@ -129,9 +129,10 @@ def search_all(
 
 
 def cut_batches(lengths: Sequence[int], max_tokens: int, rows_each: int = 1) -> list[list[int]]:
-    """Places of sentences of like length, longest first; in a batch rows_each x sentences x longest <= max_tokens.
+    """Group indices of sentences by similar length, longest first; rows_each x sentences x longest <= max_tokens per
+    batch.
 
-    A sentence that exceeds the budget by itself is a batch of its own.
+    A sentence that exceeds this limit alone is a batch by itself.
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     batches: list[list[int]] = []

@@ -1,66 +1,73 @@
-"""Options of decoding, for `generation_config.json`, `translate` and validation; named as in `transformers`."""
+"""Options of decoding, for `generation_config.json`, `translate` and validation; the names follow `transformers`."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from manyheads.config.checks import POSITIVE_FRACTION, Range, at_least, between, check
 from manyheads.errors import ConfigError
 
 __all__ = ["DecodingSettings"]
 
-MOST: dict[str, float] = {
-    "num_beams": 1_000,
-    "num_return_sequences": 10_000,
-    "length_penalty": 100,
-    "max_new_tokens": 100_000,
-    "max_len_ratio": 1_000,
-    "max_len_offset": 100_000,
-    "min_new_tokens": 100_000,
-    "no_repeat_ngram_size": 100_000,
-    "temperature": 1e6,
-    "repetition_penalty": 1e6,
-    "max_tokens": 2**31,
+# A file can contain any number; these limits exclude senseless ones.
+RANGES = {
+    "num_beams": between(1, 1_000),
+    "num_return_sequences": between(1, 10_000),
+    "max_new_tokens": between(0, 100_000),
+    "max_len_ratio": between(0, 1_000),
+    "max_len_offset": between(0, 100_000),
+    "min_new_tokens": between(0, 100_000),
+    "top_k": at_least(0),
+    "top_p": POSITIVE_FRACTION,
+    "no_repeat_ngram_size": between(0, 100_000),
+    "repetition_penalty": Range(0, 10**6, "above 0 and at most 1,000,000 (1 is off)", excluded=0),
+    "temperature": Range(
+        0, 1_000_000, "above 0 and at most 1,000,000 (for greedy search turn do_sample off)", excluded=0
+    ),
+    "max_tokens": between(1, 2**31),
 }
 MOST_IDS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
-    """How a translation is searched for.
+    """Options of the search for a translation.
 
     Args:
         num_beams: beam width; 1 is greedy search (or plain sampling with `do_sample`).
         length_penalty: exponent of the length penalty; 0 turns it off.
-        length_penalty_kind: `gnmt`: ((5 + length) / 6) ** p (Wu et al. 2016, eq. 14); `power`: length ** p (fairseq's);
+        length_penalty_kind: `gnmt`: ((5 + length) / 6) ** p (Wu et al. 2016, eq. 14); `power`: length ** p (as in
+            fairseq);
             `none`. The length counts the EOS token, not BOS.
-        early_stopping: true: stop a sentence as soon as num_beams hypotheses have ended; false: go on until no
-            running hypothesis can still beat the worst kept one, as far as the rules can tell; `never`: until none
-            can for certain (our own rules are certain anyway).
-        max_new_tokens: most target tokens, EOS included; 0 means `max_len_ratio` x source length + `max_len_offset`.
+        early_stopping: true: stop a sentence when num_beams hypotheses have ended; false: continue until, by the rules'
+            estimate, no running hypothesis can beat the worst kept one; `never`: continue until this is certain (with
+            our own rules it always is).
+        max_new_tokens: maximum number of target tokens, EOS included; 0 means `max_len_ratio` x source length +
+            `max_len_offset`.
         max_len_ratio: see max_new_tokens.
-        max_len_offset: see max_new_tokens.  (1.0 and 50 are the Transformer paper's, sec. 6.1.)
-        min_new_tokens: EOS is banned before so many target tokens.
-        do_sample: draw tokens instead of taking the best; needs num_beams = 1.
+        max_len_offset: see max_new_tokens. (The Transformer paper uses 1.0 and 50, sec. 6.1.)
+        min_new_tokens: minimum number of target tokens before EOS.
+        do_sample: sample tokens instead of taking the best; needs num_beams = 1.
         temperature: divides the logits before sampling; > 0.
-        top_k: sample among the k likeliest tokens only; 0 is all.
-        top_p: sample among the likeliest tokens that hold this much probability; 1 is all.
-        repetition_penalty: > 1 makes tokens that were produced before less likely (Keskar et al. 2019); 1 is off.
+        top_k: sample only from the k most probable tokens; 0 means all.
+        top_p: sample only from the most probable tokens that together have this probability; 1 means all.
+        repetition_penalty: > 1 makes earlier tokens less probable (Keskar et al. 2019); 1 is off.
         no_repeat_ngram_size: no n-gram of this size occurs twice in an output; 0 is off.
-        num_return_sequences: hypotheses returned for each input, best first.
-        banned_ids: token ids never produced (pad and BOS never are).
-        forced_prefix_ids: token ids that every output begins with, after BOS.
-        forced_eos: the last token that the limit allows is EOS, at no cost; otherwise a hypothesis counts as cut there.
-        well_formed: of parsers: never a token after which the output can no longer be a tree over exactly the words of
-            the sentence (see `grammar.TreeGrammar`).
-        renormalize_logits: what remains after bans and penalties is made probabilities again.
-        rules: how beams are scored and stopped: `manyheads` (see `rules.BeamRules`), or as in `transformers`, for
-            models from there: `marian` (4.35; see `marian.MarianRules`) or `marian-5` (5; see `marian.Marian5Rules`).
-        max_tokens: a batch's budget in tokens (rows x beams x longest source).
-        too_long: what happens to a source that is longer than the model or the budget allows (one sentence's
-            beams must fit into max_tokens): fail, or truncate it (EOS is kept) with a warning.
-        seed: of sampling.
+        num_return_sequences: number of hypotheses returned for each input, best first.
+        banned_ids: token ids that are never produced (pad and BOS never are).
+        forced_prefix_ids: token ids at the start of every output, after BOS.
+        forced_eos: the last token within the limit is EOS with log-probability 0; otherwise a hypothesis is cut there.
+        well_formed: for parsers: produce only tokens that can still lead to a tree over exactly the words of the
+            sentence (see `grammar.TreeGrammar`).
+        renormalize_logits: renormalise the probabilities after bans and penalties.
+        rules: scores and stopping of beams: `manyheads` (see `rules.BeamRules`), or for models converted from
+            `transformers`: `marian` (4.35; see `marian.MarianRules`) or `marian-5` (5; see `marian.Marian5Rules`).
+        max_tokens: maximum size of a batch in tokens (rows x beams x longest source).
+        too_long: action for a source that is too long for the model or for max_tokens (one sentence's beams must fit
+            into
+            it): `fail`, or `truncate` it (EOS is kept) with a warning.
+        seed: seed of sampling.
 
     Raises: ConfigError: an option is out of range, or two contradict each other.
     """
@@ -91,41 +98,28 @@ class DecodingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least: dict[str, float] = {
-            "num_beams": 1,
-            "length_penalty": 0 if self.rules == "manyheads" else -math.inf,  # our own bound holds for p >= 0 only
-            "max_new_tokens": 0,
-            "max_len_ratio": 0,
-            "max_len_offset": 0,
-            "min_new_tokens": 0,
-            "top_k": 0,
-            "no_repeat_ngram_size": 0,
-            "num_return_sequences": 1,
-            "max_tokens": 1,
-        }
-        for name, bound in least.items():
-            if not getattr(self, name) >= bound:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {bound}.")
-        for name, bound in MOST.items():  # a file may ask for anything; this is what could not be meant
-            if not getattr(self, name) <= bound:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at most {bound:,}.")
+        for name, allowed in RANGES.items():
+            check(self, "", allowed, name)
+        # Our estimate of when to stop requires that the penalty is not negative.
+        check(self, "", between(0 if self.rules == "manyheads" else -100, 100), "length_penalty")
         for name in ("banned_ids", "forced_prefix_ids"):
             if len(getattr(self, name)) > MOST_IDS:
-                raise ConfigError(f"{name} has {len(getattr(self, name)):,} ids; there may be {MOST_IDS:,}.")
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"temperature is {self.temperature}; it must be above 0 (for greedy search leave do_sample off)."
-            )
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}; it must be in (0, 1].")
-        if not self.repetition_penalty > 0:
-            raise ConfigError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0 (1 is off).")
+                raise ConfigError(
+                    f"{name} has {len(getattr(self, name)):,} ids; there may be {MOST_IDS:,}.", fields=[name]
+                )
         if self.do_sample and self.num_beams > 1:
-            raise ConfigError(f"do_sample with num_beams {self.num_beams}: sampling needs num_beams 1.")
+            raise ConfigError(
+                f"do_sample with num_beams {self.num_beams}: sampling needs num_beams 1.",
+                fields=("do_sample", "num_beams"),
+            )
         if not self.do_sample and self.num_return_sequences > self.num_beams:
             raise ConfigError(
                 f"num_return_sequences is {self.num_return_sequences} but num_beams is {self.num_beams};"
-                " a search returns at most num_beams hypotheses (or turn do_sample on)."
+                " a search returns at most num_beams hypotheses (or turn do_sample on).",
+                fields=("num_return_sequences", "num_beams", "do_sample"),
             )
         if self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}.")
+            raise ConfigError(
+                f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}.",
+                fields=("min_new_tokens", "max_new_tokens"),
+            )

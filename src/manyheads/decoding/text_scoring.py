@@ -1,4 +1,4 @@
-"""How likely a language model finds given texts, token by token."""
+"""Log-probabilities of given texts under a language model, per token."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["score_texts"]
 def score_texts(
     generator: Generator, texts: Sequence[str], *, max_rows: int = 64, told: Callable[[int], None] | None = None
 ) -> list[Scored]:
-    """Log-probabilities of every token of each text, by itself and from its beginning.
+    """Return the log-probabilities of every token of each text, each text separately from its beginning.
 
-    The first token is predicted from the end of a document, or of a line where there are no documents. Where lines are
-    documents, the end of each counts too. Texts of any length are read in segments, with the memory that the model
-    generates with.
+    The first token is predicted from the end of a document, or of a line if there are no documents. If lines are
+    documents,
+    the end of each line is scored too. Texts of any length are read in segments, with the memory length of generation.
 
     Args:
         generator: model, vocabulary and memory.
-        texts: without line breaks where lines are documents.
-        max_rows: texts that are read side by side.
-        told: told now and then how many texts are done.
+        texts: without line breaks if lines are documents.
+        max_rows: number of texts that are read in parallel.
+        told: called from time to time with the number of finished texts.
 
-    Returns: in the order of the texts; an empty one has no tokens, unless its end counts.
+    Returns: in the order of the texts; an empty text has no tokens, unless its end is scored.
     """
     vocabulary = generator.vocabulary
     encoded = vocabulary.encode_batch(list(texts))
@@ -48,7 +48,7 @@ def score_texts(
 
 @torch.no_grad()
 def _losses(generator: Generator, rows: list[list[int]]) -> list[list[float]]:
-    """Log-probabilities of each row's tokens; no row is empty."""
+    """Return the log-probabilities of each row's tokens; no row may be empty."""
     model, start = generator.model, generator.vocabulary.start_id
     lengths = torch.tensor([len(ids) for ids in rows])
     padded = torch.zeros(len(rows), int(lengths.max()) + 1, dtype=torch.int64)

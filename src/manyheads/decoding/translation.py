@@ -1,4 +1,4 @@
-"""What a translator returns."""
+"""Results of a translator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Translation:
 
     Args:
         text: detokenised.
-        score: what the n-best list is ranked by, see `Hypothesis.score`.
+        score: the ranking score of the n-best list, see `Hypothesis.score`.
         tokens: readable pieces, EOS last unless the translation was cut at the length limit.
-        token_log_probs: the model's log-probability of each piece, in nats; 0 for forced ones.
+        token_log_probs: the model's log-probability of each piece, in nats; 0 for forced pieces.
     """
 
     text: str
@@ -26,7 +26,7 @@ class Translation:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """How likely the model finds a given reference.
+    """Log-probabilities of a given reference.
 
     Args:
         tokens: readable pieces of the reference, EOS last.

@@ -1,4 +1,4 @@
-"""Text in, text out: a model, its tokenizer and its decoding settings in one object."""
+"""Translation of text: model, tokenizer and decoding settings in one object."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Translator:
     """A model that translates text.
 
     Args:
-        model: searchable; `score` needs it to be `Scorable` too. It is put into evaluation mode.
-        tokenizer: of both sides: a `Tokenizer`, which is one for both languages, or another toolkit's.
-        settings: decoding options that calls start from; default `DecodingSettings()`.
-        device: where the model is; `auto` asks the machine.
-        precision: `fp32`; `bf16` by autocast; `auto`, whichever is faster on the device.
-        compile_steps: compile a step of the search (see `compiled.CompiledSteps`): the first batch waits for it.
+        model: searchable; `score` also needs it to be `Scorable`. It is put into evaluation mode.
+        tokenizer: of both sides: a `Tokenizer` for both languages, or another toolkit's.
+        settings: default decoding options of all calls; default `DecodingSettings()`.
+        device: the device of the model; `auto` chooses one.
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one on the device.
+        compile_steps: compile a step of the search (see `compiled.CompiledSteps`); the first batch is slow.
 
-    Raises: RequestError: no such device or precision; an option names ids the vocabulary does not have; a model whose
-        steps cannot be compiled, or no compiler.
+    Raises: RequestError: no such device or precision; an option contains ids outside the vocabulary; the model's steps
+        cannot be compiled, or there is no compiler.
     """
 
     def __init__(
@@ -78,12 +78,14 @@ class Translator:
         *,
         compile_steps: bool = False,
     ) -> Self:
-        """A translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
+        """Load a translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        With `bf16` its maps are cast for good (see `device.narrow`): not a model to train, and saving it is refused. On
-        a CPU maps may be kept in a faster layout as well, and so twice (see `device.pack`).
+        With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
+        On a
+        CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
 
-        Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: a file's content is bad.
+        Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: the content of a file is
+            invalid.
         """
         folder = resolve_model_path(path)
         chosen = choose_device(device)
@@ -106,7 +108,7 @@ class Translator:
         return cls(model, tokenizer, load_settings(folder), chosen, chosen_precision, compile_steps=compile_steps)
 
     def options(self, **overrides: Any) -> DecodingSettings:
-        """The settings of a call. `do_sample=True` alone also sets num_beams to 1.
+        """Return the settings of a call. `do_sample=True` alone also sets num_beams to 1.
 
         Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: see `check_ids`.
         """
@@ -142,15 +144,17 @@ class Translator:
         told: Told | None = None,
         **overrides: Any,
     ) -> str | list[str]:
-        """The best translation of each text, in order; a string for a string. An empty text gives an empty text.
+        """Return the best translation of each text, in order; a string for a string. An empty text gives an empty text.
 
         Args:
-            texts: a text or several.
-            stop: asked before each step; if it says yes, SearchStopped is raised.
-            told: told after each batch how many texts are done (an empty text counts as none).
+            texts: one text or several.
+            stop: called before each step; if it returns true, SearchStopped is raised.
+            told: called after each batch with the number of finished texts (empty texts are not counted).
             overrides: any field of `DecodingSettings`, for this call.
 
-        Raises: RequestError: a text is too long or no text. ConfigError: a bad option. DataError: a text is no Unicode.
+        Raises: RequestError: a text is too long or not a string. ConfigError: a bad option. DataError: a text is not
+            valid
+            Unicode.
         """
         if isinstance(texts, str):
             return self.translate([texts], stop=stop, told=told, **overrides)[0]
@@ -166,11 +170,11 @@ class Translator:
         first_number: int = 1,
         **overrides: Any,
     ) -> list[list[Translation]]:
-        """Up to num_return_sequences translations of each text, best first; arguments and errors as `translate`.
+        """Return up to num_return_sequences translations of each text, best first; arguments and errors as `translate`.
 
         An empty text gives one empty translation with score 0 and no tokens.
 
-        Args: first_number: what messages call the first text (and what its draws depend on), for one block of many.
+        Args: first_number: number of the first text in messages and for sampling, if the texts are one block of many.
         """
         found = self._search(texts, self.options(**overrides), stop, first_number - 1, told)
         return [self._translations(hypotheses) for hypotheses in found]
@@ -183,10 +187,11 @@ class Translator:
         stop: Callable[[], bool] | None = None,
         **overrides: Any,
     ) -> Iterator[str]:
-        """Translate a stream: reads `lines_at_once` lines, yields their translations in order, and so on.
+        """Translate a stream: read `lines_at_once` lines, yield their translations in order, and repeat.
 
-        One line gives one line: a line break that the model may produce becomes a space. Options are checked at once,
-        before the first line is read.
+        One line gives one line: a line break in the model's output becomes a space. Options are checked before the
+        first line
+        is read.
 
         Raises: as `translate`; texts are numbered over the whole stream.
         """
@@ -206,13 +211,15 @@ class Translator:
         told: Told | None = None,
         first_number: int = 1,
     ) -> list[Scored]:
-        """Token log-probabilities of each reference given its source. An empty reference is EOS alone.
+        """Return the token log-probabilities of each reference given its source. An empty reference consists of EOS
+        only.
 
-        A text that is too long for the model, or for the settings' max_tokens, is refused or cut as `too_long` says.
+        A text that is too long for the model, or for the settings' max_tokens, is refused or truncated as `too_long`
+        says.
 
         Args:
-            told: told after each batch how many pairs are done.
-            first_number: what messages call the first pair, for one block of many.
+            told: called after each batch with the number of finished pairs.
+            first_number: number of the first pair in messages, if the pairs are one block of many.
 
         Raises: RequestError: unequal counts, a text that is too long, or a model that cannot score.
         """
@@ -261,7 +268,7 @@ class Translator:
         first: int = 0,
         told: Told | None = None,
     ) -> list[list[Hypothesis]]:
-        """Hypotheses of each text; none for an empty one."""
+        """Return the hypotheses of each text; an empty list for an empty text."""
         if isinstance(texts, str):
             raise RequestError("give a list of texts, not one string.")
         reader, writer = self.tokenizer.source, self.tokenizer.target
@@ -313,9 +320,9 @@ class Translator:
 
 
 def _check_vocabularies(config: Any, tokenizer: TranslationTokenizer, folder: Path) -> None:
-    """Every id that a text can have has a row in the model; every id that the model can give has a text.
+    """Check that the model has a row for every id of a text, and the tokenizer a text for every id of the model.
 
-    Raises: ModelFileError: the two were not made for each other.
+    Raises: ModelFileError: model and tokenizer do not match.
     """
     target = tokenizer.target
     fewest = target.num_target_ids if isinstance(target, Tokenizer) else target.vocab_size

@@ -1,1 +1,1 @@
-"""Several processes as one run: how they start, find each other, share the work, and notice that one is lost."""
+"""Several processes as one run: start, communication, and detection of lost processes."""

@@ -1,10 +1,11 @@
-"""A group of ranks: sums over them, words from the main one, meetings, and the names of those that are lost.
+"""A group of ranks: sums, messages from the main rank, barriers, and names of lost ranks.
 
-A group of one has the same methods and does nothing in them, so the loop is written once.
+A group of one has the same methods, which do nothing, so the training loop is written once.
 
-Short exchanges are collectives (all-reduce), which end by themselves when nobody comes. What may take a rank minutes
-by itself, as writing a checkpoint or preparing data, is waited for through the launcher's key-value store, with no
-limit but signs of life (see `liveness`): a slow disk is no lost rank. Words travel as JSON; nothing is pickled.
+Short exchanges are collectives (all-reduce), which time out if a rank is missing. Work that may take one rank minutes,
+such as writing a checkpoint or preparing data, is waited for through the launcher's key-value store, without a limit as
+long as the rank shows that it is alive (see `liveness`): a slow disk is not a lost rank. Messages are JSON; nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from manyheads.distributed.launch import Place
 from manyheads.distributed.liveness import Liveness
+from manyheads.distributed.place import Place
 from manyheads.errors import ManyHeadsError, RankLostError
 
 __all__ = ["Group", "connect"]
@@ -47,10 +48,10 @@ class Group:
     """Ranks that train one model.
 
     Args:
-        place: of this process; None: alone.
-        device: where tensors that travel are.
-        store: the launcher's; None: alone.
-        liveness: signs of life; None: alone.
+        place: rank and world size of this process; None: a single process.
+        device: device of the tensors that are exchanged.
+        store: the launcher's store; None: a single process.
+        liveness: the heartbeat monitor; None: a single process.
     """
 
     def __init__(
@@ -84,22 +85,22 @@ class Group:
         return self.world == 1
 
     def device_like(self, device: torch.device) -> torch.device:
-        """The device of this rank, where `device` names a kind of them."""
+        """Return the device of this rank, where `device` names a type."""
         return self.device if device.type == "cuda" and not self.is_alone else device
 
     def doing(self, what: str) -> None:
-        """What the others say of this rank should it be lost: `at step 12`."""
+        """Set the description of this rank's work for messages of other ranks, such as `at step 12`."""
         if self._liveness is not None:
             self._liveness.doing = what
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of every rank's values, in place; the same bits on all of them."""
+        """Return the sum of every rank's values, in place; bit-identical on all ranks."""
         if not self.is_alone:
             dist.all_reduce(values)
         return values
 
     def highest(self, values: Sequence[float]) -> list[float]:
-        """The highest of every rank's values, place by place."""
+        """Return the elementwise maximum of every rank's values."""
         if self.is_alone:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -107,11 +108,11 @@ class Group:
         return [float(value) for value in tensor.tolist()]
 
     def joined(self, part: Tensor | None, *, rows: int) -> Tensor:
-        """Every rank's rows, one rank's after another's, on every rank.
+        """Return the concatenated rows of all ranks, in the order of ranks, on every rank.
 
         Args:
-            part: this rank's, (rows, ...), of the same type and inner shape on all; None: it has none.
-            rows: of the whole.
+            part: this rank's rows, (rows, ...), of the same type and inner shape on all; None: this rank has none.
+            rows: total number of rows.
         """
         if self.is_alone:
             assert part is not None
@@ -123,13 +124,13 @@ class Group:
         first = sum(one[1][0] for one in found[: self.rank] if one is not None)
         if part is not None:
             whole[first : first + part.shape[0]] = part.to(self.device)
-        # Every row comes from one rank alone; bits are added to zeros, so nothing is rounded.
+        # Each row is non-zero on one rank only, so adding the bits does not round.
         bits = whole.view(torch.uint8) if whole.dtype.is_floating_point else whole
         dist.all_reduce(bits)
         return whole
 
     def exchange(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank. value: JSON can hold it."""
+        """Return every rank's value, by rank. value: a JSON value."""
         if self.is_alone:
             return [value]
         name = self._next("exchange")
@@ -140,7 +141,7 @@ class Group:
         return [json.loads(text) for text in raw]
 
     def meet(self) -> None:
-        """Wait for every rank to come here, as long as all live.
+        """Wait until every rank has called this, as long as all are alive.
 
         Raises: RankLostError: another rank has failed.
         """
@@ -150,9 +151,9 @@ class Group:
             self._clean(name)
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """What the main rank's `make()` gives, on every rank. T: JSON can hold it.
+        """Return the result of the main rank's `make()` on every rank. T: a JSON value.
 
-        Raises: whatever it raises, on the main rank; RankLostError on the others.
+        Raises: on the main rank, the exception of `make()`; RankLostError on the others.
         """
         if self.is_alone:
             return make()
@@ -169,19 +170,19 @@ class Group:
         return found
 
     def ask_to_stop(self, number: int) -> None:
-        """Let all ranks know that a signal asked this one to end."""
+        """Tell all ranks that this one received a signal to stop."""
         if not self.is_alone:
             self._store.set("stop", str(number))
 
     def asked_to_stop(self) -> int | None:
-        """The signal that asked any rank to end."""
+        """Return the signal with which any rank was told to stop."""
         if self.is_alone or not self._store.check(["stop"]):
             return None
         return int(self._store.get("stop"))
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The block, on the main rank before all others: what it leaves on disk they find."""
+        """Run the block on the main rank first, so that the other ranks find the files that it writes."""
         if not self.is_main:
             self.meet()
         yield
@@ -190,9 +191,9 @@ class Group:
 
     @contextmanager
     def guarding(self) -> Iterator[None]:
-        """Failures within the block are told to all ranks, and a lost rank gets its name.
+        """Report failures within the block to all ranks, and name a lost rank.
 
-        Raises: RankLostError: in place of what a collective says when another rank is gone.
+        Raises: RankLostError: instead of a collective's error when another rank is lost.
         """
         if self.is_alone:
             yield
@@ -211,21 +212,21 @@ class Group:
             raise self._named(error) from error
 
     def close(self) -> None:
-        """Let go of the others; to be called where all went well."""
+        """Leave the group; called after a successful run."""
         if self.is_alone:
             return
         self.meet()
         if self._liveness is not None:
             self._liveness.close()
         dist.destroy_process_group()
-        # Without torchrun's agent the main rank's own process holds the store, so it is the last to go.
+        # Without torchrun's agent the store is in the main rank's process, so the main rank must end last.
         left, began = self._store.add("left", 1), time.monotonic()
         while self.is_main and left < self.world and time.monotonic() - began < _LEAVING_SECONDS:
             time.sleep(0.01)
             left = self._store.add("left", 0)
 
     def _next(self, kind: str) -> str:
-        """A name that all ranks give to the same exchange, as all do the same exchanges in the same order."""
+        """Return a name for the next exchange. All ranks do the same exchanges in order, so the names agree."""
         self._number += 1
         return f"{kind}/{self._number}"
 
@@ -236,7 +237,7 @@ class Group:
         self._wait_for(f"{name}/all")
 
     def _clean(self, name: str) -> None:
-        """Names of long ago, which nobody asks for any more, are forgotten; the store lives in memory."""
+        """Delete old names that no rank needs any more, because the store is in memory."""
         if self.is_main and self._number > 8:
             for kind in ("exchange", "meet", "word"):
                 old = f"{kind}/{self._number - 8}"
@@ -258,7 +259,7 @@ class Group:
     def _tell(self, text: str, code: int) -> None:
         try:
             self._store.set("failed", json.dumps([self.rank, text, code]))
-        except RuntimeError:  # nobody is there to be told
+        except RuntimeError:  # no other rank is left
             return
 
     def _failure(self) -> RankLostError:
@@ -268,7 +269,7 @@ class Group:
         return error
 
     def _named(self, error: BaseException) -> RankLostError:
-        """Why a collective broke: a rank that failed and said so, or fell silent, or does not come."""
+        """Return the reason why a collective failed: a rank that failed, fell silent, or did not arrive."""
         assert self._liveness is not None
         try:
             if self._store.check(["failed"]):
@@ -291,11 +292,11 @@ class Group:
 
 
 def connect(place: Place, device: str, timeout: float) -> Group:
-    """Meet the other ranks at the launcher's store.
+    """Connect to the other ranks through the launcher's store.
 
     Args: see `launch.start`.
 
-    Raises: RankLostError: they do not all come within the timeout, or at least a minute.
+    Raises: RankLostError: not all ranks connect within the timeout (at least a minute).
     """
     on_gpu = device == "cuda"
     patience = timedelta(seconds=timeout + _MORE_FOR_COLLECTIVES)
@@ -303,7 +304,7 @@ def connect(place: Place, device: str, timeout: float) -> Group:
     if on_gpu:
         torch.cuda.set_device(place.local_rank)
     try:
-        # A connection for signs of life alone: a wait on one blocks it for other threads.
+        # A separate connection for heartbeats, because a wait on a connection blocks it for other threads.
         first, second = (next(rendezvous("env://", timeout=meeting))[0] for _ in range(2))
         attempt = agree_on_attempt(PrefixStore("manyheads", first), place, meeting.total_seconds())
         store, beside = (PrefixStore(f"manyheads/{attempt}", one) for one in (first, second))
@@ -325,13 +326,15 @@ def connect(place: Place, device: str, timeout: float) -> Group:
 
 
 def agree_on_attempt(store: Any, place: Place, seconds: float) -> str:
-    """A name that this start of all ranks alone has: launchers keep their store when they begin again, and in it
-    whatever dead ranks left there, and they count restarts a machine at a time.
+    """Return a name that is unique to this start of all ranks. Launchers keep their store across restarts, with the
+    entries
+    of dead ranks, and count restarts separately on each machine.
 
-    Every rank says hello with a number of its own. The main one publishes the numbers that it sees, until every rank
-    has found its own among them; only then is the name good.
+    Every rank writes its own random number. The main rank publishes the numbers that it has read, until every rank
+    finds
+    its own among them. Only then is the name valid.
 
-    Raises: TimeoutError: not all ranks came.
+    Raises: TimeoutError: not all ranks arrived.
     """
     hello, began, published, acknowledged = uuid4().hex, time.monotonic(), "", ""
     store.set(f"hello/{place.rank}", hello)
@@ -356,7 +359,7 @@ def agree_on_attempt(store: Any, place: Place, seconds: float) -> str:
 
 
 def _end(place: Place, text: str) -> None:
-    """End this process at once: its main thread may never come back from a collective."""
+    """End this process at once, because its main thread may never return from a collective."""
     sys.stderr.write(f"manyheads (rank {place.rank}): {text}. What was saved is intact.\n")
     sys.stderr.flush()
     os._exit(RankLostError.exit_code)

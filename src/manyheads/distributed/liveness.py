@@ -1,8 +1,8 @@
-"""Signs of life: a thread a rank that beats, listens to all others, and ends the process when one has fallen silent.
+"""Heartbeats: a thread per rank that sends them, watches all other ranks, and ends the process when one is silent.
 
-A collective operation that waits for a lost rank cannot say which one that is, and some backends never return from it.
-So silence is noticed beside the collectives: each rank raises a number in the launcher's key-value store about once a
-second; whoever sees another's number stand still for longer than the timeout names that rank.
+A collective that waits for a lost rank cannot tell which rank that is, and in some backends it never returns. So
+silence is detected separately: each rank increments a number in the launcher's key-value store about once a second. If
+the number of a rank does not change for longer than the timeout, the other ranks report it as lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BEATS_A_TIMEOUT = 8
 
 @dataclass
 class Sign:
-    """What is known of a rank: where it runs, what it does, and when it was last seen to move."""
+    """The last known state of a rank: machine, activity, and time of the last heartbeat."""
 
     text: str = ""
     doing: str = "starting"
@@ -35,12 +35,12 @@ class Sign:
 
 
 class Liveness:
-    """The signs of life of a group.
+    """The heartbeats of a group.
 
     Args:
-        store: a connection of its own to the key-value store (a wait on it blocks it for other threads).
-        rank: of this process.
-        world: how many there are.
+        store: a separate connection to the key-value store (a wait on it blocks it for other threads).
+        rank: rank of this process.
+        world: number of ranks.
         timeout: seconds of silence after which a rank is lost.
         on_loss: called in the thread with a sentence that names the lost rank; expected not to return.
     """
@@ -62,18 +62,18 @@ class Liveness:
         self._thread.start()
 
     def close(self) -> None:
-        """Say that this rank ends in good order, and listen no more."""
+        """Report that this rank ends normally, and stop watching."""
         self._over.set()
         self._thread.join(timeout=2 * self._beat + 1)
         try:
             self._say(ended=True)
-        except RuntimeError:  # the store went before: there is nobody to tell
+        except RuntimeError:  # the store is gone, so no rank can be told
             return
 
     def lost(self, patience: float) -> str | None:
-        """The first rank that is not heard of for `patience` seconds from now on, in words; None: all are alive.
+        """Wait up to `patience` seconds and return a description of the first silent rank; None: all are alive.
 
-        Args: patience: in seconds, at least two beats.
+        Args: patience: in seconds, at least two heartbeats.
         """
         began = time.monotonic()
         while True:
@@ -90,7 +90,9 @@ class Liveness:
             time.sleep(self._beat / 4)
 
     def behind(self) -> str:
-        """What every other rank was last seen doing, for when all are alive and yet one is not coming."""
+        """Describe the last known activity of every other rank, for the case that all are alive but one does not
+        arrive.
+        """
         with self._lock:
             return ", ".join(f"rank {rank} is {sign.doing}" for rank, sign in sorted(self._signs.items()))
 
@@ -110,7 +112,7 @@ class Liveness:
                 self._say()
                 self._listen()
                 self._store_seen = time.monotonic()
-            except RuntimeError:  # the store does not answer, now or any more
+            except RuntimeError:  # the store does not answer
                 if time.monotonic() - self._store_seen > self._timeout:
                     self._on_loss(self._no_store())
                 continue
@@ -122,7 +124,7 @@ class Liveness:
                 self._on_loss(self._failure() or text)
 
     def _failure(self) -> str | None:
-        """What a rank that failed said before it fell silent."""
+        """Return the error that a failed rank reported before it fell silent."""
         try:
             if not self._store.check(["failed"]):
                 return None

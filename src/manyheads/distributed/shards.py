@@ -1,6 +1,6 @@
-"""Tensors that are spread over ranks, seen as whole ones; plain tensors pass through unchanged.
+"""Access to sharded tensors as whole tensors; plain tensors are returned unchanged.
 
-A plain tensor has no `full_tensor`, so nothing of torch.distributed is imported for it.
+A plain tensor has no `full_tensor`, so torch.distributed is not imported for it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ __all__ = ["is_part", "local", "part_of", "whole"]
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor, of which a rank holds a part."""
+    """Return whether a tensor is a DTensor, of which each rank stores a shard."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on every rank. A collective operation, where it is spread."""
+    """Return the whole tensor on every rank. For a sharded tensor this is a collective operation."""
     return cast(Tensor, cast(Any, tensor).full_tensor()) if is_part(tensor) else tensor
 
 
 def part_of(full: Tensor, like: Tensor) -> Tensor:
-    """`full`, spread as `like` is; every rank has all of it before, so nothing travels."""
+    """Return `full` sharded like `like`. Every rank already has all of it, so nothing is sent."""
     if not is_part(like) or is_part(full):
         return full
     from torch.distributed.tensor import distribute_tensor
@@ -34,5 +34,5 @@ def part_of(full: Tensor, like: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, or all of it where it is not spread."""
+    """Return this rank's shard of a tensor, or the tensor itself if it is not sharded."""
     return cast(Tensor, cast(Any, tensor).to_local()) if is_part(tensor) else tensor

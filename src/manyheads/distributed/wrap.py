@@ -1,4 +1,4 @@
-"""A model over several ranks: every rank a copy (DDP), or every rank a part of each tensor (FSDP2)."""
+"""A model on several ranks: replicated (DDP) or with sharded parameters (FSDP2)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else 
 
 
 def parallelise(model: nn.Module, kind: Parallel, group: Group, blocks: Sequence[nn.Module]) -> nn.Module:
-    """What is called in place of `model` in training; its forward is the model's own.
+    """Return the module to call instead of `model` in training; its forward is the model's.
 
-    Gradients come out as the mean over ranks of each rank's own.
+    Gradients are the mean over ranks of each rank's gradients.
 
     Args:
-        model: with the same weights on every rank; with `fsdp` its parameters become parts in place.
+        model: with the same weights on every rank; with `fsdp` its parameters are sharded in place.
         kind: `ddp` or `fsdp`.
-        group: alone, nothing is done.
-        blocks: with `fsdp`, modules whose parameters are gathered and let go together (see `shardable`); all others
-            are one unit more.
+        group: with a group of one, the model is returned unchanged.
+        blocks: with `fsdp`, modules whose parameters are gathered and freed together (see `shardable`); all other
+            parameters form one more unit.
     """
     if group.is_alone:
         return model
@@ -48,7 +48,7 @@ def parallelise(model: nn.Module, kind: Parallel, group: Group, blocks: Sequence
 
 
 def shardable(model: nn.Module, candidates: Sequence[nn.Module]) -> list[nn.Module]:
-    """The candidates that share no parameter with any other part of the model, and so can be units of their own."""
+    """Return the candidates that share no parameter with the rest of the model, so that each can be an FSDP2 unit."""
     users: dict[int, int] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -65,9 +65,9 @@ def _is_whole(block: nn.Module, users: dict[int, int]) -> bool:
 
 
 def accumulating(module: nn.Module) -> AbstractContextManager[Any]:
-    """Within the block, gradients of copies stay where they are, to be reduced with the next ones.
+    """Within the block, do not reduce the gradients of replicated models; they are reduced with the next ones.
 
-    Parts reduce theirs every time: kept whole, they would take the memory that sharding spares.
+    Sharded models reduce theirs every time, because whole gradients would need the memory that sharding saves.
     """
     if isinstance(module, DistributedDataParallel):
         no_sync: AbstractContextManager[Any] = module.no_sync()

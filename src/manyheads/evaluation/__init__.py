@@ -1,1 +1,1 @@
-"""How good a model is: BLEU, chrF, perplexity."""
+"""Evaluation of models: BLEU, chrF, perplexity, bracket F1."""

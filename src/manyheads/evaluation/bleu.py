@@ -1,4 +1,4 @@
-"""BLEU and chrF of a corpus by sacreBLEU, always with the signature that says how they were computed."""
+"""Corpus BLEU and chrF with sacreBLEU, always with the signature of the settings."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Score:
 
     Args:
         value: from 0 to 100.
-        signature: sacreBLEU's: everything that must agree before two scores may be compared.
+        signature: sacreBLEU's signature; two scores are comparable only if their signatures agree.
         ref_len: length of the references, in BLEU's tokens or chrF's characters without white space.
-        hyp_len: the same of the hypotheses.
+        hyp_len: the same for the hypotheses.
     """
 
     value: float
@@ -39,13 +39,13 @@ class Score:
 def corpus_bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
 ) -> Score:
-    """Corpus BLEU with one reference for each sentence.
+    """Return corpus BLEU with one reference for each sentence.
 
     Paper: Papineni et al. 2002; Post 2018, arXiv:1804.08771.
 
     Args:
         hypotheses: detokenised text (tokenised, if `tokenize` is `none`).
-        references: as many.
+        references: the same number of texts.
         tokenize: one of TOKENIZERS.
         lowercase: ignore case.
 
@@ -62,7 +62,7 @@ def corpus_bleu(
 def corpus_chrf(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, word_order: int = 0
 ) -> Score:
-    """Corpus chrF (character 6-grams, beta 2) with one reference for each sentence; word_order 2 is chrF++.
+    """Return corpus chrF (character 6-grams, beta 2) with one reference for each sentence; word_order 2 is chrF++.
 
     Paper: Popović 2015, 2017.
 
@@ -81,6 +81,8 @@ def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if isinstance(hypotheses, str) or isinstance(references, str):
         raise DataError("a corpus is a list of sentences, not one string.")
     if len(hypotheses) != len(references):
-        raise DataError(f"there are {len(hypotheses)} hypotheses but {len(references)} references; each needs its own.")
+        raise DataError(
+            f"there are {len(hypotheses)} hypotheses but {len(references)} references; the numbers must be equal."
+        )
     if not hypotheses:
         raise DataError("there are no sentences to score; give at least one.")

@@ -1,15 +1,15 @@
 """Labelled bracket scores of constituency trees, by the rules of evalb with its parameter file COLLINS.prm.
 
 The rules (Black et al. 1991; Sekine and Collins 1997):
- 1. Brackets of the root (TOP, ROOT, S1 or nothing) do not count; neither do traces (tag -NONE-).
- 2. Words whose tag is one of `, : `` '' .` are taken out before positions are counted; a bracket that is empty then
-    does not count. Which words these are is said by the tags of the gold tree, as both trees have the same words.
+ 1. Brackets of the root (TOP, ROOT, S1 or empty) and traces (tag -NONE-) do not count.
+ 2. Words with one of the tags `, : `` '' .` are removed before positions are counted; a bracket that is then empty
+    does not count. The gold tree's tags decide which words these are, because both trees have the same words.
  3. A bracket is (label, first word, last word). Labels are cut at - and =, and PRT counts as ADVP.
  4. Brackets match one to one: two equal ones, as in a unary chain NP over NP, need two.
- 5. Precision, recall and F1 are of the sums over all sentences. A sentence whose words differ is an error: it is
-    counted and left out.
- 6. A bracket crosses if it overlaps one of the gold tree without either being inside the other.
- 7. Tags are compared on the words that are left by rule 2. The length of a sentence is that of rule 1.
+ 5. Precision, recall and F1 are computed from the sums over all sentences. A sentence whose words differ is an error:
+    it is counted and left out.
+ 6. A bracket crosses if it overlaps one of the gold tree and neither contains the other.
+ 7. Tags are compared on the words that remain after rule 2. The length of a sentence is counted after rule 1.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class BracketScore:
     """Sums over sentences.
 
     Args:
-        sentences: compared.
-        errors: left out, since the words of the two trees differ or there is no tree.
+        sentences: number of compared sentences.
+        errors: sentences left out, because the words of the two trees differ or there is no tree.
         matched: brackets that are in both trees.
         gold: brackets of the gold trees.
-        found: brackets of the judged trees.
+        found: brackets of the predicted trees.
         exact: sentences with all brackets equal.
-        crossing: brackets of the judged trees that cross one of the gold tree.
-        words: left by rule 2, in sentences whose judged trees have tags.
-        tags: of these, with the right tag.
+        crossing: brackets of the predicted trees that cross one of the gold tree.
+        words: words left by rule 2, in sentences whose predicted trees have tags.
+        tags: how many of these have the right tag.
     """
 
     sentences: int
@@ -60,7 +60,7 @@ class BracketScore:
 
     @property
     def precision(self) -> float:
-        """In percent; 0 where nothing was found."""
+        """In percent; 0 if no bracket was predicted."""
         return _percent(self.matched, self.found)
 
     @property
@@ -80,12 +80,12 @@ class BracketScore:
 
     @property
     def average_crossing(self) -> float:
-        """Crossing brackets a sentence."""
+        """Crossing brackets per sentence."""
         return self.crossing / self.sentences if self.sentences else 0.0
 
     @property
     def tagging_accuracy(self) -> float | None:
-        """In percent; None if the judged trees have no tags."""
+        """In percent; None if the predicted trees have no tags."""
         return _percent(self.tags, self.words) if self.words else None
 
 
@@ -97,14 +97,16 @@ def score_trees(gold: Sequence[Node], judged: Sequence[Node | None], *, max_word
     """Compare trees, sentence by sentence.
 
     Args:
-        gold: by people.
-        judged: as many; None where there is no tree.
-        max_words: only sentences of at most so many words (punctuation included).
+        gold: the reference trees.
+        judged: the predicted trees, the same number; None if there is no tree.
+        max_words: compare only sentences of at most this many words (punctuation included).
 
     Raises: DataError: counts differ.
     """
     if len(gold) != len(judged):
-        raise DataError(f"There are {len(judged)} trees to judge but {len(gold)} gold trees; each needs its own.")
+        raise DataError(
+            f"There are {len(judged)} predicted trees but {len(gold)} gold trees; the numbers must be equal."
+        )
     sums: Counter[str] = Counter()
     for right, tree in zip(gold, judged, strict=True):
         if max_words is None or len(_without_traces(right)) <= max_words:
@@ -113,7 +115,6 @@ def score_trees(gold: Sequence[Node], judged: Sequence[Node | None], *, max_word
 
 
 def _compare(gold: Node, judged: Node | None) -> dict[str, int]:
-    """The counts of one sentence."""
     right = _without_traces(gold)
     leaves = [] if judged is None else _without_traces(judged)
     if judged is None or [escape(leaf.word) for leaf in right] != [escape(leaf.word) for leaf in leaves]:
@@ -140,11 +141,11 @@ def _without_traces(tree: Node) -> list[Leaf]:
 
 
 def brackets_of(tree: Node, kept: Iterable[bool]) -> Counter[Bracket]:
-    """The brackets that count.
+    """Return the brackets that count.
 
     Args:
-        tree: any.
-        kept: for each word that is no trace, whether it has a position.
+        tree: any tree.
+        kept: for each word that is not a trace, whether it has a position.
     """
     found: Counter[Bracket] = Counter()
     marks = iter(kept)

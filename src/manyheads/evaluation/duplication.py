@@ -1,4 +1,4 @@
-"""How much of the second halves of 0w0w a model gets right."""
+"""Accuracy of a model on the second halves of the duplication task 0w0w."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Duplicated", "evaluate_duplication"]
 
 @dataclass(frozen=True)
 class Duplicated:
-    """Sums over the targets that count. num_correct: of them, those that the model holds likeliest."""
+    """Sums over the scored targets. num_correct: how many of them have the highest probability."""
 
     nll_sum: float
     num_tokens: int
@@ -41,16 +41,16 @@ def evaluate_duplication(
     device: torch.device | str = "cpu",
     stop: Callable[[], bool] | None = None,
 ) -> Duplicated | None:
-    """Predict each token from the right ones before it (teacher forcing); targets after the context count.
+    """Predict each token from the correct tokens before it (teacher forcing); targets after the context are scored.
 
     Paper: Kitaev et al. 2020, sec. 5.1, table 2.
     Args:
-        model: put into evaluation mode for the time being.
+        model: put into evaluation mode during the call.
         batches: of `data.duplication.held_out`.
-        device: where the model is.
-        stop: asked before each batch.
+        device: the model's device.
+        stop: called before each batch.
 
-    Returns: sums; None if `stop` said yes.
+    Returns: sums; None if `stop` returned true.
     """
     was_training = model.training
     model.eval()

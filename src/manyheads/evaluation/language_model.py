@@ -1,4 +1,4 @@
-"""Likelihood of a text under a language model, every token once, with a protocol that says how it was read."""
+"""Likelihood of a text under a language model, with every token scored once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from manyheads.data.partition import share
 from manyheads.data.segments import eval_segments
-from manyheads.data.shares import share
 from manyheads.data.token_store import TokenStore
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.reading import Reading
@@ -40,22 +40,22 @@ def evaluate_text(
     told: Callable[[int], None] | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> Likelihood | None:
-    """Score a text, summed in double precision.
+    """Score a text, with sums in double precision.
 
     Paper: Dai et al. 2019, sec. 4.1: memory and segment may have other lengths than in training.
     Args:
-        model: a module is put into evaluation mode for the time being.
+        model: a module is put into evaluation mode during the call.
         store: the text.
         reading: segments, memory and lanes.
-        end_id: the vocabulary's; the first token is predicted from it, and not at all if it is None.
-        begin_id: the vocabulary's, where documents have one length and no end.
-        device: where the model is.
-        stop: asked before each segment.
-        told: told after each segment how many tokens were scored.
-        part: which of how many parts of the lanes to score; lanes know nothing of each other, so the sums of all parts
-            add up to those of the whole.
+        end_id: the vocabulary's; the first token is predicted from it, and not scored if it is None.
+        begin_id: the vocabulary's, if documents have one length and no end.
+        device: the model's device.
+        stop: called before each segment.
+        told: called after each segment with the number of scored tokens.
+        part: (index, number of parts) of the lanes to score; lanes are independent, so the sums of all parts add up to
+            those of the whole.
 
-    Returns: sums over all tokens; None if `stop` said yes.
+    Returns: sums over all tokens; None if `stop` returned true.
     Raises: DataError: there is nothing to score.
     """
     was_training = isinstance(model, torch.nn.Module) and model.training
@@ -76,8 +76,8 @@ def evaluate_text(
             if state is None and attending is not None:
                 state = model.start(len(batch.lengths), attending)
             output = model(batch.to(device), state)
-            state = output.state if attending is not None else None  # without memory, each segment begins anew
-            sums.append(output.nll_sum)  # read at the end: on a GPU each read waits
+            state = output.state if attending is not None else None  # without memory, segments are independent
+            sums.append(output.nll_sum)  # read at the end, because each read waits for the GPU
             num_tokens += batch.num_target_tokens()
             if told is not None:
                 told(num_tokens)
@@ -88,5 +88,5 @@ def evaluate_text(
 
 
 def bits_per(nll_sum: float, count: int) -> float:
-    """Nats over a text as bits for each of `count` bytes, characters or words."""
+    """Convert nats over a text to bits per byte, character or word, given their number."""
     return nll_sum / math.log(2) / max(count, 1)

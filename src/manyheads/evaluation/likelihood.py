@@ -1,4 +1,4 @@
-"""Likelihood of held-out pairs: nats for each token, and perplexity."""
+"""Likelihood of held-out pairs: nats per token and perplexity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Likelihood:
 
     Args:
         nll_sum: negative log-likelihood, in nats.
-        num_tokens: target tokens, EOS counted, BOS and padding not.
+        num_tokens: number of target tokens, with EOS, without BOS and padding.
     """
 
     nll_sum: float
@@ -50,15 +50,15 @@ def evaluate_likelihood(
     device: torch.device | str = "cpu",
     stop: Callable[[], bool] | None = None,
 ) -> Likelihood:
-    """Plain likelihood (no label smoothing) over batches, summed in double precision.
+    """Return the likelihood (without label smoothing) over batches, summed in double precision.
 
     Args:
-        model: gives an `Output` for a batch; a module is put into evaluation mode for the time being.
-        batches: any cut of the corpus into batches gives the same result, up to rounding.
-        device: where the model is.
-        stop: asked before each batch; what was summed until then is returned.
+        model: returns an `Output` for a batch; a module is put into evaluation mode during the call.
+        batches: any split of the corpus into batches gives the same result, up to rounding.
+        device: the model's device.
+        stop: called before each batch; if it returns true, the sums so far are returned.
 
-    Raises: DataError: there was no token to measure.
+    Raises: DataError: there is no token to score.
     """
     was_training = isinstance(model, torch.nn.Module) and model.training
     if isinstance(model, torch.nn.Module):
@@ -69,11 +69,11 @@ def evaluate_likelihood(
         for batch in batches:
             if stop is not None and stop():
                 break
-            sums.append(model(batch.to(device)).nll_sum)  # read at the end: on a GPU each read waits
+            sums.append(model(batch.to(device)).nll_sum)  # read at the end, because each read waits for the GPU
             num_tokens += batch.num_target_tokens()
     finally:
         if isinstance(model, torch.nn.Module):
             model.train(was_training)
     if not num_tokens:
-        raise DataError("there is no target token to measure; give at least one sentence pair.")
+        raise DataError("there is no target token to score; give at least one sentence pair.")
     return Likelihood(math.fsum(float(value) for value in sums), num_tokens)

@@ -1,4 +1,4 @@
-"""What a parser wrote, made into trees and judged."""
+"""Conversion of a parser's outputs into trees, and their scores."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SHORT = 40
 
 @dataclass(frozen=True, kw_only=True)
 class ParseReport:
-    """All figures of a set of trees.
+    """All scores of a set of trees.
 
     Args:
         all: of all sentences.
-        short: of those with at most SHORT words.
-        trees: judged; None where there was none.
-        ill_formed: sentences whose text was no well-formed tree over the right number of words; None where trees were
-            given as trees.
-        repairs: what had to be mended, see `bracketing.REPAIRS`.
+        short: of the sentences with at most SHORT words.
+        trees: the predicted trees; None if there was none.
+        ill_formed: number of sentences whose output was not a well-formed tree over the right number of words; None if
+            trees were given instead of outputs.
+        repairs: number of repairs of each kind, see `bracketing.REPAIRS`.
     """
 
     all: BracketScore
@@ -39,15 +39,15 @@ class ParseReport:
 def judge_written(
     task: ParsingTask, sentences: Sequence[str], written: Sequence[str], gold: Sequence[str]
 ) -> ParseReport:
-    """Restore the trees of what a model wrote, and judge them.
+    """Convert a model's outputs into trees and score them.
 
     Args:
-        task: of the model.
-        sentences: as the model read them.
-        written: what it wrote for each, as `ParsingTask.target` would.
-        gold: the right trees, as lines of text.
+        task: the model's task.
+        sentences: the model's inputs.
+        written: the model's output for each, in the format of `ParsingTask.target`.
+        gold: the correct trees, as lines of text.
 
-    Raises: DataError: a gold tree is none, or counts differ.
+    Raises: DataError: a gold tree is not a tree, or counts differ.
     """
     trees: list[Node | None] = []
     repairs: Counter[str] = Counter()
@@ -70,9 +70,9 @@ def judge_trees(
     ill_formed: int | None = None,
     repairs: Counter[str] | None = None,
 ) -> ParseReport:
-    """Judge trees that are there.
+    """Score given trees.
 
-    Raises: DataError: a gold tree is none, or counts differ.
+    Raises: DataError: a gold tree is not a tree, or counts differ.
     """
     right = [parse_tree(line, f"Gold tree {number}") for number, line in enumerate(gold, 1)]
     return ParseReport(

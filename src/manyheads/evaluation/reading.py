@@ -1,10 +1,11 @@
-"""How a text is read while it is scored: the part of an evaluation's protocol that changes its figure."""
+"""Settings of the evaluation of a text that change its score."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from manyheads.config.checks import at_least, check
 from manyheads.errors import ConfigError
 
 __all__ = ["Reading"]
@@ -12,16 +13,16 @@ __all__ = ["Reading"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a text is read while it is scored.
+    """Settings of the evaluation of a text.
 
     Args:
-        segment_len: tokens of a lane at a time.
-        memory_len: positions a layer that are remembered from earlier segments; null takes the model's.
-        clamp_len: whatever is farther away counts as so far; null takes the model's, 0 has no limit.
-        same_length: every token sees memory_len positions and no more; null takes the model's.
-        lanes: places of the text that are read at once; each but the first begins without memory.
-        documents: `joined`: memory goes on from document to document; `separate`: each begins anew.
-        max_tokens: score the first so many tokens only; 0 scores all.
+        segment_len: tokens per lane and segment.
+        memory_len: positions per layer in memory from earlier segments; null: the model's.
+        clamp_len: larger distances count as this distance; null: the model's, 0: no limit.
+        same_length: every token attends to exactly memory_len positions; null: the model's.
+        lanes: number of parts of the text that are read in parallel; all but the first begin without memory.
+        documents: `joined`: memory continues across documents; `separate`: each document begins without memory.
+        max_tokens: score only this many tokens from the start; 0 scores all.
 
     Raises: ConfigError: a number is out of range.
     """
@@ -35,17 +36,16 @@ class Reading:
     max_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("segment_len", 1), ("memory_len", 0), ("clamp_len", 0), ("lanes", 1), ("max_tokens", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; it must be at least {least}.")
+        check(self, "", at_least(1), "segment_len", "lanes")
+        check(self, "", at_least(0), "memory_len", "clamp_len", "max_tokens")
 
     def attending(self, config: Any) -> Any:
-        """The model's way of looking back, with what is set here in place of its own; None: it sees its segment alone.
+        """Return the model's context settings with these values instead of its own; None: it attends to its segment
+        only.
 
         Args: config: the architecture's.
 
-        Raises: ConfigError: memory is asked of a model that has none.
+        Raises: ConfigError: memory is set for a model without memory.
         """
         own = getattr(config, "attending", None)
         if own is None:
@@ -53,8 +53,8 @@ class Reading:
             name = next((name for name, value in asked.items() if value), None)
             if name is not None:
                 raise ConfigError(
-                    f"{name} is {asked[name]}, but a {config.architecture} remembers nothing of earlier segments; leave"
-                    " it out, and raise segment_len to let it see more."
+                    f"{name} is {asked[name]}, but a {config.architecture} has no memory of earlier segments; leave"
+                    " it out, and raise segment_len for more context."
                 )
             return None
         changes: dict[str, Any] = {"ext_len": 0}

@@ -1,6 +1,6 @@
-"""Trees that need no model, so that a parser's score has something to be held against.
+"""Trees from baselines without a model, for comparison with a parser's score.
 
-Labels are learned from training trees by counting. Words are seen without their tags, as by a model.
+Labels are counted in training trees. Baselines see the words without their tags, like a model.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ DEEPEST = 150  # constituents inside one another
 
 
 class Baseline:
-    """Majority labels on trees of one shape.
+    """Majority labels on trees of a fixed shape.
 
-    `flat`: one constituent over the sentence, with the label most often found there (counted apart for sentences that
-    end in a sign, such as a full stop, and those that do not). `right`: inside it, from each word to the end (a sign
-    there left outside), with the label most often found on a constituent of that length at the end of a sentence.
+    `flat`: one constituent over the sentence, with the most frequent label there (counted separately for sentences that
+    end
+    in a sign, such as a full stop). `right`: below it, a constituent from each word to the end (without a sign there),
+    with
+    the most frequent label of a constituent of that length at the end of a sentence.
 
     Args:
         kind: the shape.
-        trees: training trees; their labels are counted.
+        trees: training trees whose labels are counted.
 
     Raises: DataError: there are none.
     """
@@ -52,14 +54,14 @@ class Baseline:
         self._by_length = {length: _most(labels) for length, labels in by_length.items()}
 
     def describe(self) -> str:
-        """What it does, for the protocol."""
+        """Return a description for the report."""
         whole = f"{self._whole[True]} over sentences that end in a sign, {self._whole[False]} over others"
         if self._kind == "flat":
             return f"flat: {whole}"
         return f"right-branching: {whole}, inside them the usual label of each length"
 
     def tree(self, sentence: str) -> Node | None:
-        """The tree of a sentence; None without words."""
+        """Return the tree of a sentence; None without words."""
         leaves: list[Node | Leaf] = [Leaf(SLOT, escape(word)) for word in words_of(sentence)]
         if not leaves:
             return None
@@ -70,7 +72,7 @@ class Baseline:
         return Node(OUTER_LABELS[1], (Node(self._whole[signed], tuple(inside)),))
 
     def _branching(self, leaves: list[Node | Leaf]) -> list[Node | Leaf]:
-        """The first word, and a constituent of all others; of long sentences only the last so many words branch."""
+        """Return the first word and a constituent of all others; in long sentences only the last DEEPEST words."""
         part: list[Node | Leaf] = leaves[-1:]
         for place in range(len(leaves) - 2, -1, -1):
             length = len(leaves) - 1 - place
@@ -85,14 +87,16 @@ def _is_sign(word: str) -> bool:
 
 
 def _top(tree: Node) -> str:
-    """The label over the whole sentence, below the root."""
+    """Return the label over the whole sentence, below the root."""
     while tree.label in OUTER_LABELS and len(tree.children) == 1 and isinstance(tree.children[0], Node):
         tree = tree.children[0]
     return category(tree.label)
 
 
 def _last_constituents(tree: Node) -> list[tuple[str, int]]:
-    """Label and length of each constituent that ends with the sentence, or a word before, and begins after it."""
+    """Return label and length of each constituent that ends at the sentence's end, or a word before it, and begins
+    later.
+    """
     num_words = len(leaves_of(tree))
     found = []
     waiting: list[tuple[Node | Leaf, int]] = [(tree, 0)]
@@ -110,5 +114,5 @@ def _last_constituents(tree: Node) -> list[tuple[str, int]]:
 
 
 def _most(labels: Counter[str]) -> str:
-    """The most frequent; of equals the first in the alphabet."""
+    """Return the most frequent label; of equal ones the first in the alphabet."""
     return min(labels, key=lambda label: (-labels[label], label))

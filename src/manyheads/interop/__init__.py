@@ -1,10 +1,10 @@
-"""Weights and habits of other implementations: one file a peer, all of them listed in `PEERS`.
+"""Weights and conventions of other implementations: one file per peer, all listed in `PEERS`.
 
     from manyheads.interop import PEERS
     wrapper = PEERS["torch/Transformer"].from_peer(config, state_dict)
 
-A loader is a module with the functions of `manyheads.interop.protocols.Loader`, or an object in one where a peer has
-several parts. Importing this package imports no torch; a loader is imported when it is asked for.
+A loader is a module with the functions of `manyheads.interop.protocols.Loader`, or an object in a module if a peer has
+several parts. Importing this package does not import torch; a loader is imported on first access.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from manyheads.interop.protocols import Loader
 
-__all__ = ["PEERS"]
+__all__ = ["MODEL_PEERS", "PEERS"]
 
 
 class _Peers(Mapping[str, "Loader"]):
@@ -64,3 +64,13 @@ PEERS: Mapping[str, Loader] = _Peers(
         "transformers/TransfoXL": "manyheads.interop.transfo_xl",
     }
 )
+
+MODEL_PEERS: tuple[str, ...] = (
+    "transformers/Marian",
+    "annotated-transformer",
+    "torch/Transformer",
+    "transformers/TransfoXL",
+    "transformers/Reformer",
+    "kimiyoung/TransformerXL",
+)
+"""Those of PEERS that are whole models, which `manyheads convert` takes; the others are single modules."""

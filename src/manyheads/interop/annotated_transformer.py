@@ -1,8 +1,8 @@
 """The Annotated Transformer (harvardnlp): its model, its label smoothing, its learning rates.
 
-Differs from ours: a layer norm with the unbiased deviation and eps outside the root (`nn.norm.UnbiasedLayerNorm`);
-masks filled with a large negative number, so that a query that may attend to nothing attends to all keys alike; label
-smoothing that spares the padding column and is measured as a divergence, entropy included.
+Differs from ours: a layer norm with the unbiased standard deviation and eps outside the root
+(`nn.norm.UnbiasedLayerNorm`); masks filled with a large negative number, so that a query that may attend to nothing
+attends to all keys equally; label smoothing without the padding column, as a divergence that includes the entropy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import DotProductAttentionConfig, TransformerConfig
+from manyheads.architectures.transformer.state import TransformerState
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.names import Pair, export_weights, import_weights, pick, require
 from manyheads.interop.scores import PeerMask, scored_as, uniform_when_empty
@@ -40,9 +41,9 @@ _OPTIONS: dict[str, Any] = {
 class LabelSmoothing(nn.Module):
     """Divergence of log-probabilities from smoothed targets, summed: sum t (log t - log p).
 
-    Paper: Szegedy et al. 2016, arXiv:1512.00567, sec. 7. Differs: the padding column gets nothing, so the smoothing is
-        shared by vocab_size - 2 tokens; rows whose target is padding cost nothing; the entropy of t is left in.
-    Raises: ConfigError: smoothing with fewer than 3 tokens, where there is none to share it (the peer divides by zero).
+    Paper: Szegedy et al. 2016, arXiv:1512.00567, sec. 7. Differs: the padding column gets nothing, so vocab_size - 2
+        tokens share the smoothing; rows with padding as the target have no loss; the entropy of t is included.
+    Raises: ConfigError: smoothing with fewer than 3 tokens, where no token can share it (the peer divides by zero).
     """
 
     def __init__(self, vocab_size: int, pad_id: int, smoothing: float) -> None:
@@ -55,7 +56,7 @@ class LabelSmoothing(nn.Module):
         self.vocab_size, self.pad_id, self.smoothing = vocab_size, pad_id, smoothing
 
     def targets(self, target: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The distribution asked for. target (tokens,) -> (tokens, vocab_size)"""
+        """Return the target distribution. target (tokens,) -> (tokens, vocab_size)"""
         share = self.smoothing / max(1, self.vocab_size - 2)
         dist = torch.full((target.shape[0], self.vocab_size), share, dtype=dtype, device=target.device)
         dist.scatter_(1, target[:, None], 1.0 - self.smoothing)
@@ -110,9 +111,9 @@ class AnnotatedTransformer:
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`. The loss per token and greedy ids come out if the config says how.
+        """See `protocols.Wrapper.run`. The loss per token and greedy ids are included if the config describes them.
 
-        Greedy search reads the first sentence and starts from `start_symbol`, 1 unless the config says otherwise.
+        Greedy search reads the first sentence and starts with `start_symbol`, by default 1.
         """
         known = {"in.src", "in.src_mask", "in.tgt", "in.tgt_mask", "in.tgt_y", "in.tgt_full"}
         unknown = sorted(name for name in inputs if name.startswith(("in.", "rot.")) and name not in known)
@@ -155,15 +156,19 @@ class AnnotatedTransformer:
         return hidden
 
     def greedy(self, source: Tensor, source_mask: Tensor, length: int) -> Tensor:
-        """The likeliest token at each step, EOS or not, step by step with our cache: (1, length), start included."""
+        """Return the most probable token at each step, also after EOS, computed with our cache: (1, length), start
+        included.
+        """
         body = self.module.body
         mask: PeerMask = uniform_when_empty(source_mask[:1])
-        states = body.decoder.start(self.encode(source, source_mask[:1]))
+        layers = body.decoder.start(self.encode(source, source_mask[:1]))
+        state = TransformerState(layers, source_seen=None, length=torch.zeros((), dtype=torch.int64))
         ids = [torch.full((1, 1), int(self.config.get("start_symbol", 1)))]
         with scored_as(body.decoder, "cross_attn", mask) as allowed:
             for first in range(length - 1):
                 x = body.target_positions(body.target_embedding(ids[-1]), first)
-                hidden, states = body.decoder.step(x, states, None, allowed)
+                planned, state = state.plan(1)
+                hidden = body.decoder.step(x, planned, None, allowed)
                 ids.append(self.module.head.logits(hidden[:, -1]).argmax(dim=-1, keepdim=True))
         return torch.cat(ids, dim=1)
 
@@ -173,7 +178,7 @@ class AnnotatedTransformer:
         return int(self.config["pad"])
 
     def _mask(self, given: Tensor | None, ids: Tensor, causal: bool = False) -> Tensor:
-        """(batch, 1, q_len or 1, k_len), True = may attend; made from the ids where the peer would make it."""
+        """Return (batch, 1, q_len or 1, k_len), True = may attend; computed from the ids if the peer would do so."""
         if given is None:
             given = (ids != self._pad())[:, None]
             if causal:
@@ -183,7 +188,7 @@ class AnnotatedTransformer:
             given = given[None]
         if given.dim() != 3 or given.is_floating_point():
             raise RequestError(
-                f"a mask of shape {tuple(given.shape)} and type {given.dtype} has no meaning here; it must be bool or"
+                f"a mask of shape {tuple(given.shape)} and type {given.dtype} is not supported; it must be bool or"
                 " int, (batch, 1 or q_len, k_len), non-zero = may attend."
             )
         return (given != 0)[:, None]
@@ -197,7 +202,7 @@ def matches(meta: Mapping[str, Any]) -> bool:
 
 
 def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> AnnotatedTransformer | AnnotatedSmoothing:
-    """See `protocols.Loader.from_peer`. config: with `model` the translator, else the loss and the learning rates."""
+    """See `protocols.Loader.from_peer`. config: with `model` the translator, else loss and learning rates."""
     if "model" not in config:
         options = {name: config.get(name, ...) for name in ("V", "pad", "smoothing")}
         sizes = pick(options, dict.fromkeys(options, ...), "label smoothing")
@@ -216,7 +221,7 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> An
             num_encoder_layers=options["N"],
             num_decoder_layers=options["N"],
             dropout=float(options["dropout"]),
-            # The peer's attention dropout stays at 0.1 whatever is asked for: a mistake of its, kept out here.
+            # The peer always uses an attention dropout of 0.1, whatever its options say. Not reproduced here.
             attention_dropout=float(options["dropout"]),
             feed_forward_dropout=float(options["dropout"]),
             norm_position="pre",
@@ -236,7 +241,7 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> An
 def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `from_peer`: make_model's arguments (under `model`) and its state dict, without position tables.
 
-    Raises: ConfigError: the peer has no such thing as one of the options.
+    Raises: ConfigError: the peer does not support one of the options.
     """
     config = module.config
     wanted = {
@@ -274,21 +279,19 @@ def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _is_position_table(name: str) -> bool:
-    # `pe[:64]` are its first rows; a whole checkpoint has the table once a side.
+    # `pe[:64]` contains its first rows; a complete checkpoint has one table per side.
     return name.partition("[")[0].rpartition(".")[2] == "pe"
 
 
 def _check_positions(name: str, table: Tensor, d_model: int) -> None:
-    """Nothing to copy: ours are computed, for any length. They must be the same, though."""
+    """Check that a table equals our positions, which are computed for any length and need no copy."""
     rows = table.reshape(-1, table.shape[-1])
     if rows.shape[-1] != d_model:
         raise ModelFileError(f"{name} is {rows.shape[-1]} wide, d_model is {d_model}.")
     own = sinusoidal_table(torch.arange(float(rows.shape[0])), d_model)
-    # The peer computes its angles in float32: some 3e-4 off at position 5,000.
+    # The peer computes its angles in float32, with an error of about 3e-4 at position 5,000.
     if not torch.allclose(rows.float(), own, rtol=0.0, atol=2e-3):
-        raise ModelFileError(
-            f"{name} does not hold sinusoidal positions; it has been changed, and we have no place for it."
-        )
+        raise ModelFileError(f"{name} does not contain sinusoidal positions; a changed table is not supported.")
 
 
 def _pairs(config: TransformerConfig) -> list[Pair]:

@@ -1,9 +1,9 @@
-"""Whole model folders: another implementation's to ours, and ours to another's.
+"""Conversion of model folders between other implementations and ours, in both directions.
 
-A peer's folder holds config.json and model.safetensors, and with `transformers/Marian` what `save_pretrained` writes
-beside them: generation_config.json, source.spm, target.spm, vocab.json, tokenizer_config.json. That of the original
-Transformer-XL holds model.pt alone, a module saved whole. What the peer's two config files said is kept in our folder
-as peer.json, so that the way back loses nothing.
+A peer's folder contains config.json and model.safetensors, and for `transformers/Marian` the other files of
+`save_pretrained`: generation_config.json, source.spm, target.spm, vocab.json, tokenizer_config.json. A folder of the
+original Transformer-XL contains only model.pt, a module that was saved whole. Our folder keeps the contents of the
+peer's two config files as peer.json, so that converting back loses nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import EXAMPLES, load, read_config, save_pretrained
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
-from manyheads.checkpoint.commit import write_folder
 from manyheads.checkpoint.format import needed_bytes
 from manyheads.config.files import to_json
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
+from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
 from manyheads.interop import PEERS, marian_folder
 from manyheads.interop.kimiyoung_transformer_xl import options_of_module
@@ -53,7 +53,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was done. notes: what a user should know about it, a sentence each."""
+    """The result of a conversion. notes: messages for the user, one sentence each."""
 
     peer: str
     num_parameters: int
@@ -62,9 +62,9 @@ class Conversion:
 
 
 def guess_peer(folder: Path) -> str:
-    """The peer that wrote a folder, by its config.json.
+    """Return the peer that wrote a folder, from its config.json.
 
-    Raises: ModelFileError: there is none, or it does not tell.
+    Raises: ModelFileError: there is no such file, or it does not name a known peer.
     """
     if not (folder / "config.json").exists() and (folder / _OFFICIAL_PICKLE).is_file():
         return OFFICIAL_XL
@@ -83,14 +83,14 @@ def guess_peer(folder: Path) -> str:
 
 
 def import_folder(source: Path, output: Path, *, peer: str | None = None, from_pickle: bool = False) -> Conversion:
-    """Read a peer's folder and write ours; one that is there is replaced.
+    """Read a peer's folder and write ours; an existing output folder is replaced.
 
     Args:
-        peer: who wrote it; None looks at its config.json.
-        from_pickle: where there is no model.safetensors, take tensors from a pickle, by an allow-list in a process of
-            its own.
+        peer: the peer that wrote it; None: use its config.json.
+        from_pickle: if there is no model.safetensors, read the tensors from a pickle with an allow-list in a separate
+            process.
 
-    Raises: ModelFileError, ConfigError, DataError: files are missing, damaged, or ask for what we do not have.
+    Raises: ModelFileError, ConfigError, DataError: files are missing, damaged, or need unsupported features.
         MissingExtraError: the tokenizer needs a package. SaveError: our folder could not be written.
     """
     peer = peer or guess_peer(source)
@@ -132,10 +132,10 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
 
 
 def export_folder(source: Path, output: Path, peer: str) -> Conversion:
-    """Read a folder of ours and write a peer's; one that is there is replaced.
+    """Read one of our folders and write a peer's; an existing output folder is replaced.
 
-    Raises: ModelFileError, ConfigError, DataError: the model cannot be read, or the peer has no such thing as a part of
-        it. SaveError: the folder could not be written.
+    Raises: ModelFileError, ConfigError, DataError: the model cannot be read, or the peer does not support a part of it.
+        SaveError: the folder could not be written.
     """
     model = load(source)
     kept = _read_object(source / PEER_FILE) if (source / PEER_FILE).is_file() else {}
@@ -160,7 +160,7 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
             head = "ReformerModelWithLMHead" if config["model"]["is_decoder"] else "ReformerForMaskedLM"
             config = {"model_type": "reformer", "architectures": [head], **kept.get("config", {}), **config["model"]}
         if peer == TORCH:
-            notes.append("Embeddings and output have no place in torch.nn.Transformer and were left out.")
+            notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")
         if tokenizer is not None and isinstance(model, Seq2Seq):
             config["pad"] = tokenizer.source.pad_id
 
@@ -186,7 +186,7 @@ def _check_task(model: Seq2Seq | LanguageModel, peer: str) -> None:
 def _read_config(
     source: Path, peer: str, weights: Mapping[str, Tensor], settings_of_module: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """config.json; of a module that was saved whole without one, what it knows of itself."""
+    """Return config.json, or for a module that was saved whole without one, the settings in the module."""
     if peer == OFFICIAL_XL and settings_of_module and not (source / "config.json").exists():
         return {"model": options_of_module(settings_of_module, weights)}
     return _read_object(source / "config.json")
@@ -220,9 +220,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_weights(folder: Path, from_pickle: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors, and the settings of a module that was saved whole.
+    """Return tensors, and the settings of a module that was saved whole.
 
-    Raises: ModelFileError: there are none, they are damaged, or only a pickle is there and was not asked for.
+    Raises: ModelFileError: there are none, they are damaged, or there is only a pickle and it was not requested.
     """
     file = folder / "model.safetensors"
     if file.is_file():

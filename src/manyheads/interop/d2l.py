@@ -1,13 +1,13 @@
-"""The attention modules of Dive into Deep Learning: valid lengths as masks, and uniform weights where nothing is valid.
+"""The attention modules of Dive into Deep Learning: valid lengths as masks, and uniform weights for a length of 0.
 
-Differs from ours: keys from a row's valid length on get the score -1e6, so that a length of 0 gives every key the same
-weight; no biases unless asked for; widths are found out at the first call. The wrappers replay that; our modules stay
-as they are.
+Differs from ours: keys after a row's valid length get the score -1e6, so that a length of 0 gives every key the same
+weight; no biases by default; input widths are determined at the first call. The wrappers reproduce this from outside;
+our modules are not changed.
 
     d2l/AdditiveAttention, d2l/DotProductAttention, d2l/MultiHeadAttention, d2l/masked_softmax: in.queries, in.keys,
         in.values (in.scores for the last), in.valid_lens -> out.output, out.attention_weights
     d2l/TransformerEncoderBlock: in.X, in.valid_lens -> out.output
-    d2l/attention: all of them and the positions at once, as a fixture has them
+    d2l/attention: all of them and the positions together, as in a fixture
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from manyheads.nn.attention.additive import AdditiveAttention
 from manyheads.nn.attention.dot_product import DotProductAttention
 from manyheads.nn.attention.masks import Dense, Lengths
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
-from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.residual import Residual
 
@@ -37,14 +37,14 @@ _POSITIONS = 40
 
 
 class MaskedSoftmax(nn.Module):
-    """`masked_softmax` as d2l calls it. scores (batch, q_len, k_len), valid_lens (batch,) or (batch, q_len)."""
+    """`masked_softmax` with d2l's arguments. scores (batch, q_len, k_len), valid_lens (batch,) or (batch, q_len)."""
 
     def forward(self, scores: Tensor, valid_lens: Tensor | None = None) -> Tensor:
         return masked_softmax(scores, _allowed(valid_lens, scores.shape[-2], scores.shape[-1]), "uniform")
 
 
 class EncoderBlock(nn.Module):
-    """Our parts in the form of d2l's block: post-norm, feed-forward with biases whatever the attention has.
+    """Our modules in the structure of d2l's block: post-norm, feed-forward always with biases.
 
     Shape: (batch, length, d_model) in and out.
     """
@@ -82,7 +82,7 @@ def _mask(valid_lens: Tensor | None, q_len: int, k_len: int) -> PeerMask:
 
 
 def _one_head(module: AdditiveAttention | DotProductAttention, *given: Tensor, lens: Tensor | None) -> list[Tensor]:
-    """Output and weights of an attention in one head, d2l's way."""
+    """Return output and weights of an attention with one head, by d2l's conventions."""
     allowed = _allowed(lens, given[0].shape[1], given[1].shape[1])
     if allowed is None:
         return list(module(*given, need_weights=True))
@@ -93,7 +93,7 @@ def _one_head(module: AdditiveAttention | DotProductAttention, *given: Tensor, l
 
 
 class D2l:
-    """See `protocols.Wrapper`. part: whose answers are given."""
+    """See `protocols.Wrapper`. part: the d2l module that it reproduces."""
 
     def __init__(self, part: Part, module: nn.Module) -> None:
         self.part, self.module = part, module
@@ -117,24 +117,24 @@ class Part(ABC):
 
     @abstractmethod
     def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
-        """Our module. weights: the peer's, which say how wide inputs are."""
+        """Return our module. weights: the peer's, which determine the input widths."""
 
     def pairs(self, module: Any) -> list[Pair]:
-        """The names of its weights."""
+        """Return the names of its weights."""
         return []
 
     @abstractmethod
     def describe(self, module: Any) -> dict[str, Any]:
-        """The peer's options. Raises: ConfigError: it has no such thing as one of ours."""
+        """Return the peer's options. Raises: ConfigError: the peer does not support one of ours."""
 
     def answer(self, module: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs, named without `out.`."""
+        """Return the outputs, named without `out.`."""
         given = [require(inputs, f"in.{name}") for name in self.inputs[:3]]
         found = self.attend(module, *given, lens=inputs.get("in.valid_lens"))
         return dict(zip(("output", "attention_weights"), found, strict=True))
 
     def attend(self, module: Any, *given: Tensor, lens: Tensor | None) -> list[Tensor]:
-        """Output and weights for queries, keys and values."""
+        """Return output and weights for queries, keys and values."""
         return _one_head(module, *given, lens=lens)
 
     def matches(self, meta: Mapping[str, Any]) -> bool:
@@ -237,7 +237,7 @@ class _MultiHead(Part):
         holder = nn.ModuleDict({"attention": module})
         with scored_as(holder, "attention", _mask(lens, given[0].shape[1], given[1].shape[1])) as mask:
             out, _, weights = module(*given, mask=mask, need_weights=True)
-        return [out, weights.flatten(0, 1)]  # d2l folds heads into the batch
+        return [out, weights.flatten(0, 1)]  # d2l merges heads into the batch axis
 
 
 class _Block(Part):
@@ -300,7 +300,7 @@ def _attention_pairs(module: MultiHeadAttention, peer: str, ours: str) -> list[P
 
 def _width(weights: Mapping[str, Tensor], name: str) -> int:
     if name not in weights or weights[name].dim() != 2:
-        raise ModelFileError(f"these weights have no matrix {name}, which says how wide the inputs are.")
+        raise ModelFileError(f"these weights have no matrix {name}, which determines the input widths.")
     return weights[name].shape[1]
 
 
@@ -308,7 +308,7 @@ SOFTMAX, DOT_PRODUCT, ADDITIVE, MULTI_HEAD, BLOCK = _Softmax(), _DotProduct(), _
 
 
 class _All:
-    """All of the above on the same inputs: what a fixture holds. See `protocols.Exporter`."""
+    """All of the modules above on the same inputs, as in a fixture. See `protocols.Exporter`."""
 
     parts: Mapping[str, Part] = {"add": ADDITIVE, "mha": MULTI_HEAD, "blk": BLOCK}
 

@@ -32,8 +32,8 @@ class FusedQkv:
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`: out.out_* and out.attn_* for in.x without a mask and with each in.mask_*; and
-        scaled_dot_product on in.q, in.k, in.v where they are given.
+        """See `protocols.Wrapper.run`: out.out_* and out.attn_* for in.x without a mask and with each in.mask_*, and
+        scaled_dot_product for in.q, in.k, in.v if they are given.
         """
         masks = {name.removeprefix("in."): x for name, x in inputs.items() if name.startswith("in.mask_")}
         known = {"in.x", "in.q", "in.k", "in.v", *(f"in.{name}" for name in masks)}
@@ -54,7 +54,7 @@ class FusedQkv:
 
 
 def _allowed(mask: Tensor) -> Tensor:
-    """(batch or 1, heads or 1, q_len, k_len), as the tutorial broadcasts it."""
+    """Return (batch or 1, heads or 1, q_len, k_len), broadcast as in the tutorial."""
     if mask.dim() == 3:
         raise RequestError(
             f"a mask of shape {tuple(mask.shape)} may mean (batch, q_len, k_len) or (heads, q_len, k_len): the tutorial"
@@ -96,7 +96,7 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Fu
 def to_peer(module: MultiHeadAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `from_peer`: the constructor's arguments under `model`, and the weights.
 
-    Raises: ConfigError: the peer has no such thing as one of the options.
+    Raises: ConfigError: the peer does not support one of the options.
     """
     embed_dim, heads = module.out_proj.out_features, module.num_heads
     widths = {getattr(module, name).in_features for name in PROJECTIONS[:3]}
@@ -117,11 +117,11 @@ def to_peer(module: MultiHeadAttention) -> tuple[dict[str, Any], dict[str, Tenso
 
 
 def _regrouped(rows: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows that lie as (outer, inner, head_dim), as (inner, outer, head_dim)."""
+    """Reorder rows from (outer, inner, head_dim) to (inner, outer, head_dim)."""
     return rows.reshape(outer, inner, -1, *rows.shape[1:]).transpose(0, 1).flatten(0, 2)
 
 
 def _pairs() -> list[Pair]:
-    """With the rows of qkv_proj in our order: all queries, all keys, all values."""
+    """Return the pairs of names, with the rows of qkv_proj in our order: all queries, all keys, all values."""
     qkv = [Pair(f"qkv_proj.{kind}", tuple(f"{name}.{kind}" for name in PROJECTIONS[:3])) for kind in ("weight", "bias")]
     return [*qkv, *(Pair(f"o_proj.{kind}", (f"out_proj.{kind}",)) for kind in ("weight", "bias"))]

@@ -1,8 +1,8 @@
 """The sampled softmax of the original Transformer-XL (kimiyoung/transformer-xl, utils/log_uniform_sampler.py).
 
-Differs from ours (`nn.heads.sampled`): the chance to be drawn is reckoned with log1p(p) where -log1p(-p) is meant, as
-if the ids were drawn with replacement 2 n_sample times but less likely; it is taken off the target's logit too; and a
-candidate that is the target stays in the sum with a logit of -1e30.
+Differs from ours (`nn.heads.sampled`): the probability of being drawn uses log1p(p) instead of -log1p(-p), so it is
+too low for 2 n_sample draws with replacement; it is also subtracted from the target's logit; and a candidate that
+equals the target stays in the sum with a logit of -1e30.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HIT = -1e30
 
 
 class SampleLogits:
-    """A table, a bias and a sampler; see `protocols.Wrapper`. num_samples: the peer's n_sample."""
+    """An embedding, a bias and a sampler; see `protocols.Wrapper`. num_samples: the peer's n_sample."""
 
     def __init__(self, module: LinearHead, num_samples: int) -> None:
         self.module = module
@@ -34,7 +34,9 @@ class SampleLogits:
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`. in.hidden (T, B, d), in.labels (T, B), in.neg_samples: what the peer drew."""
+        """See `protocols.Wrapper.run`. in.hidden (T, B, d), in.labels (T, B), in.neg_samples: the ids that the peer
+        drew.
+        """
         hidden, labels = require(inputs, "in.hidden"), require(inputs, "in.labels")
         drawn = require(inputs, "in.neg_samples")
         table, bias = self.module.weight, self.module.bias
@@ -73,7 +75,7 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Sa
 
 
 def to_peer(module: LinearHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The inverse of `from_peer`, but for n_sample, which is no property of the weights.
+    """The inverse of `from_peer`, except for n_sample, which is not a property of the weights.
 
     Raises: ConfigError: the head has no bias.
     """

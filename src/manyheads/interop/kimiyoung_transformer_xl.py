@@ -1,11 +1,11 @@
 """MemTransformerLM, the original PyTorch code of Transformer-XL (kimiyoung/transformer-xl).
 
-Differs from ours, and is replayed here from outside, on the memory that goes from call to call:
-- positions of attention types 2 and 3 are added in place to the memory it is given, in each call once more;
-- the memory's window is cut with two arguments in each other's place, which matters with `ext_len`;
+Differs from ours, which the wrapper reproduces from outside on the memory between calls:
+- attention types 2 and 3 add positions in place to the memory, again in each call;
+- the window of the memory is computed with two swapped arguments, which matters with `ext_len`;
 - under pre-norm, types 2 and 3 do not normalise queries;
-- losses come grouped by cluster, and cluster i is named by the i-th row from the end;
-- the last layer's output is remembered too, though nothing reads it; everything is time-first.
+- losses are grouped by cluster, and the i-th row from the end belongs to cluster i;
+- the last layer's output is also stored, although nothing reads it; time is the first axis.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OfficialTransformerXL:
         self.options = pick(config["model"], _OPTIONS, "MemTransformerLM")
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`: segments in.data.0, in.data.1, ... in a row, time-first."""
+        """See `protocols.Wrapper.run`: consecutive segments in.data.0, in.data.1, ..., time-first."""
         count = sum(name.startswith("in.data.") for name in inputs)
         wanted = [f"in.{kind}.{i}" for i in range(count) for kind in ("data", "target")]
         if not count or any(name not in inputs for name in wanted):
@@ -96,7 +96,7 @@ class OfficialTransformerXL:
         answer: dict[str, Tensor],
         wants_grads: bool,
     ) -> list[Tensor]:
-        """One call of the peer. memories: its `mems`, time-first, as it returned them. Returns: its next ones."""
+        """Reproduce one call of the peer. memories: its previous `mems`, time-first. Returns: its next ones."""
         data, target = inputs[f"in.data.{index}"], inputs[f"in.target.{index}"]
         body, config = cast(TransformerXL, self.module.body), self.module.config
         if memories is None:
@@ -123,7 +123,7 @@ class OfficialTransformerXL:
         return memories
 
     def _next_memories(self, old: list[Tensor], new: list[Tensor]) -> list[Tensor]:
-        """What the peer remembers, its in-place positions and its window included."""
+        """Return the peer's memory, with its in-place positions and its window."""
         mlen, qlen = old[0].shape[0], new[0].shape[0]
         ext_len, mem_len = self.options["ext_len"] or 0, self.module.config.memory_len
         if self.config.get("update_mems_arguments_swapped_back"):
@@ -139,7 +139,9 @@ class OfficialTransformerXL:
         return [one[begin:end] for one in piled]
 
     def _positions(self, k_len: int, like: Tensor) -> list[Tensor | None]:
-        """What the peer adds in place to memory and input of each layer, (k_len, d_model), and to the last output."""
+        """Return the positions that the peer adds to memory and input of each layer, (k_len, d_model), and to the last
+        output.
+        """
         body, config = cast(TransformerXL, self.module.body), self.module.config
         distances = distances_back(k_len, config.clamp_len, like.device)
         nothing: list[Tensor | None] = [None] * (config.num_layers + 1)
@@ -153,7 +155,7 @@ class OfficialTransformerXL:
 
     @contextmanager
     def _raw_queries(self) -> Iterator[None]:
-        """Under pre-norm, types 2 and 3 project queries from what was not normalised."""
+        """Within the block, project queries without normalisation, as in types 2 and 3 with pre-norm."""
         config = self.module.config
         if config.norm_position != "pre" or config.attention.startswith("relative"):
             yield
@@ -187,8 +189,8 @@ def matches(meta: Mapping[str, Any]) -> bool:
 def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> OfficialTransformerXL:
     """See `protocols.Loader.from_peer`.
 
-    Args: config: MemTransformerLM's arguments under `model`; `update_mems_arguments_swapped_back`: the memory's window
-        is cut as its comment describes, not as the published code does.
+    Args: config: MemTransformerLM's arguments under `model`; `update_mems_arguments_swapped_back`: compute the memory's
+        window as the code's comment describes, not as the published code does.
     """
     if not isinstance(config.get("model"), Mapping):
         raise ConfigError("the config must hold MemTransformerLM's arguments under 'model'.")
@@ -210,9 +212,9 @@ def read_config(options: Mapping[str, Any]) -> TransformerXLConfig:
     if kind is None:
         raise ConfigError(f"attn_type is {peer['attn_type']}; MemTransformerLM knows 0, 1, 2 and 3.")
     if peer["sample_softmax"] > 0:
-        raise ConfigError("sample_softmax is on; MemTransformerLM cannot be built with it, and neither can ours.")
+        raise ConfigError("sample_softmax is on; neither MemTransformerLM nor our model can be built with it.")
     d_embed, cutoffs = peer["d_embed"] or peer["d_model"], tuple(peer["cutoffs"])
-    # Farther than clamp_len is as far as clamp_len; of trained distances (type 1) the peer keeps clamp_len rows.
+    # Larger distances count as clamp_len; for trained distances (type 1) the peer keeps clamp_len rows.
     clamp_len = {"relative_learned": peer["clamp_len"] - 1, "absolute_learned": None}.get(kind, peer["clamp_len"])
     return TransformerXLConfig(
         vocab_size=peer["n_token"],
@@ -241,13 +243,13 @@ def read_config(options: Mapping[str, Any]) -> TransformerXLConfig:
 
 
 def options_of_module(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The constructor's arguments of a module that was saved whole, as the official training script does.
+    """Return the constructor's arguments of a module that was saved whole, as by the official training script.
 
     Args:
         settings: the attributes of the module and its parts, by dotted name; see `legacy_pickle.Saved`.
-        tensors: its state dict; what is the same in both places was tied.
+        tensors: its state dict; equal tensors were tied.
 
-    Raises: ModelFileError: an attribute is missing, so this is no MemTransformerLM.
+    Raises: ModelFileError: an attribute is missing, so this is not a MemTransformerLM.
     """
     where = {name: name for name in ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_embed", "attn_type")}
     where |= {name: name for name in ("tgt_len", "ext_len", "mem_len", "same_length", "clamp_len")}
@@ -284,8 +286,8 @@ def options_of_module(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
 def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `from_peer`: the constructor's arguments (under `model`) and the state dict.
 
-    `tgt_len` takes what max_len leaves beside memory and context, for that sum is the size of the peer's tables.
-    Raises: ConfigError: the peer has no such thing as one of the options.
+    `tgt_len` is max_len minus memory and context, because their sum is the size of the peer's tables.
+    Raises: ConfigError: the peer does not support one of the options.
     """
     config = module.config
     if config.norm_eps != 1e-5:
@@ -349,7 +351,7 @@ _STACKED = {"r_w_bias": "content_bias", "r_emb": "distance_embedding", "r_bias":
 
 
 def _names(config: TransformerXLConfig) -> XLNames:
-    """Stacked parameters are taken apart before, so that each layer has its own."""
+    """Return the names, with a separate parameter for each layer instead of stacked ones."""
     layers = range(config.num_layers)
     pairs: list[Pair] = []
     if config.attention == "relative":
@@ -367,7 +369,7 @@ def _names(config: TransformerXLConfig) -> XLNames:
 
 
 def _our_order(state_dict: Mapping[str, Tensor], config: TransformerXLConfig) -> dict[str, Tensor]:
-    """The peer's tensors with clusters in order, and trained positions a layer, by rising distance."""
+    """Return the peer's tensors with clusters in order, and trained positions per layer by increasing distance."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in state_dict.items():
         if name in ("crit.cluster_weight", "crit.cluster_bias"):

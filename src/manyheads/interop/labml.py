@@ -1,13 +1,13 @@
 """The attention modules of labml.ai's annotated implementations: length first, masks (query, key, batch).
 
-Differs from ours: the map of the values always has a bias, those of queries and keys by option. In the relative kind,
-key_pos_embeddings and key_pos_bias have 2 P rows of which row P - d belongs to distance d: ours are the same rows the
-other way round, P + 1 for distances from 0 up and P - 1 for keys after the query. A query that may attend to nothing is
+Differs from ours: the value projection always has a bias, those of queries and keys optionally. In the relative kind,
+key_pos_embeddings and key_pos_bias have 2 P rows, of which row P - d belongs to distance d. Ours are the same rows in
+reverse order: P + 1 for distances from 0 up and P - 1 for keys after the query. A query that may attend to nothing is
 NaN there and zeros here.
 
     labml/MultiHeadAttention, labml/RelativeMultiHeadAttention: in.query, in.key, in.value, in.mask -> out.output,
         out.attn
-    labml/attention: both with every in.mask_* there is, and without, as a fixture has them
+    labml/attention: both with every in.mask_* and without, as in a fixture
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FLIPPED = ("key_pos_embeddings", "key_pos_bias")
 
 
 class Labml:
-    """See `protocols.Wrapper`. part: whose answers are given."""
+    """See `protocols.Wrapper`. part: the labml module that it reproduces."""
 
     def __init__(self, part: Part, module: nn.Module) -> None:
         self.part, self.module = part, module
@@ -57,10 +57,10 @@ class Part(ABC):
 
     @abstractmethod
     def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
-        """Our module."""
+        """Return our module."""
 
     def pairs(self, module: Any) -> list[Pair]:
-        """The names of its weights."""
+        """Return the names of its weights."""
         ours = dict(zip(("query.linear", "key.linear", "value.linear", "output"), PROJECTIONS, strict=True))
         kinds = {
             name: ("weight",) if getattr(module, name).bias is None else ("weight", "bias") for name in PROJECTIONS
@@ -68,7 +68,7 @@ class Part(ABC):
         return [Pair(f"{peer}.{kind}", (f"{name}.{kind}",)) for peer, name in ours.items() for kind in kinds[name]]
 
     def describe(self, module: Any) -> dict[str, Any]:
-        """The peer's options. Raises: ConfigError: it has no such thing as one of ours."""
+        """Return the peer's options. Raises: ConfigError: the peer does not support one of ours."""
         d_model = module.out_proj.out_features
         if module.head_dim * module.num_heads != d_model:
             raise ConfigError(f"labml's {self.name} cannot hold a module with head_dim {module.head_dim}.")
@@ -82,10 +82,10 @@ class Part(ABC):
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None
     ) -> tuple[Tensor, Tensor]:
-        """Output and weights, batch first."""
+        """Return output and weights, batch first."""
 
     def answer(self, module: Any, inputs: Mapping[str, Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Output (q_len, batch, d_model) and weights (q_len, k_len, batch, heads)."""
+        """Return output (q_len, batch, d_model) and weights (q_len, k_len, batch, heads)."""
         query, key, value = (require(inputs, f"in.{name}").transpose(0, 1) for name in _THREE)
         allowed = None if mask is None else from_sequence_first(mask)
         out, weights = self.attend(module, query, key, value, allowed)
@@ -183,7 +183,7 @@ MULTI_HEAD, RELATIVE = _MultiHead(), _Relative()
 
 
 class _All:
-    """Both on the same inputs: what a fixture holds. See `protocols.Exporter`."""
+    """Both modules on the same inputs, as in a fixture. See `protocols.Exporter`."""
 
     parts: Mapping[str, Part] = {"mha": MULTI_HEAD, "rel": RELATIVE}
 
@@ -196,9 +196,7 @@ class _All:
         )
 
     def from_peer(self, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> AllOfLabml:
-        """See `protocols.Loader.from_peer`. config: d, heads, bias; the weights' names begin with the part's: mha,
-        rel.
-        """
+        """See `protocols.Loader.from_peer`. config: d, heads, bias; names begin with the part: mha, rel."""
         sizes = {name: config.get(name, ...) for name in ("d", "heads", "bias")}
         sizes = pick(sizes, dict.fromkeys(sizes, ...), "labml")
         stray = sorted(name for name in state_dict if name.partition(".")[0] not in self.parts)

@@ -1,8 +1,8 @@
-"""Tensors out of pickled torch files, `.pt`, `.bin`, `.ckpt`, without running anything that is in them.
+"""Reading of tensors from pickled torch files, `.pt`, `.bin`, `.ckpt`, without executing their contents.
 
-A child process without site-packages interprets the pickle by an allow-list (`legacy_pickle_child`), under an audit
-hook and limits of memory and time. It hands back bytes and an index of tensors, which are checked again here. Python's
-own pickle takes no part.
+A child process without site-packages interprets the pickle with an allow-list (`legacy_pickle_child`), under an audit
+hook and limits of memory and time. It returns bytes and an index of tensors, which are checked again here. Python's
+pickle module is not used.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file of torch.save holds, as far as it concerns us.
+    """The relevant contents of a file of torch.save.
 
-    tensors: by name. settings: of a module that was saved whole, and of the modules in it: numbers, truth values and
-        flat lists, by dotted name (`layers.0.dec_attn.n_head`); empty otherwise.
+    tensors: by name. settings: for a module that was saved whole, the numbers, booleans and flat lists among the
+    attributes
+        of it and its submodules, by dotted name (`layers.0.dec_attn.n_head`); empty otherwise.
     """
 
     tensors: dict[str, Tensor]
@@ -56,21 +57,22 @@ class Saved:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors alone; see `read_saved`."""
+    """Return only the tensors; see `read_saved`."""
     return read_saved(path).tensors
 
 
 def read_saved(path: Path) -> Saved:
-    """The tensors of a file that torch.save wrote, by name, in CPU memory, contiguous and each with memory of its own.
+    """Return the tensors of a file that torch.save wrote, by name, contiguous in CPU memory, without shared memory.
 
-    What was saved may be a state dict, one under the key `state_dict`, `model_state_dict` or `model` (then only that
-    is read), a whole module of a known class (its parameters and saved buffers), or nested dicts and lists, whose keys
-    are joined by dots. The formats of torch since 0.1.10 are read, both the zip and the older one.
+    The file may contain a state dict, a state dict under the key `state_dict`, `model_state_dict` or `model` (then only
+    that is read), a whole module of a known class (its parameters and saved buffers), or nested dicts and lists, whose
+    keys
+    are joined by dots. The zip format and the older format of torch since 0.1.10 are supported.
 
     Args: path: the file.
 
-    Raises: ModelFileError: it is missing, damaged, absurdly large, holds no tensor, or asks for anything that a file of
-        tensors does not need; nothing was run.
+    Raises: ModelFileError: it is missing, damaged, too large, contains no tensor, or contains anything that a file of
+        tensors does not need; nothing was executed.
     """
     try:
         size = _regular_size(path)
@@ -99,7 +101,7 @@ def _regular_size(path: Path) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of ours, but what Windows needs to start a process."""
+    """Return an empty environment, except for the variables that Windows needs to start a process."""
     return {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}
 
 
@@ -111,7 +113,7 @@ def _refusal(path: Path, result: subprocess.CompletedProcess[bytes]) -> ModelFil
 
 
 def _assemble(folder: Path, size: int) -> Saved:
-    """Build the tensors of an index over a file of bytes, both written by the child, and both believed only so far."""
+    """Build the tensors from the child's index and bytes, without trusting either."""
     index_file = folder / child.INDEX
     if index_file.stat().st_size > _MOST_INDEX_BYTES:
         raise ValueError(f"its index has more than {_MOST_INDEX_BYTES:,} bytes")
@@ -132,7 +134,9 @@ def _assemble(folder: Path, size: int) -> Saved:
 
 def _look(row: Tensor, dtype: torch.dtype, offset: int, shape: list[int], stride: list[int]) -> Tensor:
     row = row[: row.numel() // dtype.itemsize * dtype.itemsize]
-    items = row != 0 if dtype is torch.bool else row.view(dtype)  # a bool's byte may be anything; it is not believed
+    items = (
+        row != 0 if dtype is torch.bool else row.view(dtype)
+    )  # a bool's byte may have any value, so it is normalised
     if math.prod(shape) == 0:
         return items.new_empty(shape)
     return items.as_strided(shape, stride, offset).clone(memory_format=torch.contiguous_format)

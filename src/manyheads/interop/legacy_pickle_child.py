@@ -1,7 +1,7 @@
-"""The child process of `legacy_pickle`: a torch file comes in as stdin, its bytes and an index go out. Stdlib only.
+"""The child process of `legacy_pickle`: reads a torch file from stdin and writes its bytes and an index. Stdlib only.
 
-`legacy_pickle_machine` interprets the pickle and runs nothing for it. Should that be wrong, an audit hook and limits of
-the process stand behind it.
+`legacy_pickle_machine` interprets the pickle and calls nothing for it. If this fails, an audit hook and process limits
+still protect the system.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Contents = tuple[dict[str, View], dict[str, Any], dict[str, tuple[int, int]], Ca
 
 
 def find_tensors(root: Any) -> dict[str, View]:
-    """The state dict of what was saved: under a usual key, of a whole module, or everything with dots in its names."""
+    """Return the state dict: under a usual key, of a whole module, or of all nested tensors with dotted names."""
     if isinstance(root, dict):
         for key in ("state_dict", "model_state_dict", "model"):
             inner = root.get(key)
@@ -52,9 +52,10 @@ def find_tensors(root: Any) -> dict[str, View]:
 
 
 def find_settings(root: Any) -> dict[str, Any]:
-    """Of a module that was saved whole, and of those in it: numbers, truth values, nothing, and flat lists of them.
+    """Return numbers, booleans, None and flat lists of them from a module that was saved whole, and from its
+    submodules.
 
-    A module knows how it was built; that stands nowhere else in such a file.
+    They describe how the module was built, which such a file does not record anywhere else.
     """
     found: dict[str, Any] = {}
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), root)]
@@ -137,7 +138,7 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 def read_zip(file: IO[bytes], size: int) -> Contents:
-    """The format of torch 1.6 and later."""
+    """Read the format of torch 1.6 and later."""
     archive = zipfile.ZipFile(file)
     entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
@@ -172,7 +173,9 @@ def read_zip(file: IO[bytes], size: int) -> Contents:
 
 
 def read_legacy(data: mmap.mmap) -> Contents:
-    """Before torch 1.6: magic, version, machine, the pickle, the storages' keys, then count and bytes of each."""
+    """Read the format before torch 1.6: magic, version, machine, the pickle, the storages' keys, then count and bytes
+    of each.
+    """
     machine = Machine()
     if machine.run(data) != _LEGACY_MAGIC or machine.run(data) != _LEGACY_PROTOCOL:
         raise RefusedError("it is a pickle, but not one that torch.save wrote")
@@ -209,7 +212,7 @@ def write(
     storages: dict[str, tuple[int, int]],
     chunks: Callable[[str], Iterator[bytes]],
 ) -> None:
-    """Every storage that a tensor needs as a row of bytes in a safetensors file; views and settings as JSON."""
+    """Write every storage that a tensor needs as a row of bytes in a safetensors file; views and settings as JSON."""
     header, end = {}, 0
     for key in dict.fromkeys(view.key for view in tensors.values()):
         begin, end = end, end + storages[key][1]
@@ -228,7 +231,7 @@ def write(
 
 
 def limit_process(size: int) -> None:
-    """Bound memory, time, files and processes, where the platform can."""
+    """Limit memory, time, files and processes if the platform supports it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -247,11 +250,13 @@ def limit_process(size: int) -> None:
             try:
                 resource.setrlimit(kind, (value, value))
             except (ValueError, OSError):
-                continue  # the limit that is there is tighter, or the platform does not have it
+                continue  # the existing limit is lower, or the platform does not have this limit
 
 
 def forbid(folder: str) -> None:
-    """From here on the process ends at once if it imports, runs, connects or opens anything but its two files."""
+    """After this call the process ends at once if it imports, executes, connects or opens anything except its two
+    files.
+    """
     mine = {os.path.join(folder, name) for name in (BYTES, INDEX)}  # noqa: PTH118 - text, as open gets it
     harmless = frozenset(("mmap.__new__", "cpython._PySys_ClearAuditHooks"))
 
@@ -269,9 +274,9 @@ def _end(code: int, message: str) -> NoReturn:
 
 
 def main(folder: str) -> NoReturn:
-    """Read stdin, write into `folder`; exit code 0, REFUSED or VIOLATION, with the reason on stderr."""
+    """Read stdin and write into `folder`; exit code 0, REFUSED or VIOLATION, with the reason on stderr."""
     for encoding in ("latin-1", "raw-unicode-escape", "cp437"):
-        codecs.lookup(encoding)  # imported now, for later it is forbidden
+        codecs.lookup(encoding)  # imports the codec now, because later imports are forbidden
     file = sys.stdin.buffer
     size = os.fstat(0).st_size
     limit_process(size)

@@ -1,6 +1,6 @@
-"""What a pickle may name: a literal table from globals to functions and descriptions of this file. Stdlib only.
+"""The globals that a pickle may use: a literal table to functions and descriptions in this file. Stdlib only.
 
-None of them imports a module, fetches an attribute or calls a method that a file chose.
+None of them imports a module, reads an attribute or calls a method that a file chooses.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ _STORAGE_TYPES = {
 
 
 class RefusedError(Exception):
-    """The file holds what a file of tensors does not need, or is damaged; the message says what."""
+    """The file contains something that a file of tensors does not need, or is damaged; the message gives the reason."""
 
 
 class Storage:
-    """Where numbers lie: `numel` items of `dtype` (None: bytes) from item `offset` of the storage `key`."""
+    """A storage: `numel` items of `dtype` (None: bytes) from item `offset` of the storage `key`."""
 
     def __init__(self, key: str, dtype: str | None, offset: int, numel: int) -> None:
         self.key, self.dtype, self.offset, self.numel = key, dtype, offset, numel
 
 
 class View:
-    """A tensor: a strided look at a storage, in items of `dtype`."""
+    """A tensor: a strided view of a storage, in items of `dtype`."""
 
     def __init__(self, key: str, dtype: str, offset: int, size: list[int], stride: list[int]) -> None:
         self.key, self.dtype, self.offset, self.size, self.stride = key, dtype, offset, size, stride
 
 
 class Stub:
-    """Stands for an object of a known class; it keeps the attributes it was given and does nothing."""
+    """An object of a known class; it stores its attributes and does nothing."""
 
     def __init__(self) -> None:
         self.attributes: dict[Any, Any] = {}
 
 
 class StubClass:
-    """A class whose objects become stubs."""
+    """A class whose instances become stubs."""
 
 
 class StorageType:
-    """A class of storages. dtype: of its items; None for bytes."""
+    """A class of storages. dtype: type of its items; None for bytes."""
 
     def __init__(self, dtype: str | None) -> None:
         self.dtype = dtype
 
 
 class DType:
-    """A dtype that a tensor names for itself, over a storage of bytes."""
+    """The dtype of a tensor over a storage of bytes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class Function:
-    """A function of this file that a program may call by the peer's name."""
+    """A function of this file that a pickle may call by the peer's name."""
 
     def __init__(self, make: Any) -> None:
         self.make = make
@@ -101,7 +101,7 @@ def _view(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None) 
 
 
 def as_ints(values: Any) -> list[int]:
-    """A tuple or list of whole numbers, none negative; refused if it is anything else."""
+    """Return a tuple or list of non-negative integers; refuse anything else."""
     if type(values) not in (tuple, list) or not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
         raise RefusedError("a tensor has a size or stride that is not a tuple of whole numbers")
     return list(values)
@@ -171,7 +171,7 @@ _STUBS = {
     "utils.data_parallel": "BalancedDataParallel",
     "utils.log_uniform_sampler": "LogUniformSampler",
     "utils.proj_adaptive_softmax": "ProjectedAdaptiveLogSoftmax",
-    # What training scripts leave beside the weights.
+    # Objects that training scripts save beside the weights.
     "argparse": "Namespace",
     "numpy": "dtype ndarray",
     "numpy.core.multiarray": "_reconstruct scalar",
@@ -203,7 +203,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
 
 
 def checked_key(value: Any) -> Any:
-    """A value that may be a dict's key: scalars, or flat tuples of them. Hashing nested tuples could take for ever."""
+    """Return a valid dict key: scalars or flat tuples of them, because hashing nested tuples could take forever."""
     scalars = (str, bytes, int, float, bool, type(None))
     if type(value) in scalars or (type(value) is tuple and all(type(item) in scalars for item in value)):
         return value
@@ -211,7 +211,7 @@ def checked_key(value: Any) -> Any:
 
 
 def call(function: Any, arguments: Any) -> Any:
-    """Call a function of this file, or make a stub of a class."""
+    """Call a function of this file, or create a stub of a class."""
     if type(arguments) is not tuple:
         raise RefusedError("a call's arguments are no tuple")
     if isinstance(function, Function):

@@ -1,4 +1,4 @@
-"""The stack machine that a pickle is a program for, with an allow-list for opcodes and globals. Stdlib only."""
+"""The stack machine that executes a pickle program, with an allow-list of opcodes and globals. Stdlib only."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ _MOST_OPCODES = 5_000_000
 
 
 class Machine:
-    """Runs one pickle.
+    """Executes one pickle.
 
     Attributes:
-        storages: what it named so far: key -> (items, bytes).
+        storages: the storages named so far: key -> (items, bytes).
     """
 
     def __init__(self) -> None:
         self.storages: dict[str, tuple[int, int]] = {}
 
     def run(self, file: Any) -> Any:
-        """The value a pickle stands for. file: with read, readline and tell; left right after the pickle.
+        """Return the value of a pickle. file: with read, readline and tell; its position is then directly after the
+        pickle.
 
-        Raises: RefusedError: an opcode or a global that is not allowed, or values that do not fit.
+        Raises: RefusedError: an opcode or a global is not allowed, or values are invalid.
         """
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
@@ -151,7 +152,7 @@ class Machine:
         if isinstance(target, Stub):
             for part in state if type(state) is tuple else (state,):
                 target.attributes |= part if type(part) is dict else {}
-        elif not isinstance(target, dict | View):  # attributes of a dict or a tensor are of no use here
+        elif not isinstance(target, dict | View):  # attributes of a dict or a tensor are not needed
             raise RefusedError(f"it sets the state of a {type(target).__name__}")
 
     def _persistent(self, _: Any) -> None:

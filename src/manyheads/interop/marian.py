@@ -1,6 +1,6 @@
-"""Marian models of `transformers` (MarianMTModel), such as OPUS-MT: what they compute, and their generation.
+"""Marian models of `transformers` (MarianMTModel), such as OPUS-MT: computation and generation.
 
-Differs from ours: a query that may attend to nothing attends to all keys alike. Weights: `marian_weights`; rules of
+Differs from ours: a query that may attend to nothing attends to all keys equally. Weights: `marian_weights`; rules of
 generation: `marian_generation`, `decoding.marian`.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["Marian", "from_peer", "matches", "to_peer"]
 
 
 class Marian:
-    """See `protocols.Wrapper`. config: the fixture's, with `model`, and how to generate if it says `max_length`."""
+    """See `protocols.Wrapper`. config: the fixture's, with `model`, and generation options if it has `max_length`."""
 
     def __init__(self, module: Seq2Seq, config: Mapping[str, Any]) -> None:
         self.module = module
@@ -36,7 +36,7 @@ class Marian:
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`. Sources that are to be translated must be padded on the right."""
+        """See `protocols.Wrapper.run`. Sources to translate must be padded on the right."""
         known = {"in.src", "in.src_mask", "in.decoder_input_ids", "in.decoder_mask", "in.labels"}
         unknown = sorted(name for name in inputs if name.startswith(("in.", "rot.")) and name not in known)
         if unknown:
@@ -80,7 +80,7 @@ class Marian:
         return hidden
 
     def generate(self, source: Tensor, mask: Tensor, settings: DecodingSettings) -> list[list[Hypothesis]]:
-        """Translate with our own search.
+        """Translate with our search.
 
         Raises: RequestError: a source has padding before its end.
         """
@@ -98,7 +98,7 @@ class Marian:
         )
 
     def _generate(self, source: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """The fixtures' runs: greedy, and four beams with each length penalty, which returns all four."""
+        """Return the fixtures' results: greedy, and all four beams for each length penalty."""
         generation = {
             "max_length": self.config["max_length"],
             "bad_words_ids": [[self.ids.pad]],
@@ -117,13 +117,13 @@ class Marian:
         return answer
 
     def _peer_ids(self, hypotheses: Sequence[Hypothesis]) -> Tensor:
-        """As the peer returns them: the start token, EOS where it was said, padding."""
+        """Return the ids in the peer's format: the start token, EOS if generated, padding."""
         rows = [[self.ids.start, *one.ids, *([self.ids.eos] if one.ended else [])] for one in hypotheses]
         width = max(map(len, rows))
         return torch.tensor([row + [self.ids.pad] * (width - len(row)) for row in rows])
 
     def _shifted(self, labels: Tensor) -> Tensor:
-        """Decoder inputs of labels, in which -100 is padding."""
+        """Return the decoder inputs of labels, in which -100 is padding."""
         start = labels.new_full((labels.shape[0], 1), self.ids.start)
         return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, self.ids.pad)], dim=1)
 

@@ -1,4 +1,4 @@
-"""A Marian model's folder but for its weights: the tokenizer's files, generation options and special ids."""
+"""The files of a Marian model's folder besides weights: the tokenizer's files, generation options and special ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ __all__ = ["MarianFiles", "PeerFiles", "export", "read"]
 
 @dataclass(frozen=True)
 class MarianFiles:
-    """What a peer's folder holds beside weights. generation: as the peer wrote it; None where it is in config.json."""
+    """The files of a peer's folder besides weights. generation: the peer's own options; None if they are in
+    config.json.
+    """
 
     tokenizer: MarianTokenizer | None
     settings: DecodingSettings
@@ -33,7 +35,7 @@ class MarianFiles:
 
 @dataclass(frozen=True)
 class PeerFiles:
-    """What a peer's folder shall hold beside weights."""
+    """The files to write into a peer's folder besides weights."""
 
     config: dict[str, Any]
     files: dict[str, bytes]
@@ -41,14 +43,15 @@ class PeerFiles:
 
 
 def read(folder: Path, config: Mapping[str, Any], ours: TransformerConfig) -> MarianFiles:
-    """Tokenizer and generation options of a peer's folder.
+    """Read tokenizer and generation options of a peer's folder.
 
     Args:
         config: its config.json.
-        ours: the model's.
+        ours: the model's config.
 
-    Raises: ConfigError, ModelFileError, DataError: files are damaged, contradict each other, or ask for what we do not
-        have. MissingExtraError: sentencepiece is not installed.
+    Raises: ConfigError, ModelFileError, DataError: files are damaged, contradict each other, or need unsupported
+        features.
+        MissingExtraError: sentencepiece is not installed.
     """
     path = folder / "generation_config.json"
     generation = read_json(read_bytes(path), str(path)) if path.is_file() else None
@@ -92,13 +95,13 @@ def export(
     kept: Mapping[str, Any],
     ours: TransformerConfig,
 ) -> PeerFiles:
-    """The peer's files of a model of ours.
+    """Return the peer's files for one of our models.
 
     Args:
         options: MarianConfig's, from `marian_weights.to_peer`.
-        settings: how it decodes.
-        tokenizer: its own, if it has one.
-        kept: what peer.json keeps of the peer's files, if it came from there.
+        settings: the model's decoding options.
+        tokenizer: its tokenizer, if any.
+        kept: the peer's files in peer.json, if the model came from there.
         ours: the model's config.
 
     Raises: ConfigError: the special ids are unknown, or an option has no counterpart.
@@ -134,14 +137,14 @@ def export(
     config = {**before, **_changed(options, before)} if before else {**own, **options}
     said = kept.get("generation")
     if before and _settings_or_none(said if isinstance(said, dict) else {**OPTIONS, **before}, ids) == settings:
-        generation = said if isinstance(said, dict) else {}  # nobody changed them: the peer's own words
+        generation = said if isinstance(said, dict) else {}  # unchanged: use the peer's own file
     if generation:
         files["generation_config.json"] = json.dumps(generation, indent=2).encode("utf-8") + b"\n"
     return PeerFiles(config, files, notes)
 
 
 def _changed(options: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Our options where they say something else than the peer's own words or silence; `silu` says what `swish` does."""
+    """Return our options where they differ from the peer's, or from its defaults; `silu` and `swish` are the same."""
     said = {**OPTIONS, **before}
     same = {name for name, value in options.items() if said[name] == value}
     if ACTIVATIONS.get(said["activation_function"]) == ACTIVATIONS[options["activation_function"]]:

@@ -1,7 +1,7 @@
-"""generation_config.json of `transformers` to `DecodingSettings`, and back.
+"""Conversion between generation_config.json of `transformers` and `DecodingSettings`.
 
-Lengths there count the start token, ours do not. Options that were never turned on mean nothing; one that is, and that
-our search does not have, is refused.
+Lengths there include the start token, ours do not. Options with neutral values are ignored; an active option that our
+search does not support is refused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from manyheads.errors import ConfigError
 
 __all__ = ["MarianIds", "generation_to_peer", "settings_from_peer"]
 
-_DEFAULT_MAX_LENGTH = 20  # the peer's, for a model that does not say
-# Options that we do not have, and the value at which they do nothing (or None).
+_DEFAULT_MAX_LENGTH = 20  # the peer's, for a model without this option
+# Options that we do not support, and their neutral value (or None).
 _NEUTRAL: dict[str, Any] = {
     "num_beam_groups": 1,
     "diversity_penalty": 0.0,
@@ -43,7 +43,7 @@ _NEUTRAL: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MarianIds:
-    """Special ids. start: what the decoder is given first."""
+    """Special ids. start: the first input of the decoder."""
 
     pad: int
     eos: int
@@ -51,9 +51,9 @@ class MarianIds:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> MarianIds:
-        """Of a config that has them all.
+        """Read them from a config that has them all.
 
-        Raises: ConfigError: one is missing or no id; or there are several EOS.
+        Raises: ConfigError: one is missing or not an id; or there are several EOS.
         """
         ids = {}
         for ours, name in (("pad", "pad_token_id"), ("eos", "eos_token_id"), ("start", "decoder_start_token_id")):
@@ -67,12 +67,12 @@ class MarianIds:
 
 
 def settings_from_peer(generation: Mapping[str, Any], ids: MarianIds) -> DecodingSettings:
-    """How the peer would generate, as our settings.
+    """Return our settings for the peer's generation.
 
     Args:
-        generation: a generation_config.json; or an old config.json, which holds the same options.
+        generation: a generation_config.json; or an old config.json, which contains the same options.
 
-    Raises: ConfigError: an option that our search does not have is turned on, or one is out of range.
+    Raises: ConfigError: an option that our search does not support is active, or one is out of range.
     """
     given = {name: value for name, value in generation.items() if value is not None}
     for name, neutral in _NEUTRAL.items():
@@ -138,24 +138,26 @@ def _banned(given: Mapping[str, Any], ids: MarianIds) -> tuple[int, ...]:
     if odd is not None:
         raise ConfigError(f"bad_words_ids or suppress_tokens holds {odd!r}; only single ids can be banned here.")
     banned = {word[0] for word in singles}
-    return tuple(sorted(banned - {ids.pad, ids.start, ids.eos}))  # padding and the start never come out anyway
+    return tuple(
+        sorted(banned - {ids.pad, ids.start, ids.eos})
+    )  # padding and the start token are never produced anyway
 
 
 def generation_to_peer(settings: DecodingSettings, ids: MarianIds, max_len: int) -> tuple[dict[str, Any], list[str]]:
-    """A generation_config.json that generates as our settings do, as far as the peer can, and where it cannot.
+    """Return a generation_config.json for our settings, and a list of differences that the peer cannot express.
 
-    Args: max_len: positions of the model: the limit where ours is in proportion to the source.
+    Args: max_len: positions of the model; used as the limit if ours is proportional to the source.
     """
     differs = []
     if settings.rules == "manyheads":
-        differs.append("beams stop by the peer's guess, not by our bound")
+        differs.append("beams stop by the peer's heuristic, not by our bound")
     kind, penalty = settings.length_penalty_kind, settings.length_penalty
     if kind == "gnmt" and penalty:
-        differs.append(f"the length penalty is length ** {penalty}; gnmt is unknown there")
+        differs.append(f"the length penalty is length ** {penalty}; the peer has no gnmt")
     if not settings.max_new_tokens:
-        differs.append(f"the limit is {max_len} tokens; one in proportion to the source is unknown there")
+        differs.append(f"the limit is {max_len} tokens; the peer has no limit in proportion to the source")
     if settings.too_long == "truncate":
-        differs.append("sources that are too long fail; cutting them is the tokenizer's business there")
+        differs.append("sources that are too long fail; in the peer the tokenizer truncates them")
     options: dict[str, Any] = {
         "pad_token_id": ids.pad,
         "eos_token_id": ids.eos,

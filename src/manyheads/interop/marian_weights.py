@@ -1,8 +1,8 @@
-"""Weights of MarianMTModel in and out.
+"""Conversion of the weights of MarianMTModel in both directions.
 
-Differs from ours: a bias on the logits that is no parameter; a table of positions in the file, which is the formula's
-(one that is not is kept as learned positions); embeddings under up to four names, of which a file may lack some.
-Options that MarianConfig does not know, which a config.json may well hold, mean nothing to the peer and nothing here.
+Differs from ours: a bias on the logits that is not a parameter; a table of positions in the file, which is normally
+sinusoidal (another table is kept as learned positions); embeddings under up to four names, of which a file may lack
+some. Unknown options in a config.json have no effect in the peer and none here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OPTIONS: dict[str, Any] = {
     "decoder_start_token_id": 58100,
 }
 """MarianConfig's defaults: what a config.json leaves out."""
-# What earlier peers knew, and would compute something else with.
+# Options of earlier versions that change the computation.
 _REFUSED = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "tie_encoder_decoder")
 ACTIVATIONS = {
     **{"relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "swish": "swish", "silu": "swish", "tanh": "tanh"},
@@ -58,17 +58,17 @@ ACTIVATIONS = {
 _SHARED, _HEAD = "model.shared.weight", "lm_head.weight"
 _TABLES = {"source": "model.encoder.embed_tokens.weight", "target": "model.decoder.embed_tokens.weight", "head": _HEAD}
 _BIAS = "final_logits_bias"
-_ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of a table that was saved in few digits; else 1e-5
+_ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3}  # tolerance for a table saved in low precision; otherwise 1e-5
 
 
 def build(options: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Seq2Seq:
-    """Our model with a MarianMTModel's weights, in evaluation mode and the weights' precision.
+    """Return our model with a MarianMTModel's weights, in evaluation mode and the weights' precision.
 
     Args:
         options: MarianConfig's, as in config.json.
-        state_dict: parameters and buffers; names of tied matrices and of positions may be left out.
+        state_dict: parameters and buffers; names of tied matrices and of positions may be missing.
 
-    Raises: ConfigError: an option we cannot honour. ModelFileError: names or shapes that do not fit.
+    Raises: ConfigError: an unsupported option. ModelFileError: names or shapes that do not match.
     """
     known = {name: value for name, value in options.items() if name in OPTIONS}
     peer = pick(known, OPTIONS, "Marian")
@@ -106,10 +106,10 @@ def build(options: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Seq2S
 
 
 def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The inverse of `from_peer`: MarianConfig's options (under `model`; but for special ids) and the state dict.
+    """The inverse of `from_peer`: MarianConfig's options (under `model`; without special ids) and the state dict.
 
-    Tied matrices appear once, as transformers saves them; the table of positions only if it is not the formula's.
-    Raises: ConfigError: the peer has no such thing as one of the options.
+    Tied matrices occur once, as transformers saves them; the table of positions only if it is not sinusoidal.
+    Raises: ConfigError: the peer does not support one of the options.
     """
     config = module.config
     wanted: dict[str, Any] = {
@@ -148,7 +148,9 @@ def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
     weights = export_weights(module.state_dict(), _pairs(config))
     vocab_size = config.target_vocab_size
     weights[_BIAS] = weights[_BIAS].view(1, -1) if config.head_bias else torch.zeros(1, vocab_size)
-    if config.tie_embeddings == "embeddings":  # where the output is apart, peers do not agree on what else is
+    if (
+        config.tie_embeddings == "embeddings"
+    ):  # with a separate output, versions of the peer differ in what else is tied
         weights |= {_TABLES[side]: weights[_SHARED].clone() for side in ("source", "target")}
     return {"model": options}, weights
 
@@ -156,7 +158,7 @@ def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _check_types(peer: Mapping[str, Any]) -> None:
     for name, default in OPTIONS.items():
         if name.endswith("token_id"):
-            continue  # whoever generates looks at those
+            continue  # only generation uses these
         value, kind = peer[name], int if default is None else type(default)
         fits = type(value) is kind or (kind is float and type(value) is int) or (default is None and value is None)
         if not fits or (kind in (int, float) and value is not None and value < 0):
@@ -166,10 +168,11 @@ def _check_types(peer: Mapping[str, Any]) -> None:
 
 
 def check_size(tensors: Mapping[str, Tensor], layers: int, largest: int) -> None:
-    """Refuse a config that asks for far more than the weights hold, before anything of that size is built.
+    """Refuse a config that describes far more than the weights contain, before anything of that size is built.
 
     Raises: ModelFileError: there are fewer tensors than layers, or fewer numbers than in the largest matrix; or they
-        are no floating-point numbers.
+        are
+        not floating-point numbers.
     """
     odd = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
     if odd is not None:
@@ -211,13 +214,13 @@ def _tie(peer: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Literal["all
     if peer["tie_word_embeddings"]:
         return "all" if peer["share_encoder_decoder_embeddings"] else "decoder"
     source, target = tensors.get(_TABLES["source"]), tensors.get(_TABLES["target"])
-    # Peers since version 5 share no table at all when the output is not tied, whatever the other option says.
+    # Since version 5 nothing is tied if the output is not tied, whatever the other option says.
     apart = source is not None and target is not None and not torch.equal(source, target)
     return "embeddings" if peer["share_encoder_decoder_embeddings"] and not apart else "none"
 
 
 def _groups(tie: str) -> list[list[str]]:
-    """The names of each matrix, that under which the peer saves it first."""
+    """Return the names of each matrix; the first is the one under which the peer saves it."""
     source, target, head = _TABLES.values()
     return {
         "all": [[_SHARED, source, target, head]],
@@ -228,9 +231,9 @@ def _groups(tie: str) -> list[list[str]]:
 
 
 def _without_aliases(tensors: Mapping[str, Tensor], tie: str) -> dict[str, Tensor]:
-    """Each tied matrix under its first name alone.
+    """Return each tied matrix under its first name only.
 
-    Raises: ModelFileError: what should be one matrix is two.
+    Raises: ModelFileError: two tensors differ that should be one matrix.
     """
     weights = dict(tensors)
     for names in _groups(tie):
@@ -247,7 +250,7 @@ def _without_aliases(tensors: Mapping[str, Tensor], tie: str) -> dict[str, Tenso
 
 
 def _is_formula(table: Tensor | None, d_model: int, side: str) -> bool:
-    """Whether positions are what we compute anyway."""
+    """Return whether a table equals the sinusoidal positions that we compute."""
     if table is None:
         return True
     if table.dim() != 2 or table.shape[1] != d_model:

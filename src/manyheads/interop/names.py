@@ -1,4 +1,4 @@
-"""State dicts from one set of names to another: a list says which of our tensors make up each of the peer's."""
+"""Conversion of state dicts between two sets of names, by a list of our tensors that form each of the peer's."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["Pair", "Parts", "export_weights", "import_weights", "pick", "require
 
 
 class Pair(NamedTuple):
-    """One tensor of the peer's, and ours that it is made of, stacked along the first axis."""
+    """One tensor of the peer, and our tensors that form it, stacked along the first axis."""
 
     peer: str
     ours: tuple[str, ...]
 
 
 class Parts(nn.ModuleDict):
-    """Modules of ours that a peer's weights fill together, by name."""
+    """Several of our modules that a peer's weights fill together, by name."""
 
 
 def import_weights(module: nn.Module, state_dict: Mapping[str, Tensor], pairs: Sequence[Pair]) -> None:
     """Copy a peer's weights into our module, in the peer's precision.
 
-    Raises: ModelFileError: a name is missing or unknown, or a shape does not fit; the first few are listed.
+    Raises: ModelFileError: a name is missing or unknown, or a shape differs; the first few are listed.
     """
     wanted = {pair.peer for pair in pairs}
     problems = [f"{name} is missing" for name in sorted(wanted - state_dict.keys())]
@@ -41,7 +41,7 @@ def import_weights(module: nn.Module, state_dict: Mapping[str, Tensor], pairs: S
                 problems.append(f"{peer} has shape {tuple(state_dict[peer].shape)}, the config asks for {shape}")
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise ModelFileError(f"these weights do not fit their config: {'; '.join(problems[:5])}{more}.")
+        raise ModelFileError(f"these weights do not match their config: {'; '.join(problems[:5])}{more}.")
     if pairs:
         module.to(state_dict[pairs[0].peer].dtype)
     with torch.no_grad():
@@ -54,18 +54,18 @@ def import_weights(module: nn.Module, state_dict: Mapping[str, Tensor], pairs: S
 
 
 def export_weights(tensors: Mapping[str, Tensor], pairs: Iterable[Pair]) -> dict[str, Tensor]:
-    """Our tensors (parameters, or their gradients) under the peer's names, as copies."""
+    """Return copies of our tensors (parameters or their gradients) under the peer's names."""
     return {peer: torch.cat([tensors[name].detach() for name in ours]) for peer, ours in pairs}
 
 
 def pick(config: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The peer's constructor arguments with its defaults filled in; a default of `...` must be given.
+    """Return the peer's constructor arguments with its defaults filled in; a default of `...` marks a required one.
 
-    Raises: ConfigError: an argument we do not know, or one that is missing.
+    Raises: ConfigError: an unknown argument, or a missing one.
     """
     unknown = sorted(config.keys() - defaults.keys())
     if unknown:
-        raise ConfigError(f"{what} has no option {unknown[0]!r} that we know; there are {sorted(defaults)}.")
+        raise ConfigError(f"{what} has no option {unknown[0]!r}; its options are {sorted(defaults)}.")
     values = {**defaults, **config}
     missing = sorted(name for name, value in values.items() if value is ...)
     if missing:
@@ -74,9 +74,9 @@ def pick(config: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> d
 
 
 def require(inputs: Mapping[str, Tensor], name: str) -> Tensor:
-    """An input that cannot be left out.
+    """Return a required input.
 
-    Raises: RequestError: it is not there.
+    Raises: RequestError: it is missing.
     """
     if name not in inputs:
         raise RequestError(f"the input {name} is missing; there are {sorted(inputs)}.")

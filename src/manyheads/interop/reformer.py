@@ -1,9 +1,9 @@
 """ReformerModelWithLMHead and ReformerForMaskedLM of transformers.
 
 Differs from ours: sequences are padded to whole chunks of all kinds of layers, from outside, and the padding takes part
-in the sorting; a number of buckets that is left open follows from the first sequence seen; the weights of hash rounds
-are computed in float32 in a way by which they do not sum to one. The last is the peer's fault and stays with it: what
-it should have computed is under `exact.` in the fixtures, and that is what comes out here.
+in sorting; an unset number of buckets follows from the first sequence; the float32 weights of hash rounds do not always
+sum to one. We do not reproduce the last difference, which is a fault of the peer: the fixtures contain the correct
+values under `exact.`, and we compute these.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ class HFReformer:
         self.options = options
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`: in.ids and, if there is padding on the right, in.attention_mask; rot.0, ... are
-        the rotations of the layers that hash, rot.override0, ... those of a second run with `num_hashes_override`.
+        """See `protocols.Wrapper.run`: in.ids and, with padding on the right, in.attention_mask; rot.0, ... are the
+        rotations of
+        the layers that hash, rot.override0, ... those of a second run with `num_hashes_override`.
         """
         ids = require(inputs, "in.ids")
         mask = inputs.get("in.attention_mask", torch.ones_like(ids)).bool()
@@ -98,7 +99,9 @@ class HFReformer:
         return {name if "buckets" in name else f"exact.{name.removeprefix('out.')}": x for name, x in answer.items()}
 
     def _padding(self, length: int) -> int:
-        """Positions that the peer adds: to whole chunks of every kind of layer, except where all fits into one."""
+        """Return the number of positions that the peer adds: to whole chunks of every kind of layer, unless all fit
+        into one.
+        """
         kinds = {
             "lsh": self.options["lsh_attn_chunk_length"],
             "local": self.options["local_attn_chunk_length"],
@@ -112,14 +115,14 @@ class HFReformer:
         return {index: inputs[name] for index, name in names.items() if name in inputs}
 
     def _has_fault(self, padded_len: int) -> bool:
-        """Whether the peer's float32 weights of hash rounds show: some position is alone in each of several rounds."""
+        """Return whether the peer's float32 fault shows: some position is alone in its bucket in several rounds."""
         config = self.module.config
         rounds = max(config.num_hashes, self.config.get("num_hashes_override") or 0)
         hashes = "lsh" in config.kinds and padded_len > config.chunk_len
         return bool(hashes and config.causal and rounds > 1)
 
     def _outputs(self, ids: Tensor, call: Call, length: int) -> dict[str, Tensor]:
-        """The peer's outputs, cut to `length`."""
+        """Return the peer's outputs, cut to `length`."""
         body, config = cast(Reformer, self.module.body), self.module.config
         answer = {}
         with torch.no_grad():
@@ -138,13 +141,13 @@ class HFReformer:
         return answer
 
     def _numbered(self, buckets: Tensor, lengths: Tensor | None) -> Tensor:
-        """Buckets as the peer numbers them: (batch, heads, rounds x length), the rounds' one after the other."""
+        """Return buckets with the peer's numbers: (batch, heads, rounds x length), one round after the other."""
         total = math.prod(self.module.config.lsh.factors(self.module.config.max_len)) + (lengths is not None)
         numbered: Tensor = buckets + total * torch.arange(buckets.shape[2])[:, None]
         return numbered.flatten(2)
 
     def _gradients(self, padded: Tensor, call: Call, ids: Tensor) -> dict[str, Tensor]:
-        """Loss and gradients through the reversible layers."""
+        """Return loss and gradients through the reversible layers."""
         hidden, _ = self.module.body(padded, call.lengths, rotations=call.rotations)  # type: ignore[call-arg]
         logits = self.module.head.logits(hidden)[:, : ids.shape[1]]  # type: ignore[operator]
         if self.module.config.causal:
@@ -171,8 +174,9 @@ def matches(meta: Mapping[str, Any]) -> bool:
 def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> HFReformer:
     """See `protocols.Loader.from_peer`.
 
-    Args: config: ReformerConfig's options under `model`; `seq_len`: the first sequence's length, from which an open
-        number of buckets follows (without it: the longest).
+    Args: config: ReformerConfig's options under `model`; `seq_len`: the first sequence's length, which determines an
+        unset
+        number of buckets (default: the maximum).
     """
     options = config.get("model")
     if not isinstance(options, Mapping):
@@ -197,10 +201,10 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> HF
 
 
 def read_config(options: Mapping[str, Any], seq_len: int | None = None) -> tuple[ReformerConfig, dict[str, Any]]:
-    """Our config from ReformerConfig's options; those that mean nothing to the peer's forward mean nothing here.
+    """Return our config from ReformerConfig's options; options without effect in the peer's forward pass are ignored.
 
     Returns: ours, and the peer's with its defaults filled in.
-    Raises: ConfigError: an option of the wrong type or out of range, or one that we cannot honour.
+    Raises: ConfigError: an option of the wrong type or out of range, or an unsupported one.
     """
     peer = pick({name: value for name, value in options.items() if name in _OPTIONS}, _OPTIONS, "Reformer")
     _check_types(peer)
@@ -240,7 +244,7 @@ def read_config(options: Mapping[str, Any], seq_len: int | None = None) -> tuple
         wrap=True,
         local_chunk_len=peer["local_attn_chunk_length"],
         local_chunks_before=peer["local_num_chunks_before"],
-        local_chunks_after=0 if causal else peer["local_num_chunks_after"],  # a decoder masks them
+        local_chunks_after=0 if causal else peer["local_num_chunks_after"],  # the causal mask hides them in a decoder
         local_wrap=True,
         dropout=float(peer["hidden_dropout_prob"]),
         attention_dropout=float(peer[f"{'lsh' if has_lsh else 'local'}_attention_probs_dropout_prob"]),
@@ -255,7 +259,7 @@ def read_config(options: Mapping[str, Any], seq_len: int | None = None) -> tuple
 def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `from_peer`: ReformerConfig's options (under `model`) and the state dict.
 
-    Raises: ConfigError: the peer has no such thing as one of the options.
+    Raises: ConfigError: the peer does not support one of the options.
     """
     config = module.config
     fixed = {
@@ -312,7 +316,7 @@ def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _buckets(peer: Mapping[str, Any], length: int) -> tuple[int, ...]:
-    """The number of buckets, or its factors; where it is open, by the peer's rule for a sequence's length."""
+    """Return the number of buckets, or its factors; if unset, by the peer's rule for a sequence's length."""
     given = peer["num_buckets"]
     if given is not None:
         return (given,) if isinstance(given, int) else tuple(given)
@@ -348,7 +352,7 @@ def _check_types(peer: Mapping[str, Any]) -> None:
 
 
 def _pairs(config: ReformerConfig) -> list[Pair]:
-    """Each parameter of the peer, and ours."""
+    """Return each parameter of the peer with ours."""
     embeddings = "reformer.embeddings"
     pairs = [Pair(f"{embeddings}.word_embeddings.weight", ("body.embedding.weight",))]
     if config.positions == "axial":

@@ -1,10 +1,11 @@
 """The hashed attention of lucidrains' reformer-pytorch: LSHAttention, which has no weights.
 
-Differs from ours: scores are divided by sqrt(head_dim) although the keys have unit length; the rounds are one ring, so
-that a round's first chunk also sees the last of the round before; padding stays in its buckets; the weight of a round
-is exp(l - logsumexp(l)) in float32, which where a position sees nothing but itself (l = -50,000) is rounded so coarsely
-that the weights do not sum to 1; and the correction for duplicates counts, for a pair that met by looking across two
-rounds, the meetings in one: often none, so that it gains log 1e9. The last two are replayed here, from outside.
+Differs from ours: scores are divided by sqrt(head_dim) although the keys have unit length; the rounds form one ring, so
+that a round's first chunk also attends to the last chunk of the round before; padding stays in its buckets; the weight
+of a round is exp(l - logsumexp(l)) in float32, which is rounded so coarsely that the weights do not sum to 1 if a
+position attends only to itself (l = -50,000); and the duplicate correction counts, for a pair across two rounds, the
+meetings within one round, which are often zero, so that it adds log 1e9. The wrapper reproduces the last two from
+outside.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class BareAttention(nn.Module):
 
 
 def peer_settings(options: Mapping[str, Any], head_dim: int) -> LSHSettings:
-    """The peer's arguments as ours. options: complete."""
+    """Convert the peer's arguments to ours. options: complete."""
     return LSHSettings(
         num_hashes=options["n_hashes"],
         chunk_len=options["bucket_size"],
@@ -76,7 +77,7 @@ def peer_settings(options: Mapping[str, Any], head_dim: int) -> LSHSettings:
 
 
 def bucket_peer_vectors(qk: Tensor, rotations: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Buckets by the rotations that the peer drew.
+    """Return the buckets by the rotations that the peer drew.
 
     Shape: qk (1, rows, length, head_dim), rotations (1 or rows, head_dim, rounds or 1, directions) -> (1, rows, rounds,
         length).
@@ -85,7 +86,7 @@ def bucket_peer_vectors(qk: Tensor, rotations: Tensor, options: Mapping[str, Any
     directions = rotations.shape[-1]
     if options.get("rehash_each_round", True):
         return hash_vectors(qk, rotations, (2 * directions,))
-    # One rotation for all rounds: the last round takes the best bucket, the one before it the second best, and so on.
+    # One rotation for all rounds: the last round uses the best bucket, the round before it the second best, and so on.
     rotated = torch.matmul(qk, rotations[:, :, 0])
     ranked = torch.cat([rotated, -rotated], dim=-1).argsort(dim=-1)
     return ranked[..., -options["n_hashes"] :].transpose(-1, -2)
@@ -94,10 +95,11 @@ def bucket_peer_vectors(qk: Tensor, rotations: Tensor, options: Mapping[str, Any
 def peer_weights(
     qk: Tensor, buckets: Tensor, settings: LSHSettings, hidden: Tensor | None = None, query_len: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The peer's weights in its own arithmetic, pair by pair: (1, rows, length, length), and which rows see nothing but
-    themselves.
+    """Return the peer's weights, computed with its arithmetic for each pair, (1, rows, length, length), and the rows
+    that
+    attend only to themselves.
 
-    Args: hidden: True where an input mask says so. query_len: positions from it on are visible to all.
+    Args: hidden: True at masked inputs. query_len: all queries attend to the positions from it on.
     """
     rows, length, rounds = qk.shape[1], qk.shape[2], buckets.shape[2]
     positions = torch.arange(length)
@@ -158,7 +160,7 @@ class PeerAttention:
         if "in.input_attn_mask" in inputs:
             hidden = ~inputs["in.input_attn_mask"] | (hidden if hidden is not None else False)
         weights, alone = peer_weights(qk, buckets, settings, hidden, self.query_len)
-        # What ours has no such option for is summed pair by pair.
+        # Options that our attention does not have are computed for each pair.
         replayed = hidden is not None or self.query_len is not None or (settings.correct_duplicates and not self._one)
         out = torch.matmul(weights, v) if replayed else replay_rounding(self.module(qk, v, buckets), weights, alone)
         offsets = torch.arange(buckets.shape[2])[:, None] * (length // settings.chunk_len)
@@ -170,12 +172,12 @@ class PeerAttention:
 
     @property
     def _one(self) -> bool:
-        """Whether no pair meets by looking from one round into another."""
+        """Return whether no pair meets across two rounds."""
         return bool(self.options["n_hashes"] == 1 or not self.options["attend_across_buckets"])
 
 
 def replay_rounding(out: Tensor, weights: Tensor, alone: Tensor) -> Tensor:
-    """Ours where something is seen, and the peer's sum of weights times the own value where nothing is."""
+    """Return our output; for rows that attend only to themselves, the peer's sum of weights times their value."""
     return torch.where(alone[..., None], out * weights.sum(dim=-1, keepdim=True), out)
 
 
@@ -187,10 +189,11 @@ def matches(meta: Mapping[str, Any]) -> bool:
 
 
 def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> PeerAttention:
-    """See `protocols.Loader.from_peer`. config: `opts` holds the peer's arguments; D is the width of a head, and
-    query_len, where not all positions ask, how many do.
+    """See `protocols.Loader.from_peer`. config: `opts` contains the peer's arguments; D is the width of a head, and
+    query_len
+    the number of queries if not all positions are queries.
 
-    Raises: ConfigError: an option that we do not know. ModelFileError: weights, which this peer has not.
+    Raises: ConfigError: an unknown option. ModelFileError: weights are given, which this peer does not have.
     """
     options = pick(config.get("opts", {}), ATTENTION_OPTIONS, "LSHAttention")
     if "D" not in config:

@@ -1,6 +1,6 @@
 """The hashed self-attention module of lucidrains' reformer-pytorch: LSHSelfAttention.
 
-Differs from ours as `reformer_pytorch` says; its output projection has a bias.
+Differs from ours as described in `reformer_pytorch`; its output projection has a bias.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MODULE: dict[str, Any] = {
         if name not in ("rehash_each_round", "drop_for_hash_rate")
     },
 }
-# Options that change what comes out, and the one value of each that ours has.
+# Options that change the output, and the only value of each that we support.
 _FIXED: dict[str, Any] = {"num_mem_kv": 0, "one_value_head": False, "n_local_attn_heads": 0}
 _PAIRS = [
     Pair("toqk.weight", ("qk_proj.weight",)),
@@ -67,7 +67,7 @@ class PeerSelfAttention:
         if module.is_exact(x.shape[1]):
             return {"out.out": module(x)}
         heads = split_heads(module.qk_proj(x), module.num_heads).flatten(0, 1)[None]
-        # Heads and rows are one axis to the peer: with rotations of their own, each row has its own.
+        # The peer merges heads and rows into one axis: with separate rotations, each row has its own.
         rotations = require(inputs, "in.rotations")
         buckets = bucket_peer_vectors(heads, rotations, self.options)
         buckets = buckets.view(x.shape[0], module.num_heads, *buckets.shape[2:])
@@ -89,9 +89,9 @@ def matches(meta: Mapping[str, Any]) -> bool:
 
 
 def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> PeerSelfAttention:
-    """See `protocols.Loader.from_peer`. config: `opts` holds the peer's arguments.
+    """See `protocols.Loader.from_peer`. config: `opts` contains the peer's arguments.
 
-    Raises: ConfigError: an option that ours has not. ModelFileError: names or shapes that do not fit.
+    Raises: ConfigError: an unsupported option. ModelFileError: names or shapes that do not match.
     """
     options = pick(config.get("opts", {}), _MODULE, "LSHSelfAttention")
     for name, value in _FIXED.items():
@@ -99,7 +99,7 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Pe
             raise ConfigError(f"{name} is {options[name]!r}; only {value!r} has a counterpart here.")
     head_dim = options["dim_head"] or options["dim"] // options["heads"]
     exact = options["bucket_size"] if options["full_attn_thres"] is None else options["full_attn_thres"]
-    # The number of buckets is 2, since each length has another: it comes with the rotations that are given.
+    # The number of buckets is set to 2, because it depends on the length: the given rotations determine it.
     settings = replace(peer_settings(options, head_dim), exact_len=exact, num_buckets=2)
     if options["use_full_attn"]:
         settings = replace(settings, num_hashes=0)
@@ -111,9 +111,9 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Pe
 
 
 def to_peer(module: LSHSelfAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The inverse of `from_peer`, of LSHSelfAttention: its arguments (under `opts`) and its state dict.
+    """The inverse of `from_peer` for LSHSelfAttention: its arguments (under `opts`) and its state dict.
 
-    Raises: ConfigError: reformer-pytorch has no such thing as one of the settings.
+    Raises: ConfigError: reformer-pytorch does not support one of the settings.
     """
     settings = module.settings
     options = {

@@ -1,4 +1,4 @@
-"""Habits of peers that our attention does not have, put on from outside while a wrapper runs."""
+"""Masking conventions of peers that our attention does not have, applied from outside while a wrapper runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ __all__ = ["PeerMask", "additive", "scored_as", "uniform_when_empty"]
 class PeerMask:
     """A peer's mask in our terms.
 
-    mask: what may be attended; None is all. bias: added to the scaled scores. muted: queries, (..., q_len, 1), whose
-        scores are all zero.
+    mask: the allowed keys; None: all. bias: added to the scaled scores. muted: queries, (..., q_len, 1), whose scores
+    are
+        all zero.
     """
 
     mask: Mask | None = None
@@ -30,7 +31,7 @@ class PeerMask:
 
 
 def additive(blocked: Tensor | None, bias: Tensor | None) -> PeerMask:
-    """torch's two kinds at once: True = blocked, and numbers that are added, of which -inf blocks.
+    """Combine torch's two kinds of masks: True = blocked, and added numbers, where -inf blocks.
 
     Shape: broadcastable to (batch, heads, q_len, k_len).
     """
@@ -45,7 +46,8 @@ def additive(blocked: Tensor | None, bias: Tensor | None) -> PeerMask:
 
 
 def uniform_when_empty(allowed: Tensor) -> PeerMask:
-    """A mask filled with a large negative number: a query that may attend to nothing attends to all keys alike.
+    """Reproduce a mask filled with a large negative number: a query that may attend to nothing attends to all keys
+    equally.
 
     Shape: allowed (batch, heads or 1, q_len or 1, k_len).
     """
@@ -55,7 +57,7 @@ def uniform_when_empty(allowed: Tensor) -> PeerMask:
 
 @contextmanager
 def scored_as(module: nn.Module, name: str, mask: PeerMask) -> Iterator[Mask | None]:
-    """Let every attention layer called `name` below `module` score as the peer did; yields the mask to pass."""
+    """Let every attention layer called `name` in `module` compute the peer's scores; yields the mask to pass."""
     if mask.bias is None and mask.muted is None:
         yield mask.mask
         return

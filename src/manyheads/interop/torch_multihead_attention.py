@@ -1,7 +1,7 @@
-"""torch.nn.MultiheadAttention: queries, keys and values from one matrix, masks that block or are added, extra keys.
+"""torch.nn.MultiheadAttention: one matrix for queries, keys and values, blocking or additive masks, extra keys.
 
-Its weights become a `MultiHeadAttention`; with `add_bias_kv` or `add_zero_attn`, which ours has not, a
-`TorchMultiheadAttention`. A query that may attend to nothing, which is NaN there, is zeros here.
+Its weights become a `MultiHeadAttention`; with `add_bias_kv` or `add_zero_attn`, which ours does not have, a
+`TorchMultiheadAttention`. A query that may attend to nothing is NaN there and zeros here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INPUTS = ("query", "key", "value", "key_padding_mask", "attn_mask")
 
 
 class TorchAttention:
-    """See `protocols.Wrapper`. batch_first: how inputs and outputs lie."""
+    """See `protocols.Wrapper`. batch_first: layout of inputs and outputs."""
 
     def __init__(self, module: MultiHeadAttention | TorchMultiheadAttention, batch_first: bool) -> None:
         self.module, self.batch_first = module, batch_first
@@ -95,7 +95,7 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> To
 def to_peer(module: MultiHeadAttention | TorchMultiheadAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `from_peer`: torch.nn.MultiheadAttention's arguments under `model` and its state dict.
 
-    Raises: ConfigError: torch.nn.MultiheadAttention has no such thing as one of the options.
+    Raises: ConfigError: torch.nn.MultiheadAttention does not support one of the options.
     """
     if isinstance(module, TorchMultiheadAttention):
         bias = module.in_proj_bias is not None

@@ -1,7 +1,7 @@
-"""torch.nn.Transformer: two stacks on vectors, without embeddings, positions or an output map.
+"""torch.nn.Transformer: two stacks on vectors, without embeddings, positions or an output layer.
 
-Differs from ours: masks say True = blocked, or are added to the scores; query, key and value maps of an attention
-layer lie in one matrix; both stacks end in a norm, post-norm ones too; sequences may come length first.
+Differs from ours: masks are True = blocked or are added to the scores; the query, key and value projections of an
+attention layer are one matrix; both stacks end with a norm, also with post-norm; sequences may be length-first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.transformer.config import DotProductAttentionConfig, TransformerConfig
+from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.model import Decoder, Encoder
 from manyheads.errors import ConfigError, RequestError
 from manyheads.interop.names import Pair, export_weights, import_weights, pick, require
@@ -59,7 +59,7 @@ class EncoderDecoder(nn.Module):
         target_mask: PeerMask = PeerMask(),  # noqa: B008 - frozen
         memory_mask: PeerMask = PeerMask(),  # noqa: B008 - frozen
     ) -> tuple[Tensor, Tensor]:
-        """(memory, output)"""
+        """Return (memory, output)."""
         with scored_as(self.encoder, "self_attn", source_mask) as mask:
             memory = self.encoder(source, mask)
         with (
@@ -78,10 +78,10 @@ class TorchTransformer:
         self.batch_first = bool(config["model"].get("batch_first", _OPTIONS["batch_first"]))
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`. Memory's padding is the source's, unless in.memory_key_padding says otherwise.
+        """See `protocols.Wrapper.run`. Memory's padding is the source's, unless in.memory_key_padding is given.
 
-        Gradients, if the config asks for them, are those of the mean over real target positions of
-        mean_d(out^2) x sum_d(sin(out)).
+        Gradients, if the config asks for them, are those of the mean over real target positions of mean_d(out^2) x
+        sum_d(sin(out)).
         """
         unknown = sorted(name for name in inputs if name.startswith(("in.", "rot.")) and name not in _INPUTS)
         if unknown:
@@ -112,7 +112,7 @@ class TorchTransformer:
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
-            return x[None]  # torch also takes one sequence without a batch axis
+            return x[None]  # torch also accepts one sequence without a batch axis
         if x.dim() != 3:
             raise RequestError(f"a sequence of vectors has 2 or 3 axes, this one has shape {tuple(x.shape)}.")
         return x if self.batch_first else x.transpose(0, 1)
@@ -124,7 +124,7 @@ class TorchTransformer:
         return x if self.batch_first else x.transpose(0, 1).contiguous()
 
     def _mask(self, inputs: Mapping[str, Tensor], pattern: str, *paddings: str) -> PeerMask:
-        """One attention's mask from torch's two: a pattern (q_len, k_len) and a key padding, bool or float each."""
+        """Return one attention's mask from torch's two: a pattern (q_len, k_len) and a key padding, bool or float."""
         blocked: Tensor | None = None
         bias: Tensor | None = None
         padding = next((name for name in paddings if f"in.{name}" in inputs), None)
@@ -188,10 +188,10 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> To
 def to_peer(module: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `from_peer`: torch.nn.Transformer's arguments (under `model`) and its state dict.
 
-    Args: module: has `config`, `encoder` and `decoder`: an `EncoderDecoder`, or the body of a translator, whose
-        embeddings have no place in the peer.
+    Args: module: has `config`, `encoder` and `decoder`: an `EncoderDecoder`, or the body of a translation model, whose
+        embeddings the peer does not have.
 
-    Raises: ConfigError: torch.nn.Transformer has no such thing as one of the options.
+    Raises: ConfigError: torch.nn.Transformer does not support one of the options.
     """
     config: Any = module.config
     rates = {config.dropout, config.attention_dropout, config.feed_forward_dropout}
@@ -199,7 +199,7 @@ def to_peer(module: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "norm": config.norm != "layer",
         "final_norm": not config.has_final_norm,
         "activation": config.activation not in ("relu", "gelu"),
-        "attention": not isinstance(config.attention, DotProductAttentionConfig),
+        "attention": config.attention.kind != "dot_product",
         "decoder_d_ff": config.d_ff_of("decoder") != config.d_ff,
         "num_decoder_heads": config.heads_of("decoder") != config.num_heads,
     }
@@ -213,7 +213,7 @@ def to_peer(module: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "num_encoder_layers": config.num_encoder_layers,
         "num_decoder_layers": config.num_decoder_layers,
         "dim_feedforward": config.d_ff,
-        # The peer has one rate for all places; where ours differ, evaluation is the same all the same.
+        # The peer has one dropout rate; if ours differ, results in evaluation are still the same.
         "dropout": max(rates),
         "activation": config.activation,
         "layer_norm_eps": config.norm_eps,

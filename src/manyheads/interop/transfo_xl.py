@@ -1,7 +1,7 @@
 """TransfoXLLMHeadModel of transformers (up to 4.x).
 
-Differs from ours: a first memory of zeros that is attended (`mems: default`); losses grouped by cluster; one tensor for
-queries, keys and values.
+Differs from ours: queries attend to an initial memory of zeros (`mems: default`); losses are grouped by cluster; one
+tensor for queries, keys and values.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TransfoXL:
         self.config = config
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`: segments in.ids.0, in.ids.1, ... in a row, the memory handed on."""
+        """See `protocols.Wrapper.run`: consecutive segments in.ids.0, in.ids.1, ..., with the memory passed on."""
         count = sum(name.startswith("in.ids.") for name in inputs)
         if not count or any(f"in.ids.{i}" not in inputs for i in range(count)):
             raise RequestError(f"segments in.ids.0, in.ids.1, ... are needed; there are {sorted(inputs)}.")
@@ -77,7 +77,7 @@ class TransfoXL:
         return answer
 
     def first_memory(self, rows: int) -> XLMemory:
-        """What the peer's first call sees: zeros in every place of the memory, or with `mems: empty` nothing."""
+        """Return the memory of the peer's first call: zeros everywhere, or with `mems: empty` nothing."""
         state = self.module.start(rows, projected=False)
         if self.config.get("mems", "default") == "empty":
             return cast(XLMemory, state)
@@ -133,9 +133,9 @@ def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Tr
 
 
 def read_config(options: Mapping[str, Any]) -> TransformerXLConfig:
-    """Our config from TransfoXLConfig's options; those that mean nothing to the peer's forward mean nothing here.
+    """Return our config from TransfoXLConfig's options; options without effect in the peer's forward pass are ignored.
 
-    Raises: ConfigError: an option of the wrong type or out of range, or one that the peer's code does not honour.
+    Raises: ConfigError: an option of the wrong type or out of range, or one that the peer's code does not support.
     """
     peer = pick({name: value for name, value in options.items() if name in _OPTIONS}, _OPTIONS, "TransfoXL")
     _check_types(peer)
@@ -144,7 +144,7 @@ def read_config(options: Mapping[str, Any]) -> TransformerXLConfig:
     if peer["attn_type"] != 0:
         raise ConfigError(f"attn_type is {peer['attn_type']}; TransfoXL itself knows 0 alone.")
     d_embed, cutoffs = peer["d_embed"], tuple(peer["cutoffs"])
-    # A config that the peer saved says `tie_projs`, which wins over the shorter way to say it.
+    # A config that the peer saved has `tie_projs`, which takes precedence over the shorter option.
     tied = peer["tie_projs"]
     if tied is None:
         tied = [False, *[peer["proj_share_all_but_first"]] * len(cutoffs)]
@@ -174,7 +174,7 @@ def read_config(options: Mapping[str, Any]) -> TransformerXLConfig:
 def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `from_peer`: TransfoXLConfig's options (under `model`) and the state dict.
 
-    Raises: ConfigError: the peer has no such thing as one of the options.
+    Raises: ConfigError: the peer does not support one of the options.
     """
     config = module.config
     if config.attention != "relative":
@@ -183,7 +183,7 @@ def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if getattr(config, name) != value:
             raise ConfigError(f"TransfoXL cannot hold a model with {name} {getattr(config, name)}; it has {value}.")
     if config.clamp_len == 0:
-        raise ConfigError("TransfoXL cannot hold a model with clamp_len 0, which it takes for no limit.")
+        raise ConfigError("TransfoXL cannot hold a model with clamp_len 0, which it treats as no limit.")
     tied = list(config.tie_projections) or [False] * (len(config.cutoffs) + 1)
     options = {
         "vocab_size": config.vocab_size,
@@ -224,7 +224,7 @@ def _check_types(peer: Mapping[str, Any]) -> None:
 
 
 def _names(config: TransformerXLConfig) -> XLNames:
-    """u and v are parameters of the whole, which every layer names again, or of each layer."""
+    """Return the names. u and v are parameters of the whole model, repeated in every layer, or of each layer."""
     pairs, groups = [], []
     layers = [f"transformer.layers.{i}.dec_attn" for i in range(config.num_layers)]
     for peer, ours in (("r_w_bias", "content_bias"), ("r_r_bias", "position_bias")):

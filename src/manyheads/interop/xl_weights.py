@@ -1,4 +1,4 @@
-"""What the two implementations of Transformer-XL have in common: names of weights, ties, the order of losses.
+"""Common code for the two implementations of Transformer-XL: names of weights, tying, the order of losses.
 
 Both keep a tied parameter under all of its names; a file may lack some of them.
 """
@@ -24,9 +24,9 @@ _INV_FREQ = "pos_emb.inv_freq"
 
 @dataclass(frozen=True)
 class XLNames:
-    """Where a peer keeps things.
+    """The names of a peer's weights.
 
-    prefix: before embedding and layers. bias_groups: the names of each tied u or v. more: pairs of this peer alone.
+    prefix: before embedding and layers. bias_groups: the names of each tied u or v. more: pairs of this peer only.
     """
 
     prefix: str
@@ -34,7 +34,7 @@ class XLNames:
     bias_groups: tuple[tuple[str, ...], ...] = ()
 
     def groups(self, config: TransformerXLConfig) -> list[tuple[str, ...]]:
-        """The names of each parameter that has several; the first is that which the peer lists."""
+        """Return the names of each parameter that has several; the first is the one that the peer lists."""
         found = list(self.bias_groups)
         embedding = f"{self.prefix}word_emb"
         if config.tie_embeddings:
@@ -48,7 +48,7 @@ class XLNames:
         return found
 
     def pairs(self, config: TransformerXLConfig) -> list[Pair]:
-        """Each parameter of the peer, under its first name, and ours that it is made of."""
+        """Return each parameter of the peer under its first name, and our tensors that form it."""
         aliases = {name for names in self.groups(config) for name in names[1:]}
         pairs = [*self._ends(config), *self.more]
         relative = config.attention.startswith("relative")
@@ -78,7 +78,7 @@ class XLNames:
         return [pair for pair in pairs if pair.peer not in aliases]
 
     def _ends(self, config: TransformerXLConfig) -> list[Pair]:
-        """Embedding and head."""
+        """Return the pairs of embedding and head."""
         clusters = len(config.cutoffs) + 1
         tables = clusters if config.div_value > 1 else 1
         has_head_of_clusters = bool(config.cutoffs) or config.has_projections
@@ -106,7 +106,7 @@ class XLNames:
 def import_xl(module: LanguageModel, state_dict: Mapping[str, Tensor], names: XLNames) -> None:
     """Copy a peer's weights into our module.
 
-    Raises: ModelFileError: names or shapes do not fit, or what should be one parameter is two.
+    Raises: ModelFileError: names or shapes do not match, or two tensors differ that should be one parameter.
     """
     weights = {name: tensor for name, tensor in state_dict.items() if not name.endswith(_INV_FREQ)}
     for group in names.groups(module.config):
@@ -117,7 +117,7 @@ def import_xl(module: LanguageModel, state_dict: Mapping[str, Tensor], names: XL
                 raise ModelFileError(f"{first} and {name} differ, but the config says that they are one parameter.")
         if found:
             weights[group[0]] = next(iter(found.values()))
-    # `import_weights` knows a parameter by its first name alone; ours may be listed under another.
+    # `import_weights` finds a parameter by its first name only; ours may be listed under another.
     listed = {id(tensor): name for name, tensor in module.named_parameters()}
     own = dict(module.named_parameters(remove_duplicate=False))
     pairs = [Pair(peer, tuple(listed[id(own[name])] for name in ours)) for peer, ours in names.pairs(module.config)]
@@ -125,7 +125,7 @@ def import_xl(module: LanguageModel, state_dict: Mapping[str, Tensor], names: XL
 
 
 def export_xl(module: LanguageModel, names: XLNames) -> dict[str, Tensor]:
-    """The peer's state dict: tied parameters under each of their names."""
+    """Return the peer's state dict: tied parameters under each of their names."""
     weights = export_weights(module.state_dict(), names.pairs(module.config))
     for first, *others in names.groups(module.config):
         weights |= {other: weights[first].clone() for other in others}
@@ -133,7 +133,7 @@ def export_xl(module: LanguageModel, names: XLNames) -> dict[str, Tensor]:
 
 
 def gradients(module: LanguageModel, loss: Tensor, names: XLNames) -> dict[str, Tensor]:
-    """Gradients of a scalar under the peer's names, each parameter once."""
+    """Return the gradients of a scalar under the peer's names, each parameter once."""
     own = dict(module.named_parameters(remove_duplicate=False))
     distinct = list({id(tensor): tensor for tensor in own.values()}.values())
     found = torch.autograd.grad(loss, distinct, allow_unused=True)
@@ -145,14 +145,14 @@ def gradients(module: LanguageModel, loss: Tensor, names: XLNames) -> dict[str, 
 
 
 def by_cluster(losses: Tensor, targets: Tensor, cutoffs: Iterable[int]) -> Tensor:
-    """Losses as the peers return them: those of the shortlist first, then cluster by cluster, in the tensor's shape."""
+    """Return losses in the peers' order: the shortlist's first, then cluster by cluster, in the tensor's shape."""
     edges = torch.tensor(list(cutoffs), dtype=targets.dtype)
     order = torch.bucketize(targets.flatten(), edges, right=True).argsort(stable=True)
     return losses.flatten()[order].view_as(losses)
 
 
 def tied_projections(tied: Sequence[bool], cutoffs: Sequence[int], *, exist: bool) -> tuple[bool, ...]:
-    """A peer's list in our form: of full length, and empty where nothing is tied or there is nothing to tie."""
+    """Convert a peer's list to our form: of full length, and empty if nothing is tied or there is nothing to tie."""
     full = (*map(bool, tied), *[False] * (len(cutoffs) + 1))[: len(cutoffs) + 1]
     return full if exist and any(full) else ()
 

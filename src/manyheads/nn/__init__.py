@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.additive import AdditiveAttention as AdditiveAttention
     from manyheads.nn.attention.additive import AdditiveScore as AdditiveScore
     from manyheads.nn.attention.dot_product import DotProductAttention as DotProductAttention
-    from manyheads.nn.attention.dot_product import dot_product_attention as dot_product_attention
-    from manyheads.nn.attention.dot_product import dot_product_weights as dot_product_weights
     from manyheads.nn.attention.local import LocalSelfAttention as LocalSelfAttention
     from manyheads.nn.attention.lsh import LSHSelfAttention as LSHSelfAttention
     from manyheads.nn.attention.lsh_settings import LSHSettings as LSHSettings
@@ -36,14 +34,16 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.recording import record_attention as record_attention
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
-    from manyheads.nn.attention.relative import relative_shift as relative_shift
-    from manyheads.nn.attention.softmax import masked_softmax as masked_softmax
     from manyheads.nn.attention.state import KeyValueState as KeyValueState
     from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention as TorchMultiheadAttention
     from manyheads.nn.feed_forward import FeedForward as FeedForward
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding as AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead as LinearHead
+    from manyheads.nn.kernels.attention import dot_product_attention as dot_product_attention
+    from manyheads.nn.kernels.attention import dot_product_weights as dot_product_weights
+    from manyheads.nn.kernels.relative import relative_shift as relative_shift
+    from manyheads.nn.kernels.softmax import masked_softmax as masked_softmax
     from manyheads.nn.positions import AxialPositions as AxialPositions
     from manyheads.nn.positions import LearnedPositions as LearnedPositions
     from manyheads.nn.positions import SinusoidalPositions as SinusoidalPositions
@@ -79,12 +79,12 @@ _LAZY = {
     "SinusoidalPositions": "positions",
     "TorchMultiheadAttention": "attention.torch_compatible",
     "Window": "attention.masks",
-    "dot_product_attention": "attention.dot_product",
-    "dot_product_weights": "attention.dot_product",
-    "masked_softmax": "attention.softmax",
+    "dot_product_attention": "kernels.attention",
+    "dot_product_weights": "kernels.attention",
+    "masked_softmax": "kernels.softmax",
     "merge_heads": "attention.multi_head",
     "record_attention": "attention.recording",
-    "relative_shift": "attention.relative",
+    "relative_shift": "kernels.relative",
     "sinusoidal_table": "positions",
     "split_heads": "attention.multi_head",
 }

@@ -1,4 +1,4 @@
-"""Working through a sequence piece by piece, where every position is worked on alike."""
+"""Computation of a sequence in chunks, for functions that treat all positions alike."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["chunk_slices", "in_chunks"]
 
 
 def chunk_slices(length: int, chunk_len: int) -> Iterator[slice]:
-    """Slices of at most chunk_len positions that cover the length in order; one of everything if chunk_len is 0.
+    """Yield slices of at most chunk_len positions that cover the length in order; one slice if chunk_len is 0.
 
-    A length of 0 is one empty slice, so that a function that is applied to each is called at all.
+    A length of 0 gives one empty slice, so that a function is called at least once.
     """
     step = chunk_len or max(length, 1)
     for first in range(0, max(length, 1), step):
@@ -24,16 +24,16 @@ def chunk_slices(length: int, chunk_len: int) -> Iterator[slice]:
 def in_chunks(
     function: Callable[[Tensor], Tensor], x: Float[Tensor, "batch length width"], chunk_len: int
 ) -> Float[Tensor, "batch length out_width"]:
-    """function(x), computed for chunk_len positions at a time; the function must treat positions alike.
+    """Compute function(x) for chunk_len positions at a time; the function must treat positions alike.
 
     Paper: Kitaev et al. 2020, sec. 3 ("Chunking").
     Args:
         function: (batch, some, width) -> (batch, some, out_width).
         x: the whole sequence.
-        chunk_len: positions at once; 0 is all of them.
+        chunk_len: positions at once; 0: all.
 
-    Cost: of what the function keeps in between, chunk_len positions' worth at a time, where no gradient is asked for;
-    with gradients see `nn.reversible`, which goes back in the same chunks.
+    Cost: without gradients, the function's intermediate tensors exist for chunk_len positions only; with gradients see
+        `nn.reversible`, whose backward pass uses the same chunks.
     """
     if not chunk_len or x.shape[1] <= chunk_len:
         return function(x)

@@ -1,4 +1,4 @@
-"""Masks of other conventions, as descriptions of ours: True = may attend, batch first.
+"""Conversion of other libraries' masks to our descriptions: True = may attend, batch first.
 
     >>> from manyheads.nn import MultiHeadAttention
     >>> attention, x = MultiHeadAttention(16, 4), torch.randn(2, 5, 16)
@@ -10,7 +10,7 @@
     >>> attention(x, mask=valid & blocked & added & first)[0].shape
     torch.Size([2, 5, 16])
 
-A shape that can be read in two ways is refused, and both readings are named; `axes` then says which is meant:
+An ambiguous shape is refused, and the message names both meanings; `axes` selects one:
 
     >>> from_blocked(torch.zeros(4, 5, 5) > 0, Sizes(batch=4, num_heads=4, q_len=5, k_len=5), axes="batch q_len k_len")
     Dense(pattern=...
@@ -25,10 +25,11 @@ from torch import Tensor
 
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Bias, Dense, Lengths, Mask
+from manyheads.nn.kernels import policy
 
 __all__ = ["Sizes", "from_additive", "from_allowed", "from_blocked", "from_sequence_first", "from_valid_lens"]
 
-# What others give, by number of axes. "batch*heads" is torch's: rows of heads within rows of the batch.
+# Layouts of other libraries by number of axes. "batch*heads" is torch's: heads vary fastest.
 _READINGS = {
     1: ("k_len",),
     2: ("q_len k_len", "batch k_len"),
@@ -40,7 +41,7 @@ _ORDER = ("batch", "heads", "q_len", "k_len")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What a mask is for: without it, (4, 5, 5) might be anything. k_len counts cached keys too."""
+    """The sizes for which a mask is meant; without them (4, 5, 5) is ambiguous. k_len includes cached keys."""
 
     batch: int
     num_heads: int
@@ -48,17 +49,17 @@ class Sizes:
     k_len: int
 
     def of(self, axis: str) -> int:
-        """The size of an axis of a reading."""
+        """Return the size of an axis."""
         named = {"batch": self.batch, "heads": self.num_heads, "q_len": self.q_len, "k_len": self.k_len}
         return self.batch * self.num_heads if axis == "batch*heads" else named[axis]
 
 
 def from_valid_lens(valid_lens: Tensor) -> Lengths:
-    """Keys before a length are real, as in Dive into Deep Learning.
+    """Convert valid lengths, as in Dive into Deep Learning: keys before the length may be attended to.
 
-    Args: valid_lens: whole numbers, (batch,), or (batch, q_len) for a length a query.
-    Differs: with a length of 0, d2l gives every key the same weight; here the output is zeros.
-    Raises: ShapeError: another shape, or no whole numbers.
+    Args: valid_lens: whole numbers, (batch,), or (batch, q_len) for one length per query.
+    Differs: for a length of 0, d2l gives every key the same weight; here the output is zeros.
+    Raises: ShapeError: another shape, or not whole numbers.
     """
     if valid_lens.dim() not in (1, 2) or valid_lens.is_floating_point() or valid_lens.dtype == torch.bool:
         raise ShapeError(
@@ -69,21 +70,24 @@ def from_valid_lens(valid_lens: Tensor) -> Lengths:
 
 
 def from_blocked(mask: Tensor, sizes: Sizes, axes: str | None = None) -> Dense:
-    """True (or non-zero) = blocked: torch's `attn_mask` and `key_padding_mask`, the official Transformer-XL's.
+    """Convert a mask with True (or non-zero) = blocked: torch's `attn_mask` and `key_padding_mask`, the official
+    Transformer-XL.
 
     Args:
-        mask: bool or whole numbers, in any shape of: (k_len), (q_len, k_len), (batch, k_len), (batch, q_len, k_len),
+        mask: bool or whole numbers, of one of the shapes: (k_len), (q_len, k_len), (batch, k_len), (batch, q_len,
+            k_len),
             (heads, q_len, k_len), (batch x heads, q_len, k_len), (batch, heads, q_len, k_len); an axis may be 1.
-        axes: which of them, as "batch q_len k_len", "batch*heads q_len k_len", ...; None finds out by the sizes.
+        axes: the meaning, as "batch q_len k_len", "batch*heads q_len k_len", ...; None: determined from the sizes.
 
-    Raises: ShapeError: the mask fits no reading, or several that mean different things, or holds other numbers.
+    Raises: ShapeError: the mask matches no meaning, or several different ones, or contains other numbers.
     """
     _refuse_numbers(mask, "from_blocked")
     return Dense(_four_axes(mask, sizes, axes) == 0)
 
 
 def from_allowed(mask: Tensor, sizes: Sizes, axes: str | None = None) -> Dense:
-    """0 (or False) = blocked: the Annotated Transformer's, the fused tutorial's, SDPA's and transformers' 2-D masks.
+    """Convert a mask with 0 (or False) = blocked: the Annotated Transformer, the fused tutorial, SDPA, 2-D of
+    transformers.
 
     Args: see `from_blocked`.
     Raises: ShapeError: see `from_blocked`.
@@ -93,13 +97,14 @@ def from_allowed(mask: Tensor, sizes: Sizes, axes: str | None = None) -> Dense:
 
 
 def from_additive(mask: Tensor, sizes: Sizes, axes: str | None = None, blocked_at: float = -1e9) -> Mask:
-    """Numbers added to the scaled scores: torch's float masks, transformers' extended ones, ALiBi.
+    """Convert numbers that are added to the scaled scores: torch's float masks, transformers' extended masks, ALiBi.
 
     Args:
         mask: see `from_blocked`, of a floating type.
         axes: see `from_blocked`.
-        blocked_at: what is not above it blocks, as -inf and the lowest number of the mask's type do; a row of nothing
-            else then gives zeros, not equal weights.
+        blocked_at: numbers up to this one block, such as -inf and the lowest number of the mask's type; a row of only
+            such
+            numbers gives zeros, not equal weights.
 
     Raises: ShapeError: see `from_blocked`; or the mask is not of a floating type.
     """
@@ -114,10 +119,10 @@ def from_additive(mask: Tensor, sizes: Sizes, axes: str | None = None, blocked_a
 
 
 def from_sequence_first(mask: Tensor, sizes: Sizes | None = None) -> Dense:
-    """Non-zero = may attend, (q_len or 1, k_len, batch or 1): labml's.
+    """Convert a mask with non-zero = may attend, (q_len or 1, k_len, batch or 1), as in labml.
 
-    Args: sizes: checked where given.
-    Raises: ShapeError: not three axes, or they do not fit the sizes.
+    Args: sizes: checked if given.
+    Raises: ShapeError: not three axes, or they do not match the sizes.
     """
     _refuse_numbers(mask, "from_sequence_first")
     if mask.dim() != 3:
@@ -133,7 +138,7 @@ def from_sequence_first(mask: Tensor, sizes: Sizes | None = None) -> Dense:
 
 
 def _refuse_numbers(mask: Tensor, name: str) -> None:
-    if mask.is_floating_point() and not torch.compiler.is_compiling() and not bool(((mask == 0) | (mask == 1)).all()):
+    if mask.is_floating_point() and not policy.is_compiled() and not bool(((mask == 0) | (mask == 1)).all()):
         raise ShapeError(
             f"{name} was given numbers other than 0 and 1; if they are to be added to the scores, use from_additive."
         )
@@ -144,7 +149,7 @@ def _fits(shape: tuple[int, ...], axes: list[str], sizes: Sizes) -> bool:
 
 
 def _four_axes(mask: Tensor, sizes: Sizes, axes: str | None) -> Tensor:
-    """(batch or 1, heads or 1, q_len or 1, k_len or 1)"""
+    """Return (batch or 1, heads or 1, q_len or 1, k_len or 1)."""
     given = tuple(mask.shape)
     readings = _READINGS.get(mask.dim(), ())
     if axes is not None:
@@ -158,7 +163,7 @@ def _four_axes(mask: Tensor, sizes: Sizes, axes: str | None) -> Tensor:
     if not fitting:
         wanted = ", or ".join(f"({reading.replace(' ', ', ')})" for reading in readings) or "one to four axes"
         raise ShapeError(f"a mask of shape {given} does not fit {sizes}; it must be {wanted}; an axis may be 1.")
-    # An axis of 1 reads the same in several ways.
+    # With an axis of 1 several meanings are equal.
     meanings = {tuple(read.shape): reading for reading, read in fitting.items()}
     if len(meanings) > 1:
         both = " or ".join(f"({reading.replace(' ', ', ')})" for reading in meanings.values())

@@ -11,7 +11,7 @@ __all__ = ["TokenEmbedding"]
 
 
 class TokenEmbedding(nn.Embedding):
-    """A table of vectors, scaled up so that positions do not drown them.
+    """A table of vectors, scaled so that positions do not dominate them.
 
     Paper: Vaswani et al. 2017, sec. 3.4: the weights are multiplied by sqrt(d_model).
     Args:
@@ -19,8 +19,9 @@ class TokenEmbedding(nn.Embedding):
         d_model: width.
         scale: multiply by sqrt(d_model).
 
-    The table starts at N(0, 1 / d_model), so what comes out has variance 1 with the scale, and a head that shares the
-    table starts with logits of variance near 1.
+    The table is initialised with N(0, 1 / d_model), so the output has variance 1 with the scale, and the initial logits
+    of
+    a head that shares the table have variance near 1.
     """
 
     def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True) -> None:

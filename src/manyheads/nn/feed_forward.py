@@ -36,7 +36,7 @@ arXiv:1606.08415); `swish` is SiLU; `squared_relu` is So et al. 2021, arXiv:2109
 
 
 class FeedForward(nn.Module):
-    """W_2 activation(W_1 x + b_1) + b_2 at every position alike.
+    """W_2 activation(W_1 x + b_1) + b_2 at every position.
 
         >>> FeedForward(d_model=16, d_ff=64)(torch.randn(2, 5, 16)).shape
         torch.Size([2, 5, 16])
@@ -45,10 +45,10 @@ class FeedForward(nn.Module):
     Args:
         d_model: width of input and output.
         d_ff: inner width.
-        activation: relu (the paper's), or another of `ACTIVATIONS`.
-        dropout: rate between the two maps.
+        activation: relu (as in the paper), or another of `ACTIVATIONS`.
+        dropout: rate between the two linear layers.
         bias: b_1 and b_2.
-        chunk_len: positions worked on at once (see `nn.chunking`); 0 is all.
+        chunk_len: positions that are computed at once (see `nn.chunking`); 0: all.
 
     Raises: ConfigError: the activation is unknown.
     """
@@ -74,7 +74,7 @@ class FeedForward(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform weights, zero biases."""
+        """Initialise weights with Xavier-uniform, biases with zero."""
         for linear in (self.in_proj, self.out_proj):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:

@@ -1,4 +1,4 @@
-"""Layer normalisation (Ba et al. 2016), and the variant that the Annotated Transformer printed."""
+"""Layer normalisation (Ba et al. 2016), and the variant in the Annotated Transformer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["UnbiasedLayerNorm", "build_norm"]
 class UnbiasedLayerNorm(nn.Module):
     """weight * (x - mean) / (std + eps) + bias, with std over n - 1 and eps outside the root.
 
-    Not `nn.LayerNorm`; needed to run weights that were trained with it. Shape: (..., width) -> (..., width).
+    Differs from `nn.LayerNorm`; needed for weights that were trained with it. Shape: (..., width) -> (..., width).
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
@@ -30,7 +30,7 @@ class UnbiasedLayerNorm(nn.Module):
 
 
 def build_norm(kind: Literal["layer", "unbiased"], width: int, eps: float, bias: bool = True) -> nn.Module:
-    """The norm of a config's `norm`, `norm_eps` and `bias`.
+    """Return the norm for a config's `norm`, `norm_eps` and `bias`.
 
     Raises: ConfigError: the kind is unknown.
     """

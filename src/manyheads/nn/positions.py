@@ -1,4 +1,4 @@
-"""Position encodings: what tells a model, which has no order of its own, where a token stands."""
+"""Position encodings, which give the positions of tokens to a model that ignores order otherwise."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def sinusoidal_table(
     Paper: Vaswani et al. 2017, sec. 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the
         same.
     Args:
-        positions: any real numbers, also beyond what was trained on.
+        positions: any real numbers, also larger than those in training.
         d_model: width; an odd one ends with a sine.
-        layout: `interleaved` as in the paper, or `halves`: all sines, then all cosines (Marian's and Transformer-XL's).
+        layout: `interleaved` as in the paper, or `halves`: all sines, then all cosines (Marian and Transformer-XL).
 
-    Returns: float32 whatever the compute type is: in bfloat16 neighbouring positions would coincide.
+    Returns: float32 for every compute type, because in bfloat16 neighbouring positions would be equal.
     Raises: ConfigError: d_model is below 1, or the layout is unknown.
     """
     if d_model < 1:
         raise ConfigError(f"d_model is {d_model}; a position encoding needs at least 1 feature.")
     if layout not in ("interleaved", "halves"):
         raise ConfigError(f"layout is {layout!r}; it must be 'interleaved' or 'halves'.")
-    # Computed in float64: at position 10,000 a float32 product would be off in the fourth digit.
+    # Computed in float64: at position 10,000 a float32 product would be wrong in the fourth digit.
     even = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
     frequency = torch.exp(even * (-math.log(10_000.0) / d_model))
     angle = positions.to(torch.float64)[:, None] * frequency
@@ -50,14 +50,14 @@ def sinusoidal_table(
 
 
 def _last(first_position: int | Tensor) -> int:
-    """Where the row that begins last begins."""
+    """Return the largest first position."""
     if isinstance(first_position, int):
         return first_position
     return int(first_position.max()) if len(first_position) else 0
 
 
 def _rows(table: Tensor, first_position: int | Tensor, length: int) -> Tensor:
-    """The table's rows for a sequence that begins there: (length, d_model), or (batch, length, d_model)."""
+    """Return the table's rows from that position on: (length, d_model), or (batch, length, d_model)."""
     if isinstance(first_position, int):
         return table[first_position : first_position + length]
     return table[first_position[:, None] + torch.arange(length, device=table.device)]
@@ -86,13 +86,15 @@ class SinusoidalPositions(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
-        """x plus the encodings of first_position, first_position + 1, ..., summed in float32, in the type of x."""
+        """Return x plus the encodings of first_position, first_position + 1, ...; summed in float32, in x's type."""
         return (x + self.rows(first_position, x.shape[1])).to(x.dtype)
 
     def rows(self, first_position: int | Tensor, length: int) -> Tensor:
-        """What is added to so many positions: (length, d_model) float32, or with rows that begin elsewhere before."""
+        """Return the encodings of `length` positions: (length, d_model) float32, or with a leading batch axis for
+        several starts.
+        """
         end = _last(first_position) + length
-        # `module.bfloat16()` would have rounded the table along with the weights, until positions coincide.
+        # `module.bfloat16()` would round the table with the weights, so that positions become equal.
         if end > self.table.shape[0] or self.table.dtype != torch.float32:
             positions = torch.arange(max(512.0, 2.0 ** math.ceil(math.log2(max(1, end)))), device=self.table.device)
             self.table = sinusoidal_table(positions, self.d_model, self.layout)
@@ -100,12 +102,12 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """Adds a trained vector a position (Gehring et al. 2017), up to `max_len` of them.
+    """Adds a trained vector per position (Gehring et al. 2017), up to `max_len` of them.
 
         >>> LearnedPositions(16, max_len=8)(torch.zeros(2, 5, 16)).shape
         torch.Size([2, 5, 16])
 
-    Raises: ShapeError: a sequence reaches beyond max_len.
+    Raises: ShapeError: a sequence is longer than max_len.
     """
 
     def __init__(self, d_model: int, *, max_len: int) -> None:
@@ -123,9 +125,9 @@ class LearnedPositions(nn.Module):
         return x + self.rows(first_position, x.shape[1])
 
     def rows(self, first_position: int | Tensor, length: int) -> Tensor:
-        """As `SinusoidalPositions.rows`, in the weights' type.
+        """Return the same as `SinusoidalPositions.rows`, in the weights' type.
 
-        Raises: ShapeError: they reach beyond max_len.
+        Raises: ShapeError: a position is not below max_len.
         """
         end = _last(first_position) + length
         if end > self.max_len:
@@ -137,26 +139,27 @@ class LearnedPositions(nn.Module):
 
 
 class AxialPositions(nn.Module):
-    """Adds trained vectors of a position's coordinates, side by side: a grid's rows and columns in place of its points.
+    """Adds the concatenated vectors of a position's coordinates: trained rows and columns of a grid instead of its
+    points.
 
         >>> AxialPositions(shape=(8, 16), dims=(4, 12))(torch.zeros(2, 100, 16)).shape
         torch.Size([2, 100, 16])
 
     Paper: Kitaev et al. 2020, arXiv:2001.04451, appendix of the code (trax); Ho et al. 2019, arXiv:1912.12180.
-    Position p of a grid (a, b) lies in row p // b and column p % b; with more axes the last runs fastest.
+    Position p of a grid (a, b) is in row p // b and column p % b; with more axes the last changes fastest.
     Args:
-        shape: the grid's sizes, of any number of axes; their product is the longest sequence.
+        shape: the grid's sizes, any number of axes; their product is the maximum sequence length.
         dims: width of each axis's vectors; they sum to the model's.
 
-    State dict: `weights.i` of shape (1, ..., shape[i], ..., 1, dims[i]), which spans the grid by broadcasting.
-    Raises: ConfigError: not one width an axis, or something below 1. ShapeError: a sequence reaches beyond the grid.
+    State dict: `weights.i` of shape (1, ..., shape[i], ..., 1, dims[i]), which broadcasts over the grid.
+    Raises: ConfigError: not one width per axis, or a number below 1. ShapeError: a sequence is longer than the grid.
     """
 
     def __init__(self, shape: Sequence[int], dims: Sequence[int]) -> None:
         super().__init__()
         if not shape or len(shape) != len(dims) or min(*shape, *dims) < 1:
             raise ConfigError(
-                f"axial shape {list(shape)} and dims {list(dims)} do not fit; give one width for each axis, all at"
+                f"axial shape {list(shape)} and dims {list(dims)} do not match; give one width for each axis, all at"
                 " least 1."
             )
         self.shape, self.dims = tuple(shape), tuple(dims)
@@ -168,16 +171,17 @@ class AxialPositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Each axis as N(0, 0.02): no axis is louder than another."""
+        """Initialise every axis with N(0, 0.02), so that all have the same scale."""
         for weight in self.weights:
             nn.init.normal_(weight, std=0.02)
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
-        """x plus the vectors of first_position, first_position + 1, ...; rows may each begin elsewhere.
+        """Return x plus the vectors of first_position, first_position + 1, ...; each row may have its own first
+        position.
 
-        Only positions that occur are looked up: a short sequence costs and trains what it needs of each axis.
+        Only the required positions are looked up, so a short sequence computes and trains only those of each axis.
         """
         steps = torch.arange(x.shape[1], device=x.device)
         places = first_position[:, None] + steps if isinstance(first_position, Tensor) else first_position + steps

@@ -23,7 +23,7 @@ class Residual(nn.Module):
     Paper: Vaswani et al. 2017, sec. 3.1 and 5.4 (post); Xiong et al. 2020, arXiv:2002.04745 (pre).
     Args:
         norm: the norm of this sublayer.
-        position: where it stands.
+        position: position of the norm.
         dropout: rate on the sublayer's output.
     """
 

@@ -1,4 +1,4 @@
-"""Reversible layers out of any modules, for use in a model of one's own."""
+"""Reversible layers built from any modules, for your own models."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.nn.reversible import through_sublayers
+from manyheads.nn.kernels.reversible import through_sublayers
 
 __all__ = ["ReversibleSequence"]
 
 
 class ReversibleSequence(nn.Module):
-    """Layers of two modules each, F and G, that keep two streams for the backward pass, whatever their number.
+    """Layers of two modules each, F and G. The backward pass stores two streams, whatever the number of layers.
 
         >>> from manyheads.nn import FeedForward, MultiHeadAttention
         >>> layers = [(MultiHeadAttention(16, 4), FeedForward(16, 64)) for _ in range(3)]
@@ -24,10 +24,10 @@ class ReversibleSequence(nn.Module):
 
     Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 9: y1 = x1 + F(x2), y2 = x2 + G(y1).
     Args:
-        layers: pairs of modules that take a stream and return one of its shape; of a tuple the first is taken.
-        reversible: False backpropagates as torch does, for comparison.
+        layers: pairs of modules that map a stream to one of the same shape; of a tuple the first element is used.
+        reversible: False: ordinary backpropagation, for comparison.
 
-    torch.compile takes it in one graph without gradients, or with `reversible=False`; else `fullgraph=False`.
+    torch.compile produces one graph without gradients, or with `reversible=False`; otherwise use `fullgraph=False`.
     Cost: see `nn.reversible.through_sublayers`: the backward pass computes every F and G once more.
     """
 
@@ -39,7 +39,7 @@ class ReversibleSequence(nn.Module):
     def forward(
         self, x1: Float[Tensor, "batch length d_model"], x2: Float[Tensor, "batch length d_model"]
     ) -> tuple[Float[Tensor, "batch length d_model"], Float[Tensor, "batch length d_model"]]:
-        """Both streams after all layers."""
+        """Return both streams after all layers."""
         return through_sublayers(self.sublayers, x1, x2, reversible=self.reversible)
 
 

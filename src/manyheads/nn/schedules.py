@@ -1,4 +1,4 @@
-"""The learning rate that the Transformer was published with; the other schedules belong to `training`."""
+"""The Transformer paper's learning rate; the other schedules are in `training`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["noam"]
 
 
 def noam(step: int, *, factor: float, d_model: int, warmup_steps: int) -> float:
-    """factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); step 0 counts as 1.
+    """Return factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); step 0 counts as 1.
 
     Paper: Vaswani et al. 2017, sec. 5.3, eq. 3.
     """

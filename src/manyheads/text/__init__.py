@@ -1,1 +1,1 @@
-"""Text to ids and back; knows no tensors."""
+"""Conversion between text and token ids, without tensors."""

@@ -1,7 +1,7 @@
-"""Trees as sequences that a translation model can write, and back again, whatever it wrote.
+"""Linearisation of trees for a translation model, and conversion of any output text back into a tree.
 
-Paper: Vinyals et al. 2015, arXiv:1412.7449, sec. 2.2: `(S (NP XX )NP (VP XX )VP XX )S`, opening brackets with their
-labels, closing brackets with theirs, and XX for each word, whose tag is not predicted. Vaswani et al. 2017, sec. 6.3.
+Paper: Vinyals et al. 2015, arXiv:1412.7449, sec. 2.2: `(S (NP XX )NP (VP XX )VP XX )S`: opening and closing brackets
+carry their labels, and XX stands for each word, whose tag is not predicted. Vaswani et al. 2017, sec. 6.3.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ OUTER_LABELS = ("", "ROOT", "TOP", "S1")
 """Labels of a root that stands for no constituent; the empty one is the Penn Treebank's."""
 
 REPAIRS = {
-    "unclosed": "brackets closed, because a bracket around them was, or the text ended",
-    "unopened": "closing brackets left out, because nothing fitting was open",
-    "mislabelled": "closing brackets with another label than the one they close",
-    "unlabelled": "brackets left out for want of a label",
-    "empty": "constituents left out for want of a word",
+    "unclosed": "brackets closed, because an outer bracket was closed, or the text ended",
+    "unopened": "closing brackets left out, because no matching bracket was open",
+    "mislabelled": "closing brackets whose label differs from the opening bracket's",
+    "unlabelled": "brackets left out, because they had no label",
+    "empty": "constituents left out, because they had no word",
     "too_deep": f"brackets left out, because {MAX_DEPTH} were open",
     "missing_words": "words added at the end",
-    "extra_words": "places for words left out, because there were no more",
+    "extra_words": "word positions left out, because there were no more words",
     "no_root": "sentences put under one root, because they were not one constituent",
 }
 """What `restore` counts."""
@@ -40,26 +40,30 @@ _TOKEN = re.compile(r"\([^()\s]*|\)[^()\s]*|[^()\s]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A tree over the words of a sentence. repairs: how often each of REPAIRS was needed; none if well-formed."""
+    """A tree over the words of a sentence. repairs: the number of repairs of each kind in REPAIRS; empty if none was
+    needed.
+    """
 
     tree: Node
     repairs: Counter[str]
 
 
 def category(label: str) -> str:
-    """A label without functions and indices: `NP-SBJ=2` -> `NP`; labels that begin with a sign stay (`-LRB-`)."""
+    """Return a label without functions and indices: `NP-SBJ=2` -> `NP`; a label that begins with a sign stays
+    (`-LRB-`).
+    """
     return label if label[:1] in ("-", "=") else re.split("[-=]", label, maxsplit=1)[0]
 
 
 def sentence_of(tree: Node) -> str:
-    """The words as people write them, joined by spaces."""
+    """Return the words as plain text, joined by spaces."""
     return " ".join(unescape(leaf.word) for leaf in leaves_of(tree))
 
 
 def normal_form(tree: Node, settings: ParsingSettings) -> Node:
-    """The tree as far as the settings keep it: without traces, functions, tags and its own root, or with them.
+    """Return the tree with only the parts that the settings keep: traces, functions, tags and the root are optional.
 
-    Raises: DataError: it holds nothing but traces, or is nested more than MAX_DEPTH deep.
+    Raises: DataError: the tree contains only traces, or is nested more than MAX_DEPTH deep.
     """
     if settings.root is not None:
         children = tree.children if tree.label in OUTER_LABELS else (tree,)
@@ -89,15 +93,15 @@ def _kept(part: Node | Leaf, settings: ParsingSettings, depth: int) -> Node | Le
 
 
 def linearise(tree: Node, settings: ParsingSettings) -> str:
-    """The tree's normal form as tokens joined by spaces, with XX or the tag in the place of each word.
+    """Return the tree's normal form as tokens joined by spaces, with XX or the tag in place of each word.
 
-    The root of the settings is left out where `restore` can know that it was there: over a single constituent.
+    The root named in the settings is left out above a single constituent, because `restore` can add it again.
     """
     return " ".join(token for token, _ in places(tree, settings))
 
 
 def places(tree: Node, settings: ParsingSettings) -> list[tuple[str, str | None]]:
-    """The tokens of `linearise`; beside one that is the place of a word that word, as people write it, else None."""
+    """Return the tokens of `linearise`, each with the word for which it stands, in plain text, or None."""
     tree = normal_form(tree, settings)
     if settings.root is not None and len(tree.children) == 1:
         only = tree.children[0]
@@ -119,13 +123,13 @@ def _write(part: Node | Leaf, tokens: list[tuple[str, str | None]]) -> None:
 
 
 def restore(text: str, words: Sequence[str], settings: ParsingSettings, tags: Sequence[str] | None = None) -> Restored:
-    """A tree over exactly these words from any text at all; what had to be mended is counted.
+    """Build a tree over exactly the given words from any text, and count the repairs.
 
     Args:
-        text: what `linearise` gave, or what a model wrote.
-        words: of the sentence, as people write them; at least one, none with white space in it.
-        settings: those of `linearise`.
-        tags: of the words, if they are known; otherwise each is what the text has in its place.
+        text: the output of `linearise` or of a model.
+        words: the words of the sentence as plain text; at least one, without white space inside.
+        settings: the settings used for `linearise`.
+        tags: the tags of the words, if known; otherwise the text gives each tag.
 
     Raises: DataError: there is no word.
     """
@@ -149,7 +153,9 @@ class _Open:
 
 
 class _Builder:
-    """Brackets that are open; the first is none of the text's, but holds what stands outside of all brackets."""
+    """A stack of open brackets. The first entry is not a bracket of the text; it collects everything outside all
+    brackets.
+    """
 
     def __init__(self, words: Sequence[str], settings: ParsingSettings, tags: Sequence[str] | None) -> None:
         self.repairs: Counter[str] = Counter()
@@ -160,19 +166,18 @@ class _Builder:
         self._open = [_Open("")]
 
     def open(self, label: str) -> None:
-        """An opening bracket."""
         outermost = len(self._open) == 1
         if not label and not (outermost and self._settings.root is None):
             self.repairs["unlabelled"] += 1
-        elif len(self._open) > MAX_DEPTH:  # the first is no constituent
+        elif len(self._open) > MAX_DEPTH:  # the first entry is not a constituent
             self.repairs["too_deep"] += 1
         else:
             self._open.append(_Open(label))
 
     def close(self, label: str) -> None:
-        """A closing bracket: of the innermost constituent with that label; if there is none, of the innermost.
+        """Close the innermost constituent with that label, or the innermost constituent if no label matches.
 
-        But the outermost constituent is not closed by a label that is not its own: more of the sentence may follow.
+        A label that differs from its own does not close the outermost constituent, because the sentence may continue.
         """
         inside = [bracket.label for bracket in self._open[1:]]
         if label in inside:
@@ -187,7 +192,7 @@ class _Builder:
             self.repairs["unopened"] += 1
 
     def add_word(self, tag: str) -> None:
-        """The place of the next word."""
+        """Add the next word."""
         if self._done == len(self._words):
             self.repairs["extra_words"] += 1
             return
@@ -206,7 +211,7 @@ class _Builder:
             self.repairs["empty"] += 1
 
     def finish(self) -> Node:
-        """The tree. Words that are left go to the end of the outermost constituent."""
+        """Return the tree. Words that are left are added at the end of the outermost constituent."""
         missing = len(self._words) - self._done
         while len(self._open) > (2 if missing else 1):
             self.repairs["unclosed"] += 1
@@ -232,7 +237,7 @@ class _Builder:
             only = children[0]
             return only if root is None or only.label == root else Node(root, (only,))
         self.repairs["no_root"] += 1
-        for place in range(len(children) - 1, -1, -1):  # no label is fine on top only
+        for place in range(len(children) - 1, -1, -1):  # only the outermost label may be empty
             if isinstance(part := children[place], Node) and not part.label:
                 self.repairs["unlabelled"] += 1
                 children[place : place + 1] = part.children

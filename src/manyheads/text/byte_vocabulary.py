@@ -1,4 +1,4 @@
-"""Bytes as a vocabulary: id n is byte n, so nothing is unknown and every file comes back bit for bit."""
+"""A vocabulary of bytes: id n is byte n, so no text is unknown and decoding restores every file exactly."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NUM_BYTES = 256
 
 
 class ByteVocabulary(Vocabulary):
-    """Ids 0 to 255 are bytes; 256, where there are documents, ends one.
+    """Ids 0 to 255 are bytes. With documents, id 256 ends a document.
 
-    Args: documents: what a document is.
+    Args: documents: what counts as a document.
     """
 
     kind = "bytes"
@@ -28,25 +28,27 @@ class ByteVocabulary(Vocabulary):
 
     @property
     def vocab_size(self) -> int:
-        """256, and one more with documents."""
+        """256, or 257 with documents."""
         return NUM_BYTES + (self.end_id is not None)
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """The bytes of each line in UTF-8. Raises: DataError: a line holds half a surrogate pair."""
+        """Return the UTF-8 bytes of each line. Raises: DataError: a line contains an unpaired surrogate."""
         check_encodable(lines)
         return [list(line.encode("utf-8")) for line in lines]
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """Bytes as they are; the end of a line that is a document gives "\\n", of any other nothing."""
+        """Return the bytes. The end of a document gives "\\n" if documents are lines, otherwise nothing."""
         end = b"\n" if self.documents == "lines" else b""
         return b"".join(bytes([index]) if index < NUM_BYTES else end for index in self._checked(ids))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """A visible ASCII sign as itself, a space as `▁`, other bytes as `<0xE2>`, the end of a document as `<eod>`."""
+        """Return visible ASCII characters unchanged, a space as `▁`, other bytes as `<0xE2>`, the end of a document as
+        `<eod>`.
+        """
         return [_shown(index) for index in self._checked(ids)]
 
     def to_json(self) -> str:
-        """The content of tokenizer.json."""
+        """Return the content of tokenizer.json."""
         return self._render()
 
 

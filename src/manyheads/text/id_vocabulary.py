@@ -1,4 +1,4 @@
-"""Numbers as they stand in binary files, as a vocabulary: pictures, sound, events. They stand for no text."""
+"""A vocabulary of numbers from binary files, such as images, sound or events, which do not stand for text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ CHANNELS = 3
 
 
 class IdVocabulary(Vocabulary):
-    """Ids 0 to num_ids - 1 as they are; one more begins a document, where there are documents.
+    """Ids 0 to num_ids - 1 are the numbers themselves. With documents, one more id begins a document.
 
     Args:
-        num_ids: ids in the files are below it.
-        form: how the files hold an id: `bytes` (uint8), or `u16` (uint16, little-endian).
-        documents: `none`, `files`, or `fixed`: all of one length, so that no token need say where one ends.
+        num_ids: upper bound (exclusive) of the ids in the files.
+        form: encoding of an id in the files: `bytes` (uint8), or `u16` (uint16, little-endian).
+        documents: `none`, `files`, or `fixed`: all documents have the same length, so no token marks their end.
         document_len: that length, in ids.
-        image_size: the ids are square pictures of so many pixels a side, in raster order, three bytes a pixel; 0: not.
+        image_size: side of the square images in pixels, in raster order, three bytes per pixel; 0: the ids are not
+            images.
 
     Raises: DataError: the numbers contradict one another.
     """
@@ -61,33 +62,33 @@ class IdVocabulary(Vocabulary):
 
     @property
     def is_text(self) -> bool:
-        """No."""
+        """Always false."""
         return False
 
     @property
     def vocab_size(self) -> int:
-        """num_ids, and one more with documents."""
+        """num_ids, or num_ids + 1 with documents."""
         return self.num_ids + (self.begin_id is not None)
 
     @property
     def begin_id(self) -> int | None:
-        """Read before a document; it also ends one, unless all are of one length."""
+        """The id that is read before a document. It also ends a document, unless all have the same length."""
         return None if self.documents == "none" else self.num_ids
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """Nothing for nothing. Raises: DataError: a line holds text."""
+        """Return nothing for empty lines. Raises: DataError: a line contains text."""
         if any(lines):
             raise DataError(
-                "This model knows numbers and no text; give it ids from a file: manyheads generate MODEL --input FILE."
+                "This model reads numbers, not text; give it ids from a file: manyheads generate MODEL --input FILE."
             )
         return [[] for _ in lines]
 
     def read_ids(self, content: bytes, name: str = "The content") -> list[int]:
-        """The ids of a file's content.
+        """Return the ids in a file's content.
 
-        Args: name: what messages call it.
+        Args: name: the name of the content in messages.
 
-        Raises: DataError: half an id at the end, or one outside the vocabulary.
+        Raises: DataError: the content ends within an id, or an id is outside the vocabulary.
         """
         size = ITEM_BYTES[self.form]
         if len(content) % size:
@@ -105,18 +106,18 @@ class IdVocabulary(Vocabulary):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """How files hold an id."""
+        """Data type of an id in a file."""
         return np.dtype("u1" if self.form == "bytes" else "<u2")
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """The bytes of a file that holds the ids; the beginning and end of a document give nothing."""
+        """Return the bytes of a file with these ids; ids that begin or end a document give nothing."""
         known = np.array([index for index in self._checked(ids) if index < self.num_ids], self.dtype)
         return known.tobytes()
 
     def picture(self, ids: Sequence[int]) -> NDArray[np.uint8]:
-        """The pixels of a picture, (image_size, image_size, 3); what is missing at the end stays black.
+        """Return the pixels of an image, (image_size, image_size, 3). Missing pixels at the end stay black.
 
-        Raises: DataError: the ids are no pictures, or too many for one.
+        Raises: DataError: the ids are not images, or there are more than one image has.
         """
         content = self.decode_bytes(ids)
         if not self.image_size or len(content) > self.document_len:
@@ -127,16 +128,16 @@ class IdVocabulary(Vocabulary):
         return pixels.reshape(self.image_size, self.image_size, CHANNELS)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The numbers, and `<eod>` for what begins and ends documents."""
+        """Return the numbers as text, and `<eod>` for the id that begins and ends documents."""
         return [str(index) if index < self.num_ids else "<eod>" for index in self._checked(ids)]
 
     def to_json(self) -> str:
-        """The content of tokenizer.json."""
+        """Return the content of tokenizer.json."""
         return self._render(
             num_ids=self.num_ids, form=self.form, document_len=self.document_len, image_size=self.image_size
         )
 
     def describe(self) -> dict[str, object]:
-        """What people may want to know."""
+        """Return the properties to show to users."""
         sizes = {"document_len": self.document_len, "image_size": self.image_size}
         return {**super().describe(), "form": self.form, **{name: size for name, size in sizes.items() if size}}

@@ -1,4 +1,4 @@
-"""Tokens as labels of a picture: what people can read, where the vocabulary itself shows bytes."""
+"""Readable labels of tokens for plots, where the vocabulary shows bytes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DIGITS = "₀₁₂₃₄₅₆₇₈₉"
 
 
 def legible(tokens: Sequence[str]) -> list[str]:
-    """Bytes that spell a character as that character and their number in it: `<0xE4> <0xBD> <0xA0>` as `你₁ 你₂ 你₃`.
+    """Replace bytes that form a character by this character, numbered: `<0xE4> <0xBD> <0xA0>` becomes `你₁ 你₂ 你₃`.
 
-    A visible ASCII sign stands for its byte; bytes that spell nothing that can be seen stay as they are.
+    A visible ASCII character stands for its byte. Bytes that form no visible character stay unchanged.
     """
     labels = list(tokens)
     values = [int(found[1], 16) if (found := _BYTE.fullmatch(token)) else None for token in tokens]
@@ -39,5 +39,7 @@ def legible(tokens: Sequence[str]) -> list[str]:
 
 
 def _length(first: int) -> int:
-    """Bytes of a character that begins with this one, in UTF-8; 0 if none of several bytes does."""
+    """Return the number of bytes of a UTF-8 character that begins with this byte; 0 if it begins no multi-byte
+    character.
+    """
     return 2 if 0xC2 <= first < 0xE0 else 3 if 0xE0 <= first < 0xF0 else 4 if 0xF0 <= first < 0xF5 else 0

@@ -1,4 +1,4 @@
-"""Learning pieces from text, so that the same text always gives the same pieces, on any number of threads.
+"""Training of subword vocabularies. The same text always gives the same subwords, on any number of threads.
 
 Paper: Sennrich et al. 2016, arXiv:1508.07909 (`bpe`); Kudo 2018, arXiv:1804.10959 (`unigram`).
 """
@@ -19,15 +19,15 @@ __all__ = ["MAX_LEARNED_CHARS", "Thinned", "learn_pieces"]
 
 T = TypeVar("T")
 
-COVERAGE = 0.9999  # share of all characters that get a piece of their own; rarer ones are spelled in bytes
-MIN_FREQUENCY = 2  # a merge seen once would be learned by heart
-MAX_LEARNED_CHARS = 10_000  # of a text: the time that a word takes grows with the square of its length
-SYMBOL_SCORE = -1e6  # no text that other pieces spell leads to a symbol
-SCORE_DECIMALS = 4  # threads add scores in any order, which differs by 1e-14: rounding makes the file the same again
+COVERAGE = 0.9999  # fraction of all characters in the text that get their own piece; rarer ones are encoded as bytes
+MIN_FREQUENCY = 2  # a merge that occurs once does not generalise
+MAX_LEARNED_CHARS = 10_000  # per text: the time for a word grows with the square of its length
+SYMBOL_SCORE = -1e6  # low enough that encoding always prefers other pieces to a symbol
+SCORE_DECIMALS = 4  # threads add scores in any order, which changes them by 1e-14; rounding makes the file reproducible
 
 
 class Thinned(Generic[T]):
-    """Every n-th thing, n doubling whenever there are more than `most`: the same things for the same corpus."""
+    """Every n-th item of a sequence; n doubles when more than `most` are kept. The result depends only on the items."""
 
     def __init__(self, most: int) -> None:
         self.kept: list[T] = []
@@ -47,14 +47,14 @@ class Thinned(Generic[T]):
 def learn_pieces(
     kind: str, texts: list[str], vocab_size: int, lowercase: bool, symbols: Sequence[str] = ()
 ) -> tuple[list[str], list[Any]]:
-    """All pieces by id, special ones first, then symbols, and what `pipeline.model` calls extra.
+    """Return all pieces by id (special pieces first, then symbols) and the extra argument of `pipeline.model`.
 
     Args:
         kind: `bpe`, `unigram` or `word`.
-        texts: what to learn from; of longer ones their first MAX_LEARNED_CHARS characters.
-        vocab_size: most pieces in all; a small text gives fewer.
+        texts: the training texts; of each text only the first MAX_LEARNED_CHARS characters are used.
+        vocab_size: maximum number of pieces; a small text gives fewer.
         lowercase: fold case first.
-        symbols: pieces to have in any case; hardly a text leads to one, unless it is learned anyway.
+        symbols: pieces that are always included; encoding almost never produces one, unless the text also teaches it.
     """
     texts = [text[:MAX_LEARNED_CHARS] for text in texts]
     if kind == "word":
@@ -65,7 +65,8 @@ def learn_pieces(
     blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
     texts = _without_rare([blank.normalizer.normalize_str(text) for text in texts], room // 2)
     extra = [] if kind == "bpe" else [0.0] * len(heads)
-    blueprint = {**assemble(kind, lowercase, heads, extra), "added_tokens": []}  # or "</s>" in a text would be one word
+    # Without added tokens: otherwise "</s>" in a text would be one word.
+    blueprint = {**assemble(kind, lowercase, heads, extra), "added_tokens": []}
     library = tokenizers.Tokenizer.from_str(json.dumps(blueprint))
     if kind == "bpe":
         library.model = models.BPE()
@@ -90,7 +91,7 @@ def learn_pieces(
 def _learn_words(
     texts: list[str], vocab_size: int, lowercase: bool, symbols: Sequence[str]
 ) -> tuple[list[str], list[Any]]:
-    """The most frequent words, ties in the order of their characters."""
+    """Return the most frequent words; ties are sorted by character."""
     blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
     counts: Counter[str] = Counter()
     for text in texts:
@@ -104,7 +105,7 @@ def _learn_words(
 
 
 def _without_rare(texts: list[str], most: int) -> list[str]:
-    """The texts with every rare character made a space: as it gets no piece, nothing may be learned across it."""
+    """Replace every rare character with a space, because it gets no piece and no piece may contain it."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)

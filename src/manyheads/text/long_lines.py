@@ -1,4 +1,4 @@
-"""Texts of many megabytes in parts, so that encoding takes memory for a part (some 130 bytes a token) and no more."""
+"""Splitting of very long texts, so that encoding needs memory for one part only (about 130 bytes per token)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 __all__ = ["grouped", "in_parts"]
 
-SEARCHED = 4096  # characters before the end of a part in which a good place for the cut is looked for
+SEARCHED = 4096  # number of characters before the end of a part that are searched for a space
 
 
 def grouped(texts: Sequence[str], most: int) -> Iterator[list[str]]:
-    """Consecutive texts with at most so many characters together; a longer text comes alone."""
+    """Yield groups of consecutive texts with at most `most` characters together; a longer text is a group by itself."""
     group: list[str] = []
     room = most
     for text in texts:
@@ -25,17 +25,18 @@ def grouped(texts: Sequence[str], most: int) -> Iterator[list[str]]:
 
 
 def in_parts(text: str, most: int, *, through_words: bool) -> Iterator[tuple[str, bool]]:
-    """A text in parts whose ids, one after the other, are those of the text.
+    """Split a text into parts whose ids, concatenated, are the ids of the text.
 
-    It is cut at a single space between two words, which the tokenizer puts in front of the second part again. Where
-    there is none far and wide, it is cut inside a word, before no sign that belongs to the one before: there the ids
-    may be others than those of the whole word, and they spell the same.
+    The text is split at a single space between two words; the tokenizer adds this space to the second part again. If
+    there
+    is no such space nearby, it is split inside a word, but not before a character that combines with the one before. In
+    this case the ids can differ from those of the whole word, but they decode to the same text.
 
     Args:
-        most: characters of a part.
-        through_words: cut inside words where there is no space; otherwise the part goes on to the next space.
+        most: maximum number of characters of a part.
+        through_words: split inside a word if there is no space; otherwise the part extends to the next space.
 
-    Returns: (part, whether it begins as a text does, with a space in front of it).
+    Returns: pairs (part, whether the tokenizer adds a space before it, as at the start of a text).
     """
     start, begins = 0, True
     while len(text) - start > most:
@@ -77,5 +78,5 @@ def _is_single(text: str, place: int) -> bool:
 
 
 def _belongs_to_the_one_before(char: str) -> bool:
-    """Marks, and the vowels and final consonants of Hangul syllables: NFC joins them with what precedes them."""
+    """Return whether NFC can join the character with the previous one (marks, Hangul vowels and final consonants)."""
     return unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff"

@@ -1,13 +1,13 @@
-"""The tokenizer of Marian models (OPUS-MT): a SentencePiece model a language, and a vocabulary of their pieces.
+"""The tokenizer of Marian models (OPUS-MT): one SentencePiece model per language and a vocabulary of their pieces.
 
-    source.spm  target.spm      how each language is cut into pieces
-    vocab.json                  piece -> id; with `separate_vocabs` of the source alone, and target_vocab.json beside it
+    source.spm  target.spm      segmentation of each language into pieces
+    vocab.json                  piece -> id; with `separate_vocabs` of the source only, and target_vocab.json beside it
     tokenizer_config.json       special pieces, and under "manyheads" the files' SHA-256
 
-It does what `MarianTokenizer` of `transformers` does: `>>deu<<` at the head of a text is one piece; a piece that the
-vocabulary lacks is `<unk>`; `</s>`, `<unk>` and `<pad>` in a text *are* those ids, and what stands between them is cut
-by itself; decoding leaves special ids out, joins by the target's SentencePiece model, and strips. Punctuation is not
-normalised: the peer has a normaliser (sacremoses) but does not call it when it encodes.
+It behaves like `MarianTokenizer` of `transformers`. `>>deu<<` at the start of a text is one piece. A piece that is not
+in the vocabulary is `<unk>`. `</s>`, `<unk>` and `<pad>` in a text *are* these ids, and the text between them is
+segmented separately. Decoding leaves out special ids, joins pieces with the target's SentencePiece model, and strips
+white space. Punctuation is not normalised: the peer has a normaliser (sacremoses) but does not call it when it encodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from manyheads.text.tokenizer import check_encodable
 __all__ = ["MarianSide", "MarianTokenizer"]
 
 _SPACE_SIGN = "▁"
-# In that order, which matters: what the peer calls cleaning up, if the tokenizer's options ask for it.
+# The replacements of the peer's clean-up option, in the peer's order, which matters.
 _CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
@@ -37,7 +37,7 @@ class MarianSide:
     Args:
         vocab: piece -> id.
         spm: the SentencePiece processor.
-        options: special pieces and habits.
+        options: special pieces and options.
         special: id of each special piece, the same on both sides.
     """
 
@@ -58,12 +58,12 @@ class MarianSide:
     def encode(self, text: str) -> list[int]:
         """See `sides.Side.encode`.
 
-        Raises: DataError: the text holds half a surrogate pair.
+        Raises: DataError: the text contains an unpaired surrogate.
         """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; errors as `encode`."""
+        """Return the ids of each text; raises the same errors as `encode`."""
         check_encodable(texts)
         parts: list[str] = []
         plans: list[list[int | tuple[int, str | None]]] = []
@@ -100,7 +100,7 @@ class MarianSide:
         return self.decode_batch([ids])[0]
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of ids; an id that no piece has is left out like the special ones."""
+        """Return the text of each sequence of ids; special ids and ids without a piece are left out."""
         special = {*self._special.values(), self.bos_id}
         texts = []
         for ids in batch:
@@ -122,13 +122,13 @@ class MarianSide:
 
 
 class MarianTokenizer:
-    """Both sides; see `sides.TranslationTokenizer`. Make one by `load` or from files' contents.
+    """Both sides; see `sides.TranslationTokenizer`. Create one with `load` or from the contents of the files.
 
     Args:
         files: name -> content of the .spm and vocabulary files.
-        options: what tokenizer_config.json says.
+        options: the content of tokenizer_config.json.
 
-    Raises: DataError: a file is damaged, or they do not fit one another. MissingExtraError: no sentencepiece.
+    Raises: DataError: a file is damaged, or the files do not match. MissingExtraError: sentencepiece is not installed.
     """
 
     kind = "marian"
@@ -140,7 +140,7 @@ class MarianTokenizer:
         separate = options.separate_vocabs
         vocabs = (joint, read_vocab(files["target_vocab.json"], f"{where}: target_vocab.json") if separate else joint)
         names = (options.unk_token, options.eos_token, options.pad_token)
-        # The peer looks special pieces up in the source's vocabulary, whichever side is asked.
+        # The peer looks up special pieces in the source's vocabulary for both sides.
         missing = [name for name in names if name not in joint]
         if missing:
             raise DataError(f"{where}: vocab.json has no piece {missing[0]!r}, which tokenizer_config.json names.")
@@ -153,14 +153,14 @@ class MarianTokenizer:
     def load(cls, folder: str | Path) -> MarianTokenizer:
         """Read the tokenizer of a folder that manyheads wrote.
 
-        Raises: DataError: a file is missing, too large, or not what its SHA-256 says. MissingExtraError: see the class.
+        Raises: DataError: a file is missing or too large, or its SHA-256 differs. MissingExtraError: see the class.
         """
         files, options = read_files(Path(folder))
         return cls(files, options, where=str(folder))
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of tokenizer_config.json, which holds those of all other files."""
+        """SHA-256 of tokenizer_config.json, which contains the SHA-256 of all other files."""
         return hashlib.sha256(self.files()["tokenizer_config.json"]).hexdigest()
 
     def describe(self) -> dict[str, object]:
@@ -180,7 +180,7 @@ class MarianTokenizer:
 
 
 def _language_code(text: str) -> tuple[str | None, str]:
-    """`>>deu<< Hello` -> `>>deu<<`, ` Hello`; texts without such a head have no code."""
+    """Split `>>deu<< Hello` into `>>deu<<` and ` Hello`; other texts have the code None."""
     end = text.find("<<")
     return (text[: end + 2], text[end + 2 :]) if text.startswith(">>") and end >= 0 else (None, text)
 
@@ -204,5 +204,5 @@ def _load_spm(content: bytes, where: str) -> Any:
         processor.LoadFromSerializedProto(content)
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise DataError(f"{where} is no SentencePiece model, or damaged: {reason}") from None
+        raise DataError(f"{where} is not a SentencePiece model, or is damaged: {reason}") from None
     return processor

@@ -1,4 +1,4 @@
-"""The files of a Marian tokenizer, read with suspicion: sizes, SHA-256, and every entry of a vocabulary."""
+"""Reading and checking of the files of a Marian tokenizer: sizes, SHA-256 and every entry of a vocabulary."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from manyheads.files.guarded import read_limited
 __all__ = ["MarianOptions", "file_names", "own_part", "read_bytes", "read_files", "read_json", "read_vocab"]
 
 FORMAT_VERSION = 1
-OWN = "manyheads"  # the name of our own part of tokenizer_config.json
+OWN = "manyheads"  # the key of our entry in tokenizer_config.json
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIECES = 1_000_000
 _TEXTS = ("unk_token", "eos_token", "pad_token")
-# A vocabulary may name more pieces that are kept whole; what the peer does with those, nobody has asked for yet.
+# A vocabulary may list more unsplittable pieces; they are not supported, because no model has needed them yet.
 _MORE_SPECIAL = (
     *("additional_special_tokens", "extra_special_tokens"),
     *("bos_token", "sep_token", "cls_token", "mask_token"),
@@ -28,18 +28,18 @@ _MORE_SPECIAL = (
 
 @dataclass(frozen=True, kw_only=True)
 class MarianOptions:
-    """What a tokenizer_config.json says.
+    """The options in a tokenizer_config.json.
 
     Args:
-        source_lang: for people.
-        target_lang: for people.
-        unk_token: the piece that stands for all unknown ones.
+        source_lang: source language, for display only.
+        target_lang: target language, for display only.
+        unk_token: the piece for unknown pieces.
         eos_token: the last piece of every sequence.
-        pad_token: what rows are filled up with.
-        separate_vocabs: target_vocab.json numbers the target's pieces.
-        clean_up_spaces: decoding takes spaces away before signs and English contractions.
-        start_id: what the decoder is given first; None: padding, as with all of OPUS-MT.
-        peer: the whole file, if it came from one, kept for the way back.
+        pad_token: the padding piece.
+        separate_vocabs: target_vocab.json contains the ids of the target's pieces.
+        clean_up_spaces: decoding removes spaces before punctuation and English contractions.
+        start_id: the first input id of the decoder; None: padding, as in all OPUS-MT models.
+        peer: the complete file, if the options come from one, for converting back.
     """
 
     source_lang: str | None = None
@@ -54,9 +54,9 @@ class MarianOptions:
 
     @classmethod
     def from_peer(cls, values: Mapping[str, Any], where: str, start_id: int | None = None) -> MarianOptions:
-        """Of a tokenizer_config.json.
+        """Read the options of a tokenizer_config.json.
 
-        Raises: DataError: an option of a wrong type, or one whose effect we do not know.
+        Raises: DataError: an option has a wrong type, or its effect is unknown.
         """
         more = {name: value for name, value in values.items() if name != OWN}
         texts = {name: _text(more.pop(name, getattr(cls, name)), name, where) for name in _TEXTS}
@@ -80,7 +80,7 @@ class MarianOptions:
         )
 
     def to_peer(self) -> dict[str, Any]:
-        """The peer's tokenizer_config.json."""
+        """Return the peer's tokenizer_config.json."""
         if self.peer:
             return dict(self.peer)
         own: dict[str, Any] = {name: getattr(self, name) for name in ("source_lang", "target_lang", *_TEXTS)}
@@ -89,7 +89,7 @@ class MarianOptions:
 
 
 def _text(token: Any, name: str, where: str) -> str:
-    """A special piece, which may also be given as an object with its flags."""
+    """Return a special piece, which may also be given as an object with flags."""
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str) or not content:
         raise DataError(f"{where}: {name} is {token!r}; it must be a piece of text.")
@@ -97,7 +97,7 @@ def _text(token: Any, name: str, where: str) -> str:
 
 
 def _refuse_more(more: Mapping[str, Any], texts: Mapping[str, str], where: str) -> None:
-    """Raises: DataError: other special pieces, or options of SentencePiece, which we would not honour."""
+    """Raises: DataError: there are other special pieces or SentencePiece options that are not supported."""
     listed = [more.get(name) for name in _MORE_SPECIAL]
     added = more.get("added_tokens_decoder")
     listed += list(added.values()) if isinstance(added, dict) else []
@@ -116,20 +116,20 @@ def _refuse_more(more: Mapping[str, Any], texts: Mapping[str, str], where: str) 
 
 
 def own_part(files: Mapping[str, bytes], start_id: int) -> dict[str, Any]:
-    """What we add to a tokenizer_config.json, where the peer does not look: the digests of the files beside it."""
+    """Return our entry in tokenizer_config.json, which the peer ignores: the digests of the other files."""
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
     return {OWN: {"format_version": FORMAT_VERSION, "decoder_start_token_id": start_id, "sha256": digests}}
 
 
 def file_names(separate_vocabs: bool) -> list[str]:
-    """The files beside tokenizer_config.json."""
+    """Return the names of the files beside tokenizer_config.json."""
     return ["source.spm", "target.spm", "vocab.json", *(["target_vocab.json"] if separate_vocabs else [])]
 
 
 def read_files(folder: Path) -> tuple[dict[str, bytes], MarianOptions]:
-    """Contents and options of a folder that manyheads wrote.
+    """Return contents and options of a folder that manyheads wrote.
 
-    Raises: DataError: a file is missing, too large, or not what its SHA-256 says; or the folder was made by others.
+    Raises: DataError: a file is missing or too large, its SHA-256 differs, or another program wrote the folder.
     """
     path = folder / "tokenizer_config.json"
     config = read_json(read_bytes(path), str(path))
@@ -159,7 +159,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(content: bytes, where: str) -> dict[str, Any]:
-    """Raises: DataError: it is not one JSON object in UTF-8."""
+    """Raises: DataError: the content is not one JSON object in UTF-8."""
     try:
         values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -170,9 +170,9 @@ def read_json(content: bytes, where: str) -> dict[str, Any]:
 
 
 def read_vocab(content: bytes, where: str) -> dict[str, int]:
-    """Piece -> id.
+    """Return piece -> id.
 
-    Raises: DataError: it is not that, or an id stands there twice.
+    Raises: DataError: the content is not such a mapping, or an id occurs twice.
     """
     vocab = read_json(content, where)
     if not 0 < len(vocab) <= MAX_PIECES:

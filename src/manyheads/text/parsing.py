@@ -1,7 +1,7 @@
-"""Parsing as a task for a translation model: what it reads and writes for a tree, and how its folders remember that.
+"""Parsing as a translation task: source and target text of a tree, and the record of the task in a folder.
 
-A prepared folder and a model folder of a parser say so, in the manifest and in task.json: `evaluate` and `translate`
-then know that the text of a target is a tree.
+The manifest of a prepared folder and task.json of a model folder record that the task is parsing, so that `evaluate`
+and `translate` treat targets as trees.
 """
 
 from __future__ import annotations
@@ -30,40 +30,42 @@ _WHITE = " \t\n\r\v\f"
 
 
 def words_of(sentence: str) -> list[str]:
-    """The words of a tokenised sentence. Other than `str.split`, a no-break space is part of a word, as in trees."""
+    """Return the words of a tokenised sentence. Unlike `str.split`, keep a no-break space as part of a word, as in
+    trees.
+    """
     return [word for word in sentence.translate(str.maketrans(_WHITE, " " * len(_WHITE))).split(" ") if word]
 
 
 @dataclass(frozen=True)
 class ParsingTask:
-    """From a sentence to its constituents. settings: what of a tree is learned."""
+    """Conversion between sentences and trees. settings: the parts of a tree that are learned."""
 
     settings: ParsingSettings = dataclasses.field(default_factory=ParsingSettings)
 
     def pair(self, tree: Node) -> tuple[str, str]:
-        """A sentence and its tree, whole, as lines of text.
+        """Return a sentence and its complete tree as lines of text.
 
-        Raises: DataError: the tree has no words, or is too deep, so that `target` would fail.
+        Raises: DataError: the tree has no words or is too deep, so that `target` would fail.
         """
         return sentence_of(normal_form(tree, self.settings)), format_tree(tree)
 
     def target(self, tree: str) -> str:
-        """What the model is to write for a tree.
+        """Return the model's target text for a tree.
 
-        Raises: DataError: the text is no tree.
+        Raises: DataError: the text is not a tree.
         """
         return linearise(parse_tree(tree, "A target"), self.settings)
 
     def restore(self, sentence: str, written: str) -> Restored:
-        """The tree that the model has written, over the sentence's words."""
+        """Return the tree in the model's output, over the sentence's words."""
         return restore(written, words_of(sentence), self.settings)
 
     def text(self, sentence: str, written: str) -> str:
-        """The same as a line of text; empty for a sentence without words."""
+        """Return `restore` as a line of text; empty for a sentence without words."""
         return format_tree(self.restore(sentence, written).tree) if words_of(sentence) else ""
 
     def learn_tokenizer(self, pairs: Iterable[tuple[str, str]], settings: TokenizerSettings) -> Tokenizer:
-        """A tokenizer whose pieces come from sentences, and whose symbols are all that is written for their trees.
+        """Train a tokenizer: its pieces come from the sentences, its symbols from the targets of the trees.
 
         Args: pairs: sentences and trees.
         """
@@ -76,19 +78,19 @@ class ParsingTask:
         return Tokenizer.train(sentences, settings, symbols=symbols)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raises: ConfigError: it has no pieces for brackets."""
+        """Raises: ConfigError: the tokenizer has no pieces for brackets."""
         if not any(symbol.startswith("(") for symbol in tokenizer.symbols):
             raise ConfigError("This tokenizer has no symbols for the brackets of trees; train one, or take a parser's.")
 
     def to_json(self) -> dict[str, Any]:
-        """What a folder remembers."""
+        """Return the record for a folder."""
         return {"name": "parsing", **dataclasses.asdict(self.settings)}
 
     @classmethod
     def from_json(cls, content: Any, where: str) -> ParsingTask:
-        """The inverse of `to_json`.
+        """Read the record that `to_json` wrote.
 
-        Raises: DataError: it is no task that this program knows.
+        Raises: DataError: the task is unknown.
         """
         name = content.get("name") if isinstance(content, dict) else None
         if name != "parsing":
@@ -100,9 +102,9 @@ class ParsingTask:
 
 
 def load_task(folder: Path) -> ParsingTask | None:
-    """The task of a model folder; None, translation, if it names none.
+    """Return the task of a model folder; None (translation) if the folder names none.
 
-    Raises: ModelFileError: task.json cannot be read. DataError: it holds no task.
+    Raises: ModelFileError: task.json cannot be read. DataError: it contains no task.
     """
     file = folder / TASK_FILE
     try:

@@ -1,4 +1,4 @@
-"""The tokenizer of a parser: one that knows its task, so that both are kept, found and passed on together."""
+"""The tokenizer of a parser, which contains its task, so that both are stored and loaded together."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SPACE_BYTE = BYTE_PIECES[ord(" ")]
 
 
 class ParsingTokenizer(Tokenizer):
-    """A tokenizer with symbols for brackets. Its target side reads trees; what it gives is what the model wrote.
+    """A tokenizer with symbols for brackets. Its target side encodes trees and decodes the model's output.
 
-    Sentences are words with white space between them, however much; no piece of one is a symbol, so that in a target
-    which writes words (`ParsingSettings.words`) pieces and symbols cannot be confused.
+    Sentences are words with any white space between them. No piece of a word is a symbol, so in a target that contains
+    words (`ParsingSettings.words`) pieces and symbols cannot be confused.
 
     Args:
-        tokenizer: with symbols.
-        task: what trees become.
+        tokenizer: a tokenizer with symbols.
+        task: the conversion of trees.
 
     Raises: ConfigError: the tokenizer has no symbols for brackets.
     """
@@ -37,30 +37,30 @@ class ParsingTokenizer(Tokenizer):
 
     @property
     def target(self) -> Tokenizer:
-        """The side that writes targets."""
+        """The side for targets."""
         return _TreeSide(self)
 
     @property
     def num_target_ids(self) -> int:
-        """All that targets hold is below."""
+        """Upper bound (exclusive) of the ids in targets."""
         return self.vocab_size if self.task.settings.words == "write" else super().num_target_ids
 
     def describe(self) -> dict[str, object]:
-        """What people may want to know."""
+        """Return the properties to show to users."""
         return {**super().describe(), "task": self.task.to_json()}
 
     def files(self) -> dict[str, bytes]:
-        """tokenizer.json and task.json."""
+        """Return tokenizer.json and task.json."""
         task = json.dumps(self.task.to_json(), indent=2) + "\n"
         return {**super().files(), TASK_FILE: task.encode()}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of sentences. Raises: DataError: a text holds half a surrogate pair."""
+        """Return the ids of sentences. Raises: DataError: a text contains an unpaired surrogate."""
         lists = super().encode_batch([" ".join(words_of(text)) for text in texts])
         return [[piece for index in ids for piece in self._spelled(index)] for ids in lists]
 
     def _spelled(self, index: int) -> Sequence[int]:
-        """A word that is spelled like a symbol (the tag NN) is written in bytes."""
+        """Return the byte encoding of a word that is spelled like a symbol, such as the tag NN."""
         if index not in self.symbol_ids:
             return (index,)
         if self.kind == "word":
@@ -68,14 +68,14 @@ class ParsingTokenizer(Tokenizer):
         return [len(SPECIAL_PIECES) + byte for byte in self._pieces[index].encode()]
 
     def begins_word(self) -> list[bool]:
-        """Whether each id, in a sentence, is the first piece of a word."""
+        """Return for each id whether it is the first piece of a word in a sentence."""
         if self.kind == "word":
             return [True] * self.vocab_size
         return [piece.startswith(" ") or piece == _SPACE_BYTE for piece in self._pieces]
 
 
 class _TreeSide(ParsingTokenizer):
-    """Encodes trees, and what the model writes for them."""
+    """Encodes trees and the model's outputs for trees."""
 
     def __init__(self, whole: ParsingTokenizer) -> None:
         vars(self).update(vars(whole))
@@ -85,7 +85,7 @@ class _TreeSide(ParsingTokenizer):
         results = []
         for text in texts:
             if all(word in known for word in text.split(" ") if word):
-                results.append(self.encode_targets([text])[0])  # written by a model, or its beginning
+                results.append(self.encode_targets([text])[0])  # the output of a model, or a prefix of it
             else:
                 results.append(self._encode_tree(text))
         return results
@@ -95,7 +95,7 @@ class _TreeSide(ParsingTokenizer):
         try:
             steps = places(parse_tree(text, "A target"), settings)
         except DataError as error:
-            raise DataError(f"The target of a parser is a tree, or what it writes for one. {error}") from None
+            raise DataError(f"The target of a parser must be a tree, or a model's output for one. {error}") from None
         tokens = self.encode_targets([token for token, _ in steps])
         if settings.words == "write":
             words = iter(ParsingTokenizer.encode_batch(self, [word for _, word in steps if word is not None]))
@@ -103,7 +103,7 @@ class _TreeSide(ParsingTokenizer):
         return [index for ids in tokens for index in ids]
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Brackets and tags; the pieces of words that may stand between them are left out."""
+        """Return brackets and tags, without the pieces of words between them."""
         if self.task.settings.words == "write":
             batch = [[index for index in self._checked(ids) if index in self.symbol_ids] for ids in batch]
         return super().decode_batch(batch)

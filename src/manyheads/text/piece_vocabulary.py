@@ -1,6 +1,6 @@
-"""Pieces of words as a vocabulary: the BPE that translation uses, line by line, so that a text of any length is read.
+"""A vocabulary of subwords: the BPE of translation models, applied line by line, so that a text can have any length.
 
-Text is made NFC by it, and a "\\r" before a line break is kept; everything else comes back as it was.
+Encoding normalises text to NFC and keeps a "\\r" before a line break; everything else is restored exactly.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _FIRST_BYTE = len(SPECIAL_PIECES)
 
 
 class PieceVocabulary(Vocabulary):
-    """The ids of a `bpe` or `unigram` tokenizer: a line break is the byte 0x0A, the end of a document `</s>`.
+    """The ids of a `bpe` or `unigram` tokenizer. The byte 0x0A is a line break, `</s>` the end of a document.
 
     Args:
-        tokenizer: without symbols.
-        documents: what a document is.
+        tokenizer: a tokenizer without symbols.
+        documents: what counts as a document.
     """
 
     kind = "bpe"
@@ -40,15 +40,15 @@ class PieceVocabulary(Vocabulary):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special and byte pieces included."""
+        """Number of ids, including special and byte pieces."""
         return self.tokenizer.vocab_size
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """The pieces of each line, on all threads of the library at once."""
+        """Return the pieces of each line, using all threads of the library."""
         return self.tokenizer.encode_batch(lines)
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """The pieces joined; the space in front of each line's first word goes, special ids give nothing."""
+        """Return the joined pieces, without the space before each line's first word; special ids give nothing."""
         text = bytearray()
         begins = True
         for index in self._checked(ids):
@@ -62,13 +62,13 @@ class PieceVocabulary(Vocabulary):
         return bytes(text)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The pieces: spaces show as `▁`, bytes as `<0xE2>`, special ids as `</s>`."""
+        """Return the pieces: spaces as `▁`, bytes as `<0xE2>`, special ids as `</s>`."""
         return self.tokenizer.tokens(ids)
 
     def describe(self) -> dict[str, object]:
-        """What people may want to know."""
+        """Return the properties to show to users."""
         return {**super().describe(), "lowercase": self.tokenizer.lowercase}
 
     def to_json(self) -> str:
-        """The content of tokenizer.json."""
+        """Return the content of tokenizer.json."""
         return self._render(tokenizer=json.loads(self.tokenizer.to_json()))

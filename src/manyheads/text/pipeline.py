@@ -1,7 +1,7 @@
-"""The stages of a tokenizer file: how text is normalised, cut into words, coded and put together again.
+"""The stages of a tokenizer file: normalising text, splitting it into words, encoding and decoding.
 
-A file is wholly determined by its kind, its case folding, its pieces and its symbols, so a loaded file is checked by
-building it anew from those four: whatever else it holds is damage, and is refused.
+Kind, case folding, pieces and symbols determine a file completely. A loaded file is checked by building it again from
+these four; any other content is damage and is refused.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = [
 
 SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259 of `bpe` and `unigram`
-SPACE_SIGN = "▁"  # how a space inside a piece is shown to people
-BYTE_SCORE = -100.0  # unigram log-probability of a byte: only where no piece fits
+SPACE_SIGN = "▁"  # shown for a space inside a piece
+BYTE_SCORE = -100.0  # unigram log-probability of a byte; low, so that bytes are used only if no piece fits
 MAX_PIECES = 1_000_000
 LANGUAGE_FORMAT = (
     "manyheads.vocabulary"  # what a language model's tokenizer.json names itself; a translator's names nothing
 )
 MODEL_TYPES = {"bpe": "BPE", "unigram": "Unigram", "word": "WordLevel"}
 
-# A word keeps the space before it and the apostrophes inside it; numbers go in threes, signs by themselves, and of
-# several spaces the last belongs to the next word. As letters, digits and signs are never joined, no piece can ever be
-# spelled like a special or a byte piece.
+# A word includes the space before it and apostrophes inside it. Digits are grouped by three, other signs are separate.
+# The last of several spaces belongs to the next word. Letters, digits and signs are never joined, so no learned piece
+# can equal a special or a byte piece.
 WORD_PATTERN = (
     r" ?[\p{L}\p{M}]+(?:['’][\p{L}\p{M}]+)*"
     r"| ?\p{N}{1,3}"
@@ -46,7 +46,9 @@ WORD_PATTERN = (
 
 
 def normalizer(kind: str, lowercase: bool) -> dict[str, Any]:
-    """NFC, then case folding if asked for, then a space in front, so that a line's first word is like any other."""
+    """Normalise to NFC, fold case if requested, and add a space in front, so that the first word of a line is not
+    special.
+    """
     stages: list[dict[str, Any]] = [{"type": "NFC"}]
     if lowercase:
         stages.append({"type": "Lowercase"})
@@ -56,14 +58,14 @@ def normalizer(kind: str, lowercase: bool) -> dict[str, Any]:
 
 
 def pre_tokenizer(kind: str) -> dict[str, Any]:
-    """Where text is cut before the model sees it."""
+    """Split the text before the model is applied."""
     if kind == "word":
         return {"type": "WhitespaceSplit"}
     return {"type": "Split", "pattern": {"Regex": WORD_PATTERN}, "behavior": "Isolated", "invert": False}
 
 
 def decoder(kind: str) -> dict[str, Any] | None:
-    """Bytes become characters again, pieces are joined, and the space in front goes; words are joined by spaces."""
+    """Convert bytes to characters, join pieces and remove the leading space; words are joined by spaces."""
     if kind == "word":
         return None
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -71,7 +73,7 @@ def decoder(kind: str) -> dict[str, Any] | None:
 
 
 def model(kind: str, pieces: list[str], extra: list[Any]) -> dict[str, Any]:
-    """The model's own part. extra: of `bpe` the merges as pairs of pieces, of `unigram` a score for each piece."""
+    """Return the model part. extra: the merges as pairs of pieces for `bpe`, a score for each piece for `unigram`."""
     if kind == "unigram":
         scored = [list(item) for item in zip(pieces, extra, strict=True)]
         return {"type": "Unigram", "unk_id": 3, "vocab": scored, "byte_fallback": True}
@@ -93,19 +95,19 @@ def model(kind: str, pieces: list[str], extra: list[Any]) -> dict[str, Any]:
 
 
 def heads_of(kind: str) -> tuple[str, ...]:
-    """The pieces that every vocabulary of a kind begins with."""
+    """Return the first pieces of every vocabulary of a kind."""
     return SPECIAL_PIECES if kind == "word" else SPECIAL_PIECES + BYTE_PIECES
 
 
 def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any], num_symbols: int = 0) -> dict[str, Any]:
-    """The content of tokenizer.json, in the format of the `tokenizers` library.
+    """Return the content of tokenizer.json in the format of the `tokenizers` library.
 
     Args:
         kind: `bpe`, `unigram` or `word`.
         lowercase: fold case.
         pieces: all pieces by id, special and byte pieces first.
         extra: see `model`.
-        num_symbols: pieces after the special and byte pieces that stand for whole words of targets.
+        num_symbols: number of pieces after the special and byte pieces that stand for whole words of targets.
     """
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     first = len(heads_of(kind))
@@ -124,9 +126,10 @@ def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any], nu
 
 
 def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], int]:
-    """Kind, case folding, pieces, extra and number of symbols of a parsed tokenizer.json: the inverse of `assemble`.
+    """Return kind, case folding, pieces, extra and number of symbols of a parsed tokenizer.json: the inverse of
+    `assemble`.
 
-    Raises: DataError: the content is not what `assemble` builds; `where` names it.
+    Raises: DataError: the content differs from the result of `assemble`; `where` is its name in the message.
     """
     part = data.get("model") if isinstance(data, dict) else None
     kinds = [kind for kind, name in MODEL_TYPES.items() if isinstance(part, dict) and part.get("type") == name]
@@ -160,7 +163,7 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], 
 
 
 def _read_pieces(kind: str, vocab: Any, merges: Any, where: str) -> tuple[list[str], list[Any]]:
-    """Pieces by id, and scores or merges, each checked, so that the Rust library never sees what it would choke on."""
+    """Return the pieces by id, and the scores or merges, after checking all that the Rust library might fail on."""
     if not isinstance(vocab, list if kind == "unigram" else dict) or not 0 < len(vocab) <= MAX_PIECES:
         raise DataError(f"{where}: the vocabulary is missing, of a wrong type, or larger than {MAX_PIECES} pieces.")
     if kind == "unigram":
@@ -189,9 +192,9 @@ def _read_pieces(kind: str, vocab: Any, merges: Any, where: str) -> tuple[list[s
 
 
 def _check_texts(pieces: list[str], where: str) -> None:
-    """No piece twice, none empty, none that cannot be written as UTF-8."""
+    """Check that every piece is unique, not empty and valid UTF-8."""
     if len(set(pieces)) != len(pieces) or "" in pieces:
-        raise DataError(f"{where}: a piece of the vocabulary is empty or stands there twice.")
+        raise DataError(f"{where}: a piece of the vocabulary is empty or occurs twice.")
     try:
         "".join(pieces).encode("utf-8")
     except UnicodeEncodeError:

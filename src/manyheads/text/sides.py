@@ -1,6 +1,6 @@
-"""What translation asks of a tokenizer: a side that reads sources and one that writes targets.
+"""Interface of tokenizers for translation: one side for sources and one for targets.
 
-Our own `Tokenizer` is both at once. Other toolkits have a vocabulary, or at least a segmentation, for each language.
+Our `Tokenizer` is both sides. Other toolkits have a separate vocabulary or segmentation for each language.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ __all__ = ["Side", "TranslationTokenizer", "has_tokenizer", "load_tokenizer"]
 
 
 class Side(Protocol):
-    """Text to ids and back, for the texts of one language."""
+    """Conversion between text and ids for one language."""
 
     @property
     def pad_id(self) -> int: ...
     @property
     def bos_id(self) -> int:
-        """What the decoder is given first."""
+        """The first input id of the decoder."""
         ...
 
     @property
     def eos_id(self) -> int: ...
     @property
     def vocab_size(self) -> int:
-        """Ids are below it."""
+        """Upper bound (exclusive) of the ids."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text, without BOS and EOS."""
+        """Return the ids of one text, without BOS and EOS."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special ones are left out."""
+        """Return the text of the ids, without special ids."""
         ...
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]: ...
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The piece of each id, for people to read."""
+        """Return the piece of each id in readable form."""
         ...
 
 
 class TranslationTokenizer(Protocol):
-    """Both sides, and what is kept in files.
+    """Both sides, and the files in which they are stored.
 
-    kind: what it is, in a word. digest: SHA-256 over all that decides what it does.
+    kind: a name of the kind. digest: SHA-256 of everything that determines the behaviour.
     """
 
     @property
@@ -65,23 +65,23 @@ class TranslationTokenizer(Protocol):
     @property
     def digest(self) -> str: ...
     def describe(self) -> Mapping[str, object]:
-        """What people may want to know."""
+        """Return the properties to show to users."""
         ...
 
     def files(self) -> Mapping[str, bytes]:
-        """Name -> content of each file that `load_tokenizer` reads it from."""
+        """Return name -> content of each file that `load_tokenizer` reads."""
         ...
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a model's folder holds a tokenizer, whole or not."""
+    """Return whether a model folder contains a tokenizer, complete or not."""
     return any((folder / name).is_file() for name in ("tokenizer.json", "source.spm"))
 
 
 def load_tokenizer(folder: Path) -> TranslationTokenizer:
-    """The tokenizer of a model's folder.
+    """Load the tokenizer of a model folder.
 
-    Raises: DataError: there is none, or it is damaged. MissingExtraError: it needs a package that is not installed.
+    Raises: DataError: it is missing or damaged. MissingExtraError: it needs a package that is not installed.
     """
     if (folder / "tokenizer.json").is_file():
         tokenizer, task = Tokenizer.load(folder / "tokenizer.json"), load_task(folder)

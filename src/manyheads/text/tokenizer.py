@@ -1,13 +1,13 @@
-"""Text to ids and back: one tokenizer for both languages, kept in one JSON file that holds no code.
+"""Conversion between text and ids: one tokenizer for both languages, stored in one JSON file that contains no code.
 
-Rules: text is made NFC (and lower case, if so set); nothing else is changed, and decoding gives back every space, sign
-and character, so `decode(encode(text)) == text` for NFC text. With `bpe` and `unigram` no text is unknown: what has no
-piece is spelled in UTF-8 bytes. `word` splits at white space and joins with single spaces. The words `<s>`, `</s>` and
-so on in a text are text and never become special ids.
+Text is normalised to NFC (and lower case, if requested). Nothing else changes, and decoding restores every space and
+character, so `decode(encode(text)) == text` for NFC text. With `bpe` and `unigram` no text is unknown: characters
+without a piece are encoded as UTF-8 bytes. `word` splits at white space and joins with single spaces. The words `<s>`,
+`</s>` etc. in a text are ordinary text and never become special ids.
 
-Symbols are whole words of the target side that must be one piece each, such as the brackets of trees: `encode_targets`
-knows them, `encode` gives one at most for a word that is spelled alike (the tag `NN`), never for a bracket; and every
-id of a target is below `num_target_ids`.
+Symbols are whole words of the target side that must be one piece each, such as the brackets of trees. `encode_targets`
+uses them. `encode` returns one only for a word with the same spelling (the tag `NN`), never for a bracket. All ids of
+targets are below `num_target_ids`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MAX_CHARS_AT_ONCE = 500_000
 
 
 class Tokenizer:
-    """A trained tokenizer. Make one by `train`, `load` or `from_json`; it never changes afterwards.
+    """A trained tokenizer; immutable. Create one with `train`, `load` or `from_json`.
 
-    Ids 0 to 3 are padding, begin of sentence, end of sentence and unknown; `encode` never gives the first three.
+    Ids 0 to 3 are padding, begin of sentence, end of sentence and unknown; `encode` never returns the first three.
     """
 
     pad_id = 0
@@ -57,20 +57,20 @@ class Tokenizer:
             self._library = tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:
             raise DataError(f"The tokenizers library refuses this tokenizer: {error}") from None
-        self._library.encode_special_tokens = True  # "</s>" in a text is five signs, not the end of the sentence
+        self._library.encode_special_tokens = True  # "</s>" in a text is four characters, not the end of the sentence
 
     @classmethod
     def train(cls, texts: Iterable[str], settings: TokenizerSettings, *, symbols: Sequence[str] = ()) -> Tokenizer:
-        """Learn a vocabulary. The same texts give the same bytes, on any number of threads.
+        """Train a vocabulary. The same texts give the same bytes, on any number of threads.
 
         Args:
-            texts: sentences of both languages; kept in memory while training.
+            texts: sentences of both languages; kept in memory during training.
             settings: kind, size and case; a small corpus may give fewer pieces than `vocab_size`.
-            symbols: words of targets, each to be one piece; in the order of their ids.
+            symbols: words of targets, each of which becomes one piece, in the order of their ids.
 
         Raises:
-            DataError: there is no text, or it holds half a surrogate pair, or a symbol is no word.
-            ConfigError: the symbols leave no room in the vocabulary.
+            DataError: there is no text, it contains an unpaired surrogate, or a symbol is not a word.
+            ConfigError: the vocabulary is too small for the symbols.
         """
         known = list(texts)
         if not any(text.strip() for text in known):
@@ -92,9 +92,9 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "The text") -> Tokenizer:
-        """The tokenizer that `to_json` wrote. where: what error messages call it.
+        """Return the tokenizer that `to_json` wrote. where: its name in error messages.
 
-        Raises: DataError: it is damaged, or not written by manyheads.
+        Raises: DataError: the text is damaged or not written by manyheads.
         """
         try:
             data = json.loads(text)
@@ -103,29 +103,29 @@ class Tokenizer:
         return cls(*take_apart(data, where))
 
     def to_json(self) -> str:
-        """The content of tokenizer.json, readable by the `tokenizers` library too."""
+        """Return the content of tokenizer.json, which the `tokenizers` library can read."""
         return self._json
 
     @property
     def source(self) -> Tokenizer:
-        """The side that reads sources: this one, both sides are the same (see `sides.TranslationTokenizer`)."""
+        """The side for sources: this tokenizer (see `sides.TranslationTokenizer`)."""
         return self
 
     @property
     def target(self) -> Tokenizer:
-        """The side that writes targets: this one, but with symbols one whose `encode` is `encode_targets`."""
+        """The side for targets: this tokenizer; with symbols, one whose `encode` is `encode_targets`."""
         return _TargetSide(self) if self._symbols else self
 
     def describe(self) -> dict[str, object]:
-        """What people may want to know."""
+        """Return the properties to show to users."""
         return {"vocab_size": self.vocab_size, "lowercase": self.lowercase}
 
     def files(self) -> dict[str, bytes]:
-        """tokenizer.json and its content."""
+        """Return the name and the content of tokenizer.json."""
         return {"tokenizer.json": self._json.encode("utf-8")}
 
     def save(self, path: str | Path) -> None:
-        """Write tokenizer.json (plainly: whoever commits a folder of files sees to its durability).
+        """Write tokenizer.json without syncing it; a caller that commits a whole folder syncs the files.
 
         Raises: SaveError: the path cannot be written.
         """
@@ -136,17 +136,17 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special ones included."""
+        """Number of ids, including special ones."""
         return len(self._pieces)
 
     @property
     def pieces(self) -> tuple[str, ...]:
-        """Every piece by id, as it stands in the file: bytes as `<0xE2>`, special ones as `</s>`."""
+        """Every piece by id as stored in the file: bytes as `<0xE2>`, special pieces as `</s>`."""
         return tuple(self._pieces)
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The words that `encode_targets` gives one id each, in the order of their ids; mostly none."""
+        """The words that `encode_targets` maps to one id each, in the order of their ids; usually empty."""
         return tuple(self._symbols)
 
     @property
@@ -157,7 +157,9 @@ class Tokenizer:
 
     @property
     def num_target_ids(self) -> int:
-        """All that `encode_targets` gives is below: with symbols those and what comes before them, else vocab_size."""
+        """Upper bound (exclusive) of the ids from `encode_targets`: the end of the symbols, or vocab_size without
+        symbols.
+        """
         return self.symbol_ids.stop if self._symbols else self.vocab_size
 
     @property
@@ -166,28 +168,28 @@ class Tokenizer:
         return hashlib.sha256(self._json.encode("utf-8")).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text, without BOS and EOS; an empty text has none.
+        """Return the ids of one text, without BOS and EOS.
 
-        Raises: DataError: the text holds half a surrogate pair.
+        Raises: DataError: the text contains an unpaired surrogate.
         """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, on all threads of the library at once.
+        """Return the ids of each text, using all threads of the library.
 
-        Raises: DataError: a text holds half a surrogate pair; the message names its position.
+        Raises: DataError: a text contains an unpaired surrogate; the message gives its position.
         """
         check_encodable(texts)
         lists: list[list[int]] = []
         for group in grouped(texts, MAX_CHARS_AT_ONCE):
             alone = len(group[0]) > MAX_CHARS_AT_ONCE
             lists += [self._encode_long(group[0])] if alone else _ids(self._library, group)
-        if self.kind == "word":  # a word that is spelled like a special piece is not one
+        if self.kind == "word":  # a word with the spelling of a special piece is an ordinary word
             lists = [[self.unk_id if index < self.unk_id else index for index in ids] for ids in lists]
         return lists
 
     def _encode_long(self, text: str) -> list[int]:
-        """Part by part, each with a space in front unless it goes on within a word."""
+        """Encode part by part, adding a space in front of each part that does not begin inside a word."""
         ids: list[int] = []
         inside: tokenizers.Tokenizer | None = None
         for part, begins in in_parts(text, MAX_CHARS_AT_ONCE, through_words=self.kind != "word"):
@@ -200,12 +202,13 @@ class Tokenizer:
         return ids
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of texts of the target side: as `encode_batch`, unless there are symbols.
+        """Return the ids of target texts: the same as `encode_batch`, unless there are symbols.
 
-        With symbols, a text is words with single spaces between them: symbols, and others that are spelled in bytes
-        (with kind `word`: unknown).
+        With symbols, a text consists of words separated by single spaces: symbols, and other words, which are encoded
+        as bytes
+        (for kind `word`: unknown).
 
-        Raises: DataError: a text holds half a surrogate pair; the message names its position.
+        Raises: DataError: a text contains an unpaired surrogate; the message gives its position.
         """
         if not self._symbols:
             return self.encode_batch(texts)
@@ -220,22 +223,22 @@ class Tokenizer:
         return [len(SPECIAL_PIECES) + byte for byte in f" {word}".encode()]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of one sequence of ids; special ids are left out, broken byte sequences become U+FFFD.
+        """Return the text of one sequence of ids, without special ids; invalid byte sequences become U+FFFD.
 
         Raises: DataError: an id is outside the vocabulary.
         """
         return self.decode_batch([ids])[0]
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of ids, see `decode`."""
+        """Return the text of each sequence of ids, see `decode`."""
         lists = [self._checked(ids) for ids in batch]
-        if self._symbols:  # which the library takes for special tokens too, and would leave out
+        if self._symbols:  # the library treats symbols as special tokens and would leave them out
             lists = [[index for index in ids if index >= self.unk_id] for ids in lists]
         texts: list[str] = self._library.decode_batch(lists, skip_special_tokens=not self._symbols)
         return texts
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The piece of each id for people to read: spaces show as `▁`, bytes as `<0xE2>`, special ids as `</s>`.
+        """Return the piece of each id in readable form: spaces as `▁`, bytes as `<0xE2>`, special ids as `</s>`.
 
         Raises: DataError: an id is outside the vocabulary.
         """
@@ -254,9 +257,9 @@ class Tokenizer:
 
 
 def read_tokenizer_file(path: str | Path) -> str:
-    """The text of a tokenizer.json.
+    """Return the text of a tokenizer.json.
 
-    Raises: DataError: it is missing, no regular file, too large, or no UTF-8.
+    Raises: DataError: it is missing, not a regular file, too large, or not UTF-8.
     """
     path = Path(path)
     try:
@@ -266,7 +269,7 @@ def read_tokenizer_file(path: str | Path) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 at byte {error.start}; it is no tokenizer file, or damaged.") from None
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}; it is damaged or not a tokenizer file.") from None
 
 
 def _ids(library: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -274,7 +277,7 @@ def _ids(library: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 class _TargetSide(Tokenizer):
-    """A tokenizer with symbols, as targets see it."""
+    """The target side of a tokenizer with symbols."""
 
     def __init__(self, whole: Tokenizer) -> None:
         vars(self).update(vars(whole))
@@ -284,10 +287,10 @@ class _TargetSide(Tokenizer):
 
 
 def _check_symbols(symbols: Sequence[str], settings: TokenizerSettings) -> None:
-    """Symbols are words, each once, and leave room for other pieces."""
+    """Check that symbols are unique words and leave room for other pieces."""
     for symbol in symbols:
         if not symbol or " " in symbol or symbol in SPECIAL_PIECES or symbols.count(symbol) > 1:
-            raise DataError(f"{symbol!r} cannot be a symbol of a tokenizer: it is no word, or it is there already.")
+            raise DataError(f"{symbol!r} cannot be a symbol of a tokenizer: it is not a word, or it exists already.")
     check_encodable(symbols)
     least = len(heads_of(settings.kind)) + len(symbols) + 8
     if symbols and settings.vocab_size < least:
@@ -298,7 +301,7 @@ def _check_symbols(symbols: Sequence[str], settings: TokenizerSettings) -> None:
 
 
 def check_encodable(texts: Sequence[str]) -> None:
-    """Refuse half surrogate pairs, which Python and JSON can hold but UTF-8 and the library cannot."""
+    """Raise DataError for unpaired surrogates, which Python and JSON can store but UTF-8 and the library cannot."""
     try:
         "".join(texts).encode("utf-8")
     except UnicodeEncodeError:

@@ -1,7 +1,8 @@
-"""Bracketed trees as treebanks write them: read and written, and nothing else; strings in, strings out.
+"""Reading and writing of bracketed trees in the format of treebanks.
 
-`(S (NP (PRP She)) (VP (VBZ sleeps)) (. .))`: a bracket holds a label and further brackets, or a part-of-speech tag and
-a word. The outermost label may be empty, as in the Penn Treebank's files. Words spell round brackets -LRB- and -RRB-.
+`(S (NP (PRP She)) (VP (VBZ sleeps)) (. .))`: a bracket contains a label and further brackets, or a part-of-speech tag
+and a word. The outermost label may be empty, as in the Penn Treebank's files. Words write round brackets as -LRB- and
+-RRB-.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _PREVIEW = 60
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A word as the file spells it, and its part-of-speech tag."""
+    """A word as written in the file, and its part-of-speech tag."""
 
     tag: str
     word: str
@@ -32,7 +33,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A constituent: a label (empty at most in the outermost) and what it consists of, at least one child."""
+    """A constituent: a label (only the outermost may be empty) and at least one child."""
 
     label: str
     children: tuple[Node | Leaf, ...]
@@ -48,14 +49,14 @@ class _Open:
 
 
 def read_trees(lines: Iterable[str | None], name: str) -> Iterator[tuple[int, Node]]:
-    """The trees of a file, each on a line of its own or spread over several, with the line that each begins in.
+    """Yield the trees of a file, each with the number of the line where it begins. A tree may span several lines.
 
     Args:
-        lines: of the file; None, a line that could not be read, stands for an empty one.
-        name: what messages call the file.
+        lines: the lines of the file; None (a line that could not be read) counts as empty.
+        name: the name of the file in messages.
 
-    Raises: DataError: a bracket is missing, too many, empty, without a label, or holds what does not belong together;
-        the file, the line, and what stands there are named.
+    Raises: DataError: a bracket is missing, superfluous, empty or without a label, or its contents are not valid; the
+        message gives the file, the line and the text.
     """
     reader = _Reader(name)
     for number, line in enumerate(lines, 1):
@@ -64,9 +65,9 @@ def read_trees(lines: Iterable[str | None], name: str) -> Iterator[tuple[int, No
 
 
 def parse_tree(text: str, where: str = "The text") -> Node:
-    """The one tree of a text.
+    """Return the only tree in a text.
 
-    Raises: DataError: it is no tree (see `read_trees`), or there are several.
+    Raises: DataError: the text is not a tree (see `read_trees`), or contains several.
     """
     trees = [tree for _, tree in read_trees([text], where)]
     if len(trees) != 1:
@@ -75,7 +76,7 @@ def parse_tree(text: str, where: str = "The text") -> Node:
 
 
 class _Reader:
-    """Brackets that are open, and where the tree they belong to began."""
+    """The open brackets, and the line where their tree began."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -84,9 +85,9 @@ class _Reader:
         self._suspect = 0
 
     def feed(self, number: int, line: str) -> Iterator[tuple[int, Node]]:
-        """The trees that end in this line."""
+        """Yield the trees that end in this line."""
         if line.startswith("(") and self._open and not self._suspect:
-            self._suspect = number  # most files begin each tree in the first column, and nothing else
+            self._suspect = number  # in most files only a tree begins in the first column
         for match in _TOKEN.finditer(line):
             token = match[0]
             if token == "(":
@@ -137,7 +138,7 @@ class _Reader:
             bracket.word = token
 
     def _end_bracket(self, number: int, line: str) -> Node | None:
-        """Close the innermost bracket. Returns: the tree, if that was its last."""
+        """Close the innermost bracket. Returns: the tree, if this was its last bracket."""
         if not self._open:
             raise self._wrong(number, line, "a bracket closes that was never opened")
         bracket = self._open.pop()
@@ -162,7 +163,7 @@ def _preview(text: str) -> str:
 
 
 def format_tree(tree: Node | Leaf) -> str:
-    """A tree as one line, with single spaces; `parse_tree` reads it back."""
+    """Return a tree as one line with single spaces; `parse_tree` reads it back."""
     if isinstance(tree, Leaf):
         return f"({tree.tag} {tree.word})"
     parts = [f"({tree.label}"]
@@ -172,7 +173,7 @@ def format_tree(tree: Node | Leaf) -> str:
 
 
 def leaves_of(tree: Node | Leaf) -> list[Leaf]:
-    """Words and tags from left to right."""
+    """Return the leaves from left to right."""
     found: list[Leaf] = []
     waiting: list[Node | Leaf] = [tree]
     while waiting:
@@ -185,10 +186,10 @@ def leaves_of(tree: Node | Leaf) -> list[Leaf]:
 
 
 def unescape(word: str) -> str:
-    """A word as people write it: -LRB- and -RRB- become round brackets."""
+    """Return a word as plain text: -LRB- and -RRB- become round brackets."""
     return re.sub("-[LR]RB-", lambda found: _ESCAPED[found[0]], word)
 
 
 def escape(word: str) -> str:
-    """A word as it may stand in a tree; the inverse of `unescape` for words that hold no round bracket."""
+    """Return a word as it is written in a tree: the inverse of `unescape` for words without round brackets."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")

@@ -1,4 +1,4 @@
-"""Making and reading the vocabularies of language models."""
+"""Training and loading of the vocabularies of language models."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from manyheads.text.word_vocabulary import WordVocabulary
 __all__ = ["is_vocabulary", "learn_vocabulary", "load_vocabulary", "vocabulary_from_json"]
 
 DEFAULT_PIECES = 8000
-MAX_LEARNED_LINES = 2_000_000  # above it, every second line teaches the pieces, then every fourth, ...
+MAX_LEARNED_LINES = 2_000_000  # with more lines, every second line is used for training, then every fourth, ...
 
 
 def learn_vocabulary(lines: Iterable[str], settings: VocabularySettings, *, num_files: int = 1) -> Vocabulary:
-    """A vocabulary for a training text. The same text gives the same bytes.
+    """Train a vocabulary on a text. The same text gives the same bytes.
 
     Args:
-        lines: the text; consumed as a stream, and not at all for bytes.
+        lines: the text, read as a stream; not read at all for bytes.
         settings: level, size and documents.
-        num_files: how many files the text comes from, which matters where they are documents.
+        num_files: number of files of the text, which is used if documents are files.
 
-    Raises: DataError: the text is empty, or holds half a surrogate pair.
+    Raises: DataError: the text is empty, or contains an unpaired surrogate.
     """
     if settings.level == "bytes":
         return ByteVocabulary(settings.documents)
@@ -48,14 +48,14 @@ def learn_vocabulary(lines: Iterable[str], settings: VocabularySettings, *, num_
 
 
 def is_vocabulary(content: Any) -> bool:
-    """Whether the parsed content of a tokenizer.json is a language model's."""
+    """Return whether the parsed content of a tokenizer.json is a language model's vocabulary."""
     return isinstance(content, dict) and content.get("format") == LANGUAGE_FORMAT
 
 
 def load_vocabulary(path: str | Path) -> Vocabulary:
-    """Read a tokenizer.json, or the one in a folder.
+    """Read a tokenizer.json, given its path or its folder.
 
-    Raises: DataError: it is missing, damaged, or a translator's.
+    Raises: DataError: the file is missing or damaged, or belongs to a translation model.
     """
     path = Path(path)
     path = path / "tokenizer.json" if path.is_dir() else path
@@ -63,9 +63,9 @@ def load_vocabulary(path: str | Path) -> Vocabulary:
 
 
 def vocabulary_from_json(text: str, *, where: str = "The text") -> Vocabulary:
-    """The vocabulary that `to_json` wrote. where: what error messages call it.
+    """Return the vocabulary that `to_json` wrote. where: its name in error messages.
 
-    Raises: DataError: it is damaged, of a newer version, or not a language model's.
+    Raises: DataError: the text is damaged, of a newer version, or not a language model's vocabulary.
     """
     try:
         content = json.loads(text)
@@ -82,7 +82,7 @@ def vocabulary_from_json(text: str, *, where: str = "The text") -> Vocabulary:
     if documents not in get_args(Documents):
         raise DataError(f"{where}: documents is {documents!r}; it must be one of {', '.join(get_args(Documents))}.")
     made = _build(content, documents, where)
-    if made.to_json() != text:  # the file is wholly determined by what was read of it
+    if made.to_json() != text:  # the values read above determine the whole file
         raise DataError(f"{where} was changed or damaged. Prepare the data again, or copy the file once more.")
     return made
 
@@ -90,7 +90,7 @@ def vocabulary_from_json(text: str, *, where: str = "The text") -> Vocabulary:
 def _build(content: dict[str, Any], documents: Documents, where: str) -> Vocabulary:
     level = content.get("level")
     if documents == "fixed" and level != "ids":
-        raise DataError(f"{where}: documents is 'fixed', which is of ids alone.")
+        raise DataError(f"{where}: documents is 'fixed', which only vocabularies of ids can have.")
     if level == "bytes":
         return ByteVocabulary(documents)
     if level == "ids":
@@ -98,7 +98,7 @@ def _build(content: dict[str, Any], documents: Documents, where: str) -> Vocabul
     if level == "words":
         words, lowercase = content.get("words"), content.get("lowercase")
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-            raise DataError(f"{where}: the words are missing, or are no texts.")
+            raise DataError(f"{where}: the words are missing, or are not text.")
         if not isinstance(lowercase, bool):
             raise DataError(f"{where}: lowercase is {lowercase!r}; it must be true or false.")
         try:
@@ -116,7 +116,7 @@ def _build(content: dict[str, Any], documents: Documents, where: str) -> Vocabul
 def _ids(content: dict[str, Any], documents: Documents, where: str) -> IdVocabulary:
     sizes = {name: content.get(name) for name in ("num_ids", "document_len", "image_size")}
     if any(type(size) is not int for size in sizes.values()) or content.get("form") not in ITEM_BYTES:
-        raise DataError(f"{where}: the form or the sizes of its ids make no sense.")
+        raise DataError(f"{where}: the form or the sizes of its ids are not valid.")
     try:
         return IdVocabulary(form=content["form"], documents=documents, **sizes)  # type: ignore[arg-type]
     except DataError as error:

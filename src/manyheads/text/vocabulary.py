@@ -1,8 +1,8 @@
-"""The vocabulary of a language model: one text, of any length, to ids and back.
+"""The vocabulary of a language model: conversion between one text of any length and ids.
 
-Three levels, a file each: `bytes`, `bpe` and `words`; and `ids`, for what is no text. All are kept in one
-tokenizer.json that holds no code. What they share is here: a text is lines, a document may end, and ids give back the
-bytes that they stand for.
+There are three levels with one file each, `bytes`, `bpe` and `words`, and `ids` for data that is not text. Each is
+stored in one tokenizer.json, which contains no code. This file contains the common part: a text consists of lines, a
+document can end, and ids decode to bytes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Documents = Literal["none", "files", "lines", "fixed"]
 
 
 class Vocabulary(ABC):
-    """Text to ids and back, for a language model; it never changes.
+    """Conversion between text and ids for a language model; immutable.
 
     Attributes:
-        kind: `bytes`, `bpe`, `words`, or `ids` of what is no text.
-        documents: what a document is (see `VocabularySettings` and `IdSettings`).
-        line_id: stands for a line break.
-        end_id: ends a document; None if there are no documents. With `lines` it is `line_id`.
-        unk_id: stands for what is not known; None where everything is.
-        document_len: tokens of every document, where all have the same number; 0 where they have not.
+        kind: `bytes`, `bpe`, `words`, or `ids` for data that is not text.
+        documents: what counts as a document (see `VocabularySettings` and `IdSettings`).
+        line_id: id of a line break.
+        end_id: id of the end of a document; None without documents. If documents are lines, it equals `line_id`.
+        unk_id: id of unknown words; None if no text is unknown.
+        document_len: number of tokens of each document if all have the same number, otherwise 0.
     """
 
     kind: ClassVar[Literal["bytes", "bpe", "words", "ids"]]
@@ -50,84 +50,86 @@ class Vocabulary(ABC):
 
     @property
     def is_text(self) -> bool:
-        """Whether ids stand for text that can be read and shown."""
+        """Whether ids stand for readable text."""
         return True
 
     @property
     def begin_id(self) -> int | None:
-        """What is read before the first token of a document: the end of another one; None without documents."""
+        """The id that is read before the first token of a document, the end of a document; None without documents."""
         return self.end_id
 
     @property
     def start_id(self) -> int:
-        """What is read before a text that nothing precedes: the end of a document, or of a line."""
+        """The id that is read before a text without context: the end of a document, or of a line."""
         return self.line_id if self.begin_id is None else self.begin_id
 
     @abstractmethod
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of each line, without any for its line break.
+        """Return the ids of each line, without an id for its line break.
 
         Args: lines: without "\\n".
 
-        Raises: DataError: a line holds half a surrogate pair.
+        Raises: DataError: a line contains an unpaired surrogate.
         """
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; a last line without a line break gets none.
+        """Return the ids of a text. A last line without a line break gets no id for one.
 
-        Raises: DataError: the text holds half a surrogate pair.
+        Raises: DataError: the text contains an unpaired surrogate.
         """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, see `encode`."""
+        """Return the ids of each text, see `encode`."""
         split = [text.split("\n") for text in texts]
         known = iter(self.encode_lines([line for lines in split for line in lines]))
         return [_joined([next(known) for _ in lines], self.line_id) for lines in split]
 
     @abstractmethod
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """The bytes that ids stand for, even where they are not whole characters.
+        """Return the bytes of the ids, even if they are not complete characters.
 
         Raises: DataError: an id is outside the vocabulary.
         """
 
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> bytes:
-        """What ids add to the bytes of those before them: `decode_bytes(before + ids)` without its beginning.
+        """Return the bytes that `ids` add after `before`: `decode_bytes(before + ids)` without the bytes of `before`.
 
-        Cost: that of the ids and one more, or as many more as show nothing; a text can be shown token by token.
+        Cost: proportional to the number of new ids plus the preceding ids without visible text, so a text can be shown
+            token
+            by token.
         """
         last: list[int] = []
-        for index in reversed(before):  # what shows nothing does not say whether a line begins after it
+        for index in reversed(before):  # an id without bytes does not tell whether a new line begins after it
             last.insert(0, index)
             if self.decode_bytes([index]):
                 break
         return self.decode_bytes([*last, *ids])[len(self.decode_bytes(last)) :]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; what is no whole character becomes U+FFFD.
+        """Return the text of the ids; incomplete characters become U+FFFD.
 
         Raises: DataError: an id is outside the vocabulary.
         """
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of ids, see `decode`."""
+        """Return the text of each sequence of ids, see `decode`."""
         return [self.decode(ids) for ids in batch]
 
     @abstractmethod
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Each id for people to read, on one line.
+        """Return a readable form of each id, on one line.
 
         Raises: DataError: an id is outside the vocabulary.
         """
 
     @abstractmethod
     def to_json(self) -> str:
-        """The content of tokenizer.json; `vocabularies.vocabulary_from_json` reads it."""
+        """Return the content of tokenizer.json; `vocabularies.vocabulary_from_json` reads it."""
 
     def files(self) -> dict[str, bytes]:
-        """tokenizer.json and its content."""
+        """Return the name and the content of tokenizer.json."""
         return {"tokenizer.json": self.to_json().encode("utf-8")}
 
     @property
@@ -136,7 +138,7 @@ class Vocabulary(ABC):
         return hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write tokenizer.json (plainly: whoever commits a folder of files sees to its durability).
+        """Write tokenizer.json without syncing it; a caller that commits a whole folder syncs the files.
 
         Raises: SaveError: the path cannot be written.
         """
@@ -146,7 +148,7 @@ class Vocabulary(ABC):
             raise SaveError(f"Cannot write the tokenizer {path}: {error.strerror or error}.") from error
 
     def describe(self) -> dict[str, object]:
-        """What people may want to know."""
+        """Return the properties to show to users."""
         return {"vocab_size": self.vocab_size, "documents": self.documents}
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
-"""Words as a vocabulary: text is split at white space, and a line break is a word of its own.
+"""A vocabulary of words: text is split at white space, and a line break is a word.
 
-As corpora for word-level language models are made and scored (WikiText: Merity et al. 2016, arXiv:1609.07843): rare
-words stand in the text as `<unk>` already, and each line ends in `<eos>`. Ids follow falling frequency, which adaptive
-softmax needs (Grave et al. 2017, arXiv:1609.04309), words of one frequency the order in which they first appear: the
-order of the official Transformer-XL's vocabularies, so that weights trained on those keep their rows.
+This is the usual form of corpora for word-level language models (WikiText: Merity et al. 2016, arXiv:1609.07843): the
+text already contains `<unk>` for rare words, and each line ends in `<eos>`. Ids are sorted by decreasing frequency,
+which adaptive softmax needs (Grave et al. 2017, arXiv:1609.04309); words of equal frequency are sorted by first
+occurrence. The official Transformer-XL uses the same order, so weights trained with its vocabularies keep their rows.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MAX_WORDS = 4_000_000
 
 
 class WordVocabulary(Vocabulary):
-    """Id 0 is the line break; `<unk>`, and `<eod>` where files are documents, stand where their frequency puts them.
+    """Id 0 is the line break. The frequency determines the ids of `<unk>` and, if documents are files, `<eod>`.
 
     Args:
         words: every word by id, the line break first.
-        documents: what a document is.
+        documents: what counts as a document.
         lowercase: fold case first.
 
-    Raises: DataError: a word is there twice, is no word, or the words lack one that must be there.
+    Raises: DataError: a word occurs twice or is not a word, or a required word is missing.
     """
 
     kind = "words"
@@ -47,7 +47,7 @@ class WordVocabulary(Vocabulary):
         self.line_id = 0
         self.end_id = {"none": None, "lines": 0, "files": self._ids.get(DOCUMENT_END)}[documents]
         self.unk_id = self._ids[UNKNOWN]
-        # What stands for a line or a document is never a word of the text, however that is spelled.
+        # A word of the text never gets the id of the end of a line or a document, even if it is spelled the same.
         self._of_text = {word: index for word, index in self._ids.items() if index not in (self.line_id, self.end_id)}
 
     @classmethod
@@ -55,9 +55,9 @@ class WordVocabulary(Vocabulary):
         """Count the words of a text.
 
         Args:
-            lines: the training text, consumed as a stream.
-            settings: of level `words`.
-            num_files: how often `<eod>` stands in the text, where files are documents.
+            lines: the training text, read as a stream.
+            settings: with level `words`.
+            num_files: number of `<eod>` in the text, if documents are files.
 
         Raises: DataError: the text has no words.
         """
@@ -68,7 +68,7 @@ class WordVocabulary(Vocabulary):
         special = {settings.line_end, UNKNOWN, *([DOCUMENT_END] if settings.documents == "files" else [])}
         total = counts.total()
         if not total:
-            raise DataError("There is no text to make a vocabulary of: every line is empty.")
+            raise DataError("There is no text to train a vocabulary on: every line is empty.")
         room = settings.vocab_size - len(special) if settings.vocab_size else len(counts)
         ranked = sorted((word for word in counts if word not in special), key=lambda word: -counts[word])
         kept = [word for word in ranked[: max(0, room)] if counts[word] >= settings.min_count]
@@ -83,16 +83,16 @@ class WordVocabulary(Vocabulary):
 
     @property
     def vocab_size(self) -> int:
-        """Number of words, the line break and `<unk>` included."""
+        """Number of words, including the line break and `<unk>`."""
         return len(self._words)
 
     @property
     def line_end(self) -> str:
-        """How the line break is called."""
+        """Name of the line break."""
         return self._words[0]
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """The words of each line; one that is not known is `<unk>`."""
+        """Return the words of each line; unknown words become `<unk>`."""
         check_encodable(lines)
         known, unknown = self._of_text, self.unk_id
         if self.lowercase:
@@ -100,7 +100,9 @@ class WordVocabulary(Vocabulary):
         return [[known.get(word, unknown) for word in words_of(line)] for line in lines]
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """Words with single spaces between them, and none beside a line break; the end of a file gives nothing."""
+        """Return the words joined by single spaces, without spaces beside a line break; the end of a file gives
+        nothing.
+        """
         parts: list[str] = []
         begins = True
         for index in self._checked(ids):
@@ -114,15 +116,15 @@ class WordVocabulary(Vocabulary):
         return "".join(parts).encode("utf-8")
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The words."""
+        """Return the words."""
         return [self._words[index] for index in self._checked(ids)]
 
     def describe(self) -> dict[str, object]:
-        """What people may want to know."""
+        """Return the properties to show to users."""
         return {**super().describe(), "lowercase": self.lowercase}
 
     def to_json(self) -> str:
-        """The content of tokenizer.json."""
+        """Return the content of tokenizer.json."""
         return self._render(lowercase=self.lowercase, words=self._words)
 
 
@@ -135,5 +137,5 @@ def _check(words: list[str], documents: Documents) -> None:
         )
     wrong = next((word for word in words if words_of(word) != [word] or "\n" in word), None)
     if wrong is not None:
-        raise DataError(f"{wrong!r} is no word: it is empty, or has white space in it.")
+        raise DataError(f"{wrong!r} is not a word: it is empty or contains white space.")
     check_encodable(words)

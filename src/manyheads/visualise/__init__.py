@@ -1,1 +1,1 @@
-"""Pictures from tensors and records alone, as PNG and SVG. Needs matplotlib: `pip install manyheads[plot]`."""
+"""Plots of tensors and records, as PNG and SVG. Needs matplotlib: `pip install manyheads[plot]`."""

@@ -1,4 +1,4 @@
-"""Attention heat maps: who looks at whom, for one head or all of them."""
+"""Heat maps of attention weights, for one head or all of them."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def attention_figure(
     mean: bool = True,
     num_memory: int = 0,
 ) -> Figure:
-    """A heat map a head, on one colour scale; rows are queries, columns the keys they attend to.
+    """Draw one heat map per head with a common colour scale; rows are queries, columns are keys.
 
-    Where a query spreads its weight over more keys than can be named, colours go by the weights' root, and the scale
-    says so: a few large weights, as those of the first rows of a causal model, would else leave all others blank.
+    For long sequences the colours show the square root of the weights, and the scale says so. Otherwise a few large
+    weights, as in the first rows of a causal model, would make all others invisible.
 
     Args:
         weights: (q_len, k_len), or (heads, q_len, k_len).
-        query_tokens: a label a row; key_tokens: a label a column.
+        query_tokens: a label per row; key_tokens: a label per column.
         mean: show the mean of all heads first, and larger.
-        num_memory: columns in front that were read before: a line sets them apart.
+        num_memory: number of memory columns at the left, which a line separates from the others.
 
-    Raises: ShapeError: weights of another rank, or labels of another number. MissingExtraError: no matplotlib.
+    Raises: ShapeError: weights of another rank, or a wrong number of labels. MissingExtraError: no matplotlib.
     """
     array = as_array(weights)
     if array.ndim == 2:
@@ -103,14 +103,14 @@ def attention_figure(
         bar = figure.colorbar(image, ax=[axes for _, axes in panels], shrink=0.6, aspect=30, pad=0.015)
         bar.ax.tick_params(labelsize=8, colors=INK, length=2)
         bar.outline.set_visible(False)
-        bar.set_label(f"attention weight{', coloured by its root' if by_root else ''}", fontsize=9, color=MUTED)
+        bar.set_label(f"attention weight{', colour by square root' if by_root else ''}", fontsize=9, color=MUTED)
     return figure
 
 
 def _panels(
     figure: Figure, num_heads: int, rows: int, columns: int, mean: bool, ratio: float
 ) -> list[tuple[str, Axes]]:
-    """Axes for each head, and before them for the mean, all in one grid (a colour bar can only stand beside one)."""
+    """Return axes for the mean and for each head, all in one grid, because a colour bar needs a single grid."""
     if not mean:
         grid = figure.add_gridspec(rows, columns)
         return [(str(h), figure.add_subplot(grid[h // columns, h % columns])) for h in range(num_heads)]
@@ -127,14 +127,14 @@ def _heat_map(axes: Axes, weights: Array, top: float, by_root: bool) -> Any:
 
 
 def _label(axes: Axes, which: str, tokens: Sequence[str] | None, length: int) -> None:
-    """Name the positions, evenly thinned where there are too many to read."""
+    """Label the positions, evenly thinned if there are too many to read."""
     stride = math.ceil(length / MAX_LABELS)
     places = list(range(0, length, stride))
     names = [_short(tokens[place]) if tokens is not None else str(place) for place in places]
     names, families = legible_texts(names)
     size = 9.5 if length <= 24 else 8 if length <= MAX_LABELS else 7
     if which == "x":
-        flat = (max(map(len, names)) + 1) * len(names) <= MAX_FLAT_CHARS  # the longest fits into its column
+        flat = (max(map(len, names)) + 1) * len(names) <= MAX_FLAT_CHARS  # the longest label fits into its column
         axes.set_xticks(places, names, ha="center", fontsize=size)
         if not flat:
             slant_long(axes.get_xticklabels())

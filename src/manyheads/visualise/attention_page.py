@@ -1,8 +1,8 @@
-"""Attention of a whole model as one HTML file that needs nothing else: no network, no server, no other file.
+"""The attention of a whole model as one HTML file that works offline and without a server or other files.
 
-Its script and style stand in the file, and a policy in its head names them by their digests: nothing else may run,
-load or be sent. Weights are rounded to 8 bits of their square root, which is finest where weights are small: what the
-page shows is off by 0.004 at most.
+The file contains its script and style. A content security policy allows exactly these two by their digests and blocks
+all other code and network access. Weights are stored as 8 bits of their square root, which is most precise for small
+weights: the error is at most 0.004.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ MOST_CELLS = 512
 
 
 def attention_page(views: Sequence[AttentionView], *, title: str, note: str = "", most: int = MOST_CELLS) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         views: of one model: `encoder`, `decoder`, `cross` ...
-        title: what was read.
-        note: a line below the title: the model, its size.
-        most: rows and columns; longer sequences are thinned.
+        title: the text that was read.
+        note: a line below the title: the model and its size.
+        most: maximum number of rows and columns; longer sequences are thinned.
 
-    Raises: ShapeError: no view, two of one name, or most is below 1.
+    Raises: ShapeError: there is no view, two have the same name, or most is below 1.
     """
     names = [view.name for view in views]
     if not views or len(set(names)) < len(names):
-        raise ShapeError(f"views named {names}; give at least one, and each its own name.")
+        raise ShapeError(f"views named {names}; give at least one view, and use different names.")
     record = {"title": title, "note": note, "views": [_view(thinned(view, most)) for view in views]}
-    # In a script element only "<" could end it, or open a comment.
+    # In a script element only "<" can end the element or open a comment.
     data = json.dumps(record, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     script, style = _file("page.js"), _file("page.css")
     policy = (
         f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:;"
         " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    # The title and the data last: nothing that they hold is looked at again.
+    # Insert the title and the data last, so that placeholders in them are not replaced.
     before, after = _file("page.html").split("{{data}}")
     for name, value in (("policy", policy), ("style", style), ("title", html.escape(title))):
         before = before.replace(f"{{{{{name}}}}}", value)
@@ -59,13 +59,13 @@ def attention_page(views: Sequence[AttentionView], *, title: str, note: str = ""
 
 
 def save_page(page: str, path: Path | str) -> Path:
-    """Write a page, aside first and then renamed. Raises: SaveError: it cannot be written."""
+    """Write a page under a temporary name and rename it. Raises: SaveError: it cannot be written."""
     final = Path(path)
     aside = final.with_name(f"{final.name}.tmp-{os.getpid()}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         aside.unlink(missing_ok=True)
-        with aside.open("x", encoding="utf-8", newline="\n") as file:  # x: a link of this name is never written through
+        with aside.open("x", encoding="utf-8", newline="\n") as file:  # x: never write through an existing link
             file.write(page)
         aside.replace(final)
     except OSError as error:
@@ -88,7 +88,7 @@ def _view(view: AttentionView) -> dict[str, object]:
 
 
 def _packed(layer: Array) -> str:
-    """Weights as bytes, compressed, in base64."""
+    """Return the weights as compressed bytes in base64."""
     rounded = np.rint(np.sqrt(np.clip(np.nan_to_num(layer), 0.0, 1.0)) * 255).astype(np.uint8)
     return base64.b64encode(zlib.compress(rounded.tobytes(), 6)).decode("ascii")
 

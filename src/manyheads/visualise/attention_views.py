@@ -1,4 +1,4 @@
-"""Attention of a whole model as a picture needs it: arrays, names and figures, of any architecture."""
+"""The attention of a whole model prepared for plots: arrays, labels and statistics, for any architecture."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ _JOINERS = "\u200c\u200d"
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionView:
-    """Who looks at whom, in every layer and head of one stack.
+    """The attention weights of every layer and head of one stack.
 
-    Shape: layers: one (heads, q_len, k_len) a layer; all layers of a view have the same lengths.
+    Shape: layers: one (heads, q_len, k_len) per layer; all layers of a view have the same lengths.
 
-    name: `encoder`, `decoder`, `cross`. query_tokens: a name a row; key_tokens: a name a column. num_memory: columns in
-    front that were read before; the first query stands behind them. is_self: queries and keys are one sequence, so that
-    distances mean something. block: (rows, columns) of tokens that a cell stands for; see `thinned`. figures: entropy
-    and mean distance of each head, from weights that were not thinned: (layers, heads, 2). buckets: of hashed layers,
-    (heads, rounds, length), None for others; thinning, which joins tokens of several buckets, drops them.
+    name: `encoder`, `decoder`, `cross`. query_tokens: a label per row; key_tokens: a label per column. num_memory:
+    number
+    of memory columns at the left; the first query follows them. is_self: queries and keys are one sequence, so
+    distances
+    are defined. block: (rows, columns) of tokens per cell; see `thinned`. figures: entropy and mean distance of each
+    head,
+    from weights before thinning: (layers, heads, 2). buckets: of hashed layers, (heads, rounds, length), None for
+    others;
+    thinning drops them, because a cell then contains tokens of several buckets.
     """
 
     name: str
@@ -53,19 +57,19 @@ def attention_view(
     is_self: bool | None = None,
     buckets: Sequence[Any] = (),
 ) -> AttentionView:
-    """A view, checked.
+    """Check the arguments and return a view.
 
     Args:
-        name: of the stack.
-        layers: weights of each, (heads, q_len, k_len), or (1, heads, q_len, k_len) as `attentions_of` and Hugging
-            Face's models give them.
-        query_tokens: a name a row.
-        key_tokens: a name a column; None: those of the queries.
-        num_memory: columns of memory in front.
-        is_self: whether distances mean something; None: they do unless there are other keys.
-        buckets: a layer's (heads, rounds, length), or None where it does not hash; none at all where no layer does.
+        name: name of the stack.
+        layers: weights of each, (heads, q_len, k_len), or (1, heads, q_len, k_len) as from `attentions_of` and Hugging
+            Face's models.
+        query_tokens: a label per row.
+        key_tokens: a label per column; None: those of the queries.
+        num_memory: number of memory columns at the left.
+        is_self: whether distances are defined; None: yes, unless other keys are given.
+        buckets: a layer's (heads, rounds, length), or None for a layer without hashing; empty if no layer hashes.
 
-    Raises: ShapeError: no layer, another rank, more than one sequence, or not one token a row and column.
+    Raises: ShapeError: no layer, another rank, more than one sequence, or a wrong number of tokens.
     """
     own = key_tokens is None
     keys = tuple(query_tokens if key_tokens is None else key_tokens)
@@ -82,7 +86,7 @@ def attention_view(
         if array.shape[1:] != (len(query_tokens), len(keys)):
             raise ShapeError(
                 f"{name}, layer {number + 1}: {len(query_tokens)} query tokens and {len(keys)} key tokens for weights"
-                f" of shape {array.shape}; give one name a row and one a column."
+                f" of shape {array.shape}; give one label per row and one per column."
             )
         arrays.append(array)
     if not arrays:
@@ -107,13 +111,13 @@ def attention_view(
 
 
 def head_figures(weights: Array, first_query: int | None) -> tuple[float | None, float | None]:
-    """Entropy in bits of where a query looks, and how many tokens away that is, in the mean over queries.
+    """Return the mean over queries of the attention's entropy in bits and of its distance in tokens.
 
     Args:
-        weights: (q_len, k_len); rows of zeros, which look nowhere, are left out.
-        first_query: the column at which the first query itself stands; None: distances mean nothing.
+        weights: (q_len, k_len); rows of zeros are left out.
+        first_query: the column of the first query; None: distances are not defined.
 
-    Returns: two numbers; None where there is none.
+    Returns: two numbers; None for an undefined one.
     """
     looking = weights.sum(axis=1) > 0
     if not looking.any():
@@ -129,10 +133,11 @@ def head_figures(weights: Array, first_query: int | None) -> tuple[float | None,
 
 
 def thinned(view: AttentionView, most: int) -> AttentionView:
-    """The same with at most `most` rows and columns: neighbours become one cell.
+    """Return the view with at most `most` rows and columns, by merging neighbours into one cell.
 
-    A cell holds the mean of its queries and the sum of its keys, so that a row still sums to one. Memory and what
-    follows it never share a cell.
+    A cell contains the mean over its queries of the sum over its keys, so a row still sums to one. Memory and segment
+    never
+    share a cell.
 
     Raises: ShapeError: most is below 1.
     """
@@ -166,8 +171,8 @@ def _joined(tokens: tuple[str, ...], starts: list[int]) -> tuple[str, ...]:
 
 
 def shown_token(token: str) -> str:
-    """A token with nothing in it that could move, hide or turn around what stands beside it."""
-    alone = not token.strip(_JOINERS + "₁₂₃₄")  # or a byte of one: there is nothing to join
+    """Return a token without characters that could move, hide or reverse the text beside it."""
+    alone = not token.strip(_JOINERS + "₁₂₃₄")  # only joiners, or a byte of one: there is nothing to join
     shown = "".join(
         char if char.isprintable() or (char in _JOINERS and not alone) else f"⟨{ord(char):04X}⟩" for char in token
     )

@@ -1,4 +1,4 @@
-"""Hashed attention: which tokens fall into one bucket, in every round of every head."""
+"""Plots of hashed attention: the bucket of every token in every round and head."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MOST_NUMBERED = 60
 def buckets_figure(
     buckets: Any, *, tokens: Sequence[str] | None = None, chunk_len: int = 0, head: int = 0, title: str = "Buckets"
 ) -> Figure:
-    """Buckets of all heads and rounds in the order of the text, and one head's tokens sorted by bucket.
+    """Draw the buckets of all heads and rounds in text order, and one head's tokens sorted by bucket.
 
-    Paper: Kitaev et al. 2020, arXiv:2001.04451, figure 2: the same sequence, hashed, sorted and cut into chunks.
+    Paper: Kitaev et al. 2020, arXiv:2001.04451, figure 2: the same sequence, hashed, sorted and split into chunks.
     Args:
         buckets: (heads, rounds, length), whole numbers.
-        tokens: a name a position.
-        chunk_len: where the sorted sequence is cut; 0 draws no cuts.
-        head: the one that is drawn sorted, from 0.
+        tokens: a label per position.
+        chunk_len: chunk length of the sorted sequence; 0 draws no chunk boundaries.
+        head: the head that is drawn sorted, from 0.
 
     Raises: ShapeError: another rank, another number of tokens, or no such head. MissingExtraError: no matplotlib.
     """
@@ -60,7 +60,7 @@ def buckets_figure(
     ordered = np.take_along_axis(array[head], order, axis=1)
     _cells(below, ordered, None, top)
     for row, change in zip(*np.nonzero(ordered[:, 1:] != ordered[:, :-1]), strict=True):
-        # Twenty colours are fewer than buckets: two that touch may share one.
+        # There are more buckets than the twenty colours, so neighbouring buckets may have the same colour.
         below.plot([change + 0.5] * 2, [row - 0.5, row + 0.5], color="white", linewidth=1.6)
     below.set_yticks(range(rounds), [f"round {r + 1}" for r in range(rounds)])
     cut = f", cut into chunks of {chunk_len}" if chunk_len else ""
@@ -80,7 +80,7 @@ def buckets_figure(
 
 
 def _cells(axes: Axes, values: Any, numbers: Any, top: int) -> None:
-    """Neighbouring buckets in colours far apart: what counts is which are the same."""
+    """Draw cells; neighbouring buckets get very different colours, so that equal buckets can be recognised."""
     spread = (values * 7) % 20
     axes.imshow(spread, cmap="tab20", vmin=0, vmax=19, aspect="auto", interpolation="nearest", alpha=0.55)
     if numbers is not None and values.shape[1] <= _MOST_NUMBERED and top < 1000:

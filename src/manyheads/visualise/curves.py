@@ -1,4 +1,4 @@
-"""Learning curves, drawn from the records of `metrics.jsonl` and nothing else."""
+"""Learning curves from the records in `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ MOST_BYTES = 256 << 20
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """All of `each_metrics`."""
+    """Return a list of all records of `each_metrics`."""
     return list(each_metrics(path))
 
 
 def each_metrics(path: Path | str) -> Iterator[dict[str, Any]]:
-    """The records of a run's metrics.jsonl, one after another; a last line that a crash cut is left out.
+    """Yield the records of a run's metrics.jsonl; an incomplete last line after a crash is left out.
 
-    Raises: DataError: the file cannot be read, is no regular file, is over `MOST_BYTES`, or a line before the last is
-        no JSON object.
+    Raises: DataError: the file cannot be read, is not a regular file, is larger than `MOST_BYTES`, or a line before the
+        last is not a JSON object.
     """
     try:
         content = read_limited(Path(path), MOST_BYTES)
@@ -50,15 +50,15 @@ def each_metrics(path: Path | str) -> Iterator[dict[str, Any]]:
                 break
             raise DataError(f"{path}, line {number} is not JSON: {error}.") from error
         if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number} holds no record but {type(record).__name__}.")
+            raise DataError(f"{path}, line {number} is not a record but {type(record).__name__}.")
         yield record
 
 
 def series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Array, Array]:
-    """Steps and values of one metric in the order of steps.
+    """Return steps and values of one metric in the order of steps.
 
-    Where a step occurs twice (a resumed run) the later record wins. Records without the key, and values
-    that are not finite, are left out.
+    If a step occurs twice (in a resumed run), the later record is used. Records without the key and values that are not
+    finite are left out.
     """
     points: dict[float, float] = {}
     for record in records:
@@ -70,7 +70,7 @@ def series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Array, Array
 
 
 def learning_curve_figure(records: Iterable[Mapping[str, Any]], *, title: str = "") -> Figure:
-    """Loss of training and validation, BLEU, chrF and F1 where there are any, and the learning rate, over steps.
+    """Draw training and validation loss, BLEU, chrF and F1 if available, and the learning rate, over steps.
 
     Args: records: dicts with `step` and any of train_nll, train_loss, valid_nll, valid_loss, bleu, chrf, f1,
         learning_rate and grad_norm.
@@ -97,7 +97,7 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
     if len(steps) > 20:
         axes.plot(steps, values, color=COLOURS[0], alpha=0.25, linewidth=0.9)
     if len(steps):
-        dot = "o" if len(steps) == 1 else None  # a line of one point would not be seen
+        dot = "o" if len(steps) == 1 else None  # a line with one point would be invisible
         axes.plot(steps, smooth, color=COLOURS[0], linewidth=2.0, marker=dot, label=f"training  {smooth[-1]:.3f}")
     steps, valid = series(records, f"valid_{key}")
     if len(steps):
@@ -120,7 +120,7 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
         )  # fmt: skip
     both = np.concatenate([smooth, valid])
     if len(both) > 5:
-        # The first steps of a run are far above the rest; let them leave the picture rather than flatten it.
+        # The first losses of a run are much larger than the rest; clip them so that the rest stays readable.
         low, high = float(both.min()), float(np.quantile(both, 0.98))
         axes.set_ylim(low - 0.07 * (high - low) - 1e-3, high + 0.1 * (high - low) + 1e-3)
     style_axes(axes, title="Loss", x_label="step", y_label=unit)
@@ -139,7 +139,7 @@ def _scores(axes: Axes, records: list[Mapping[str, Any]]) -> None:
             axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3.5, label=label)
     style_axes(axes, title="Validation scores")
     _from_zero(axes)
-    # Room above the curves for their names, which would lie on each other at the curves' ends.
+    # Leave space above the curves for their labels, which would overlap at the curves' ends.
     axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 1.0) * 1.3)
     axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper left", ncols=2)
 
@@ -165,13 +165,13 @@ def _rate(axes: Axes, records: list[Mapping[str, Any]]) -> None:
 
 
 def _from_zero(axes: Axes) -> None:
-    """Steps from 0 on, and no half steps."""
+    """Start the axis at step 0 and use whole steps only."""
     axes.set_xlim(left=0)
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
 
 
 def _smooth(values: Array) -> Array:
-    """A centred running mean over about a thirtieth of the points, so that the trend can be seen through the noise."""
+    """Return a centred running mean over about a thirtieth of the points, which shows the trend without noise."""
     width = len(values) // 30
     if width < 2:
         return values

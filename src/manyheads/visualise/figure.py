@@ -1,6 +1,7 @@
-"""What all pictures share: blank figures, a quiet style, and saving as PNG and SVG.
+"""Common code of all plots: new figures, style, and saving as PNG and SVG.
 
-matplotlib's object interface only, so nothing global is touched, no window is opened, and threads may draw at once.
+Only matplotlib's object interface is used, so there is no global state, no window is opened, and threads can draw at
+the same time.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _SETTINGS: Any = {"svg.hashsalt": "manyheads", "svg.fonttype": "none", "pdf.font
 
 
 def as_array(values: Any) -> Array:
-    """A tensor on any device and of any float type, an array or nested lists, as float64."""
+    """Convert a tensor on any device and of any float type, an array or nested lists to float64."""
     if hasattr(values, "detach"):
         values = values.detach().to("cpu").double().numpy()
     return np.asarray(values, dtype=np.float64)
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A blank figure, its size in inches.
+    """Return an empty figure, size in inches.
 
     Raises: MissingExtraError: matplotlib is not installed.
     """
@@ -61,9 +62,9 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(
-            "pictures need matplotlib, which is not installed: pip install 'manyheads[plot]'"
+            "plots need matplotlib, which is not installed: pip install 'manyheads[plot]'"
         ) from error
-    # A token in a script that the default font lacks is drawn as a box; no need for a warning about each.
+    # A character that the font lacks is drawn as a box; a warning about each is not needed.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.05, hspace=0.05)  # type: ignore[union-attr,call-arg]
@@ -71,7 +72,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def style_axes(axes: Axes, *, title: str = "", x_label: str = "", y_label: str = "", grid: bool = True) -> None:
-    """Title at the left, light grid, no box."""
+    """Set the title on the left and a light grid, and remove the box."""
     axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
     axes.set_xlabel(x_label, fontsize=9.5, color=INK)
     axes.set_ylabel(y_label, fontsize=9.5, color=INK)
@@ -86,13 +87,15 @@ def style_axes(axes: Axes, *, title: str = "", x_label: str = "", y_label: str =
 
 
 def plain_text(texts: Any) -> None:
-    """Keep `$` in tokens from being read as a formula."""
+    """Show `$` in tokens as text, not as the start of a formula."""
     for text in texts:
         text.set_parse_math(False)
 
 
 def slant_long(texts: Any) -> None:
-    """Names below columns: long ones slanted, those of one or two signs upright, or `▁` would read as a slash."""
+    """Rotate long labels below columns; labels of one or two characters stay upright, because a rotated `▁` looks like
+    a slash.
+    """
     for text in texts:
         upright = len(text.get_text()) <= 2
         text.set_rotation(0 if upright else 55)
@@ -101,13 +104,13 @@ def slant_long(texts: Any) -> None:
 
 
 def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png", "svg")) -> tuple[Path, ...]:
-    """Write `path`.png, `path`.svg ... (a suffix given is replaced), each aside first and then renamed.
+    """Write `path`.png, `path`.svg ... (replacing a given suffix), each under a temporary name that is then renamed.
 
-    The same picture gives the same bytes.
+    The same figure gives the same bytes.
 
     Args: kinds: any of png, svg and pdf.
 
-    Returns: a path a kind. Raises: SaveError: they cannot be written.
+    Returns: a path for each kind. Raises: SaveError: they cannot be written.
     """
     from matplotlib import rc_context
 
@@ -123,12 +126,12 @@ def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png",
             with warnings.catch_warnings(), rc_context(_SETTINGS):
                 warnings.filterwarnings("ignore", message="Glyph .* missing")
                 aside.unlink(missing_ok=True)
-                with aside.open("xb") as file:  # x: a link of this name is never written through
+                with aside.open("xb") as file:  # x: never write through an existing link
                     figure.savefig(file, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
             aside.replace(final)
         except OSError as error:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
-            raise SaveError(f"the picture {final} cannot be written: {error.strerror or error}.") from error
+            raise SaveError(f"the plot {final} cannot be written: {error.strerror or error}.") from error
         written.append(final)
     return tuple(written)

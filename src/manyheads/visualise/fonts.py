@@ -1,4 +1,4 @@
-"""Which of a machine's fonts a picture needs, so that Chinese, emoji and other scripts are letters and not boxes."""
+"""Choice of fonts for a plot, so that Chinese, emoji and other scripts are shown correctly."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _MOST_OPENED = 400
 
 
 def legible_texts(texts: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Texts as they can be drawn here, and the families to draw them in, the first that has a sign first.
+    """Return the texts as they can be drawn on this machine, and the font families in order of preference.
 
-    A sign that no font here has becomes its code point: `⟨1F600⟩`.
+    A character without a font becomes its code point: `⟨1F600⟩`.
     """
     texts = list(texts)
     strange = frozenset(char for text in texts for char in text if char > "\x7f")
@@ -44,7 +44,7 @@ def legible_texts(texts: Iterable[str]) -> tuple[list[str], list[str]]:
 
 @lru_cache(maxsize=64)
 def _families(chars: frozenset[str]) -> tuple[list[str], frozenset[str]]:
-    """Families beside the first that have these signs, and signs that none has."""
+    """Return font families with these characters, besides the first family, and the characters that no font has."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager
 
     missing = {ord(char) for char in chars} - _signs(findfont(FontProperties(family=[_FIRST])))
@@ -71,12 +71,12 @@ def _families(chars: frozenset[str]) -> tuple[list[str], frozenset[str]]:
 
 @lru_cache(maxsize=1)
 def _look_again() -> None:
-    """Add fonts that were installed since matplotlib made its list, which it keeps in a file for good."""
+    """Add fonts that were installed after matplotlib cached its list in a file."""
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     known = {entry.fname for entry in fontManager.ttflist}
     for path in sorted(set(findSystemFonts()) - known):
-        with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError):  # a damaged font, or of another kind
+        with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError):  # a damaged or unsupported font
             fontManager.addfont(path)
 
 
@@ -87,4 +87,4 @@ def _signs(path: str) -> frozenset[int]:
     try:
         return frozenset(FT2Font(path).get_charmap())
     except (OSError, RuntimeError, ValueError):
-        return frozenset()  # a font that matplotlib lists and cannot read
+        return frozenset()  # a font that matplotlib lists but cannot read

@@ -1,4 +1,4 @@
-"""Loss of a language model against the length of its memory."""
+"""Plot of a language model's loss by memory length."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["memory_figure"]
 
 
 def memory_figure(memory_lens: Sequence[int], losses: Sequence[float], *, unit: str, title: str) -> Figure:
-    """One point a memory.
+    """Draw one point per memory length.
 
     Args:
-        memory_lens: tokens a layer.
-        losses: nats or bits of each.
-        unit: what the losses are.
-        title: what was read.
+        memory_lens: memory lengths, in tokens per layer.
+        losses: loss at each, in nats or bits.
+        unit: unit of the losses.
+        title: the text that was read.
 
     Raises: MissingExtraError: no matplotlib.
     """
@@ -33,6 +33,6 @@ def memory_figure(memory_lens: Sequence[int], losses: Sequence[float], *, unit: 
         axes.annotate(
             f"{value:.3f}", (length, value), (6, 6), textcoords="offset points", fontsize=8, color=INK, ha="left"
         )
-    style_axes(axes, title=title, x_label="memory, tokens a layer", y_label=unit)
+    style_axes(axes, title=title, x_label="memory, tokens per layer", y_label=unit)
     axes.margins(y=0.18)
     return figure

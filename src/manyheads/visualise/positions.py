@@ -1,4 +1,4 @@
-"""Pictures of position encodings."""
+"""Plots of position encodings."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def positions_figure(
     title: str = "Position encodings",
     place_name: str = "position",
 ) -> Figure:
-    """The table as a heat map, and some of its features as curves (as in the Annotated Transformer).
+    """Draw the table as a heat map, and some of its features as curves (as in the Annotated Transformer).
 
     Args:
         table: (length, d_model).
-        features: columns drawn as curves; by default four neighbours a sixth of the way up.
-        place_name: what a row is.
+        features: columns drawn as curves; default: four neighbours a sixth of the way up.
+        place_name: name of the row axis.
 
-    Raises: ShapeError: another rank, or a feature that the table lacks. MissingExtraError: no matplotlib.
+    Raises: ShapeError: another rank, or a feature that the table does not have. MissingExtraError: no matplotlib.
     """
     array = as_array(table)
     if array.ndim != 2 or 0 in array.shape:

@@ -1,4 +1,4 @@
-"""Pictures of learning rates over a run, and of what label smoothing does."""
+"""Plots of learning rates over a run, and of label smoothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["label_smoothing_figure", "schedule_figure"]
 def schedule_figure(
     rates: Mapping[str, Any], *, steps: Mapping[str, Any] | None = None, title: str = "Learning rate"
 ) -> Figure:
-    """One curve a schedule.
+    """Draw one curve per schedule.
 
     Args:
-        rates: name -> a rate a step.
-        steps: name -> the steps that the rates belong to; None: 1, 2, 3, ...
+        rates: name -> a rate per step.
+        steps: name -> the steps of the rates; None: 1, 2, 3, ...
 
-    Raises: ShapeError: another number of steps than of rates. MissingExtraError: no matplotlib.
+    Raises: ShapeError: different numbers of steps and rates. MissingExtraError: no matplotlib.
     """
     figure = new_figure(8.5, 4.2)
     axes = figure.subplots()
@@ -45,15 +45,16 @@ def schedule_figure(
 
 
 def label_smoothing_figure(
-    targets: Any, probabilities: Any, losses: Mapping[str, Any], *, title: str = "What is asked for"
+    targets: Any, probabilities: Any, losses: Mapping[str, Any], *, title: str = "Target distribution"
 ) -> Figure:
-    """What the model is asked to say, and what it costs to be sure (as in the Annotated Transformer).
+    """Draw the target distribution and the loss by the probability of the correct token (as in the Annotated
+    Transformer).
 
     Args:
-        targets: (tokens, vocab_size), the smoothed distribution asked for at each place.
-        probabilities: (n,), probability that a model gives to the right token.
+        targets: (tokens, vocab_size), the smoothed target distribution at each position.
+        probabilities: (n,), probability that a model gives to the correct token.
         losses: name -> (n,), the loss at those probabilities.
-        title: of the targets.
+        title: title of the targets.
 
     Raises: ShapeError: another rank or length. MissingExtraError: no matplotlib.
     """
@@ -79,7 +80,7 @@ def label_smoothing_figure(
         if array.shape != sure.shape:
             raise ShapeError(f"{name}: {array.shape} losses for {sure.shape} probabilities.")
         right.plot(sure, array, color=COLOURS[number % len(COLOURS)], linewidth=2.0, label=name)
-    style_axes(right, title="What being sure costs", x_label="probability of the right token", y_label="loss in nats")
+    style_axes(right, title="Loss by confidence", x_label="probability of the correct token", y_label="loss in nats")
     right.set_ylim(bottom=0)
     if losses:
         right.legend(frameon=False, fontsize=9.5, labelcolor=INK)

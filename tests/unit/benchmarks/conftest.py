@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from manyheads.nn.attention import dot_product
+from manyheads.nn.kernels import policy
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
@@ -24,4 +24,4 @@ def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleT
 @pytest.fixture
 def by_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's counter of FLOPs knows matrix products, and not SDPA's kernel for CPUs."""
-    monkeypatch.setattr(dot_product, "_products_pay", lambda *_: True)
+    monkeypatch.setattr(policy, "attention_path", lambda *_: "products")

@@ -75,8 +75,8 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     What it reads: phase -> `done of total` at each call, in order, without the lines that come from a clock.
     """
-    monkeypatch.setattr("manyheads.cli.phases.DELAY_SECONDS", 0.0)
-    monkeypatch.setattr("manyheads.cli.phases.PLAIN_SECONDS", float("-inf"))
+    monkeypatch.setattr("manyheads.cli.watching.phases.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("manyheads.cli.watching.phases.PLAIN_SECONDS", float("-inf"))
 
     def read() -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import manyheads as package
 from manyheads.architectures.pretrained import load, save_pretrained
+from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.decoding.naive import naive_marian_search
@@ -278,6 +279,32 @@ def test_other_peers(manyheads: Callable[..., int], tmp_path: Path, capsys: pyte
     theirs.load_state_dict(load_file(tmp_path / "torch" / "model.safetensors"), strict=True)
     assert manyheads("convert", tmp_path / "model", "--to", MARIAN, "-o", tmp_path / "marian") == 2
     assert "norm 'unbiased'" in capsys.readouterr().err
+
+
+def test_a_reformer_both_ways(manyheads: Callable[..., int], tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = ReformerConfig(
+        vocab_size=19, d_model=24, num_heads=2, head_dim=8, d_ff=40, num_layers=2, layers=("local", "lsh"),
+        axial_shape=(4, 8), axial_dims=(8, 16), max_len=32, num_buckets=(2, 4), chunk_len=4, exact_len=4,
+        local_chunk_len=4, visible="chunk", look_across_rounds=True, wrap=True, local_wrap=True, norm_eps=1e-12,
+    )  # fmt: skip
+    save_pretrained(build_model(config), tmp_path / "model")
+    there = ["convert", tmp_path / "model", "--to", "transformers/Reformer", "-o", tmp_path / "theirs"]
+    assert manyheads(*there) == 0
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text("utf-8"))["model_type"] == "reformer"
+    assert manyheads("convert", tmp_path / "theirs", "-o", tmp_path / "again") == 0
+    first, again = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "again"))
+    assert first.keys() == again.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
+
+
+def test_a_peer_that_is_no_model_is_named(
+    manyheads: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong in ("transformers/Marianne", "d2l/attention"):
+        assert manyheads("convert", tmp_path, "--to", wrong, "-o", tmp_path / "out") == 2
+        said = capsys.readouterr().err
+        assert f"--to is '{wrong}'; it must be one of transformers/Marian, " in said
 
 
 def test_a_model_of_ours_becomes_marian(manyheads: Callable[..., int], tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 import yaml
 
-from manyheads.cli import main, parsing
-from manyheads.cli.inspect import KINDS
+from manyheads.cli import main
+from manyheads.cli.command_line import parsing
+from manyheads.cli.commands.inspect import KINDS
+from manyheads.cli.commands.train import read_arguments
 from manyheads.cli.main import COMMANDS
-from manyheads.cli.train import read_arguments
 from manyheads.errors import ManyHeadsError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +32,10 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if path.name not in ("CHANGELOG.md", "EXPERIMENTS.md")  # what was, at its time
 )
-MODULES = [importlib.import_module(f"manyheads.cli.{path.stem}") for path in (ROOT / "src/manyheads/cli").glob("*.py")]
+MODULES = [
+    importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
+    for path in (ROOT / "src/manyheads/cli").rglob("*.py")
+]
 _INLINE = re.compile(r"`(manyheads [^`\n]+)`")
 _FENCE = re.compile(r"^```(?!text|python|json|yaml)\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n)+")
@@ -83,7 +87,7 @@ def arguments_of(line: str) -> Iterator[list[str]]:
 
 def module_of(arguments: list[str]) -> ModuleType:
     if arguments[0] == "inspect":
-        return importlib.import_module(f"manyheads.cli.inspect_{arguments[1]}")
+        return importlib.import_module(f"manyheads.cli.commands.inspect.{arguments[1]}")
     return main.module_of(arguments[0])
 
 
@@ -104,8 +108,9 @@ def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
         return said_by(lambda: read_arguments(arguments[1:]))
 
     def reads(cls: Any, given: Any, **told: Any) -> Any:
-        if cut_short and (strange := parsing._unknown(cls, given)):
-            raise ManyHeadsError(strange)
+        unknown = [mistake for mistake in parsing.read(cls, given).mistakes if "There is no option" in mistake]
+        if cut_short and unknown:
+            raise ManyHeadsError(" ".join(unknown))
         if not cut_short:
             parsing.parse(cls, given, **told)
         raise ParsedError
@@ -117,8 +122,9 @@ def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
             for module in MODULES:
                 if hasattr(module, "parse") and module is not parsing:
                     patch.setattr(module, "parse", reads)
-                if hasattr(module, "names_language_model"):
-                    patch.setattr(module, "names_language_model", lambda _, answer=is_language_model: answer)
+                if hasattr(module, "task_of_arguments"):
+                    answer = "text" if is_language_model else "translation"
+                    patch.setattr(module, "task_of_arguments", lambda _, answer=answer: answer)
                 if hasattr(module, "set_up_machine"):
                     patch.setattr(module, "set_up_machine", lambda: None)
             rest = arguments[2:] if arguments[0] == "inspect" else arguments[1:]

@@ -155,6 +155,7 @@ def test_generate(
     assert manyheads("generate", run, "It", "--greedy", *short) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_compiled_it_writes_the_same(

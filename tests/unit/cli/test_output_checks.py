@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.output_checks import OutputCheck, repeats_itself
+from manyheads.cli.lines.output_checks import OutputCheck, repeats_itself
 from manyheads.decoding.generator import Generator
 from manyheads.text.tokenizer import Tokenizer
 

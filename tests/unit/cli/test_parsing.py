@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import pytest
-from tyro.conf import Positional, arg
 
-from manyheads.cli.parsing import parse
+from manyheads.cli.command_line.parsing import argument, group, option, parse, read
 from manyheads.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    num_beams: Annotated[int | None, arg(aliases=["--beam"], metavar="N")] = None
-    """Width."""
+    """How to search."""
+
+    num_beams: int | None = option("Width.", None, metavar="N", aliases=("--beam",), default_is="the model's")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """A model."""
-    output: Annotated[str, arg(aliases=["-o"], metavar="FILE")]
-    """A file."""
-    rate: float = 0.5
-    """A rate."""
-    kind: Literal["plain", "fancy"] | None = None
-    """A kind."""
-    loud: bool = False
-    """Noise."""
-    search: Annotated[Search, arg(name="")] = field(default_factory=Search)
+    model: str = argument("A model.", metavar="MODEL")
+    input: str = argument("A text; 100% of it is read.", "-", metavar="INPUT")
+    output: str = option("A file.", metavar="FILE", aliases=("-o",))
+    rate: float = option("A rate.", 0.5)
+    kind: Literal["plain", "fancy"] | None = option("A kind.", None)
+    loud: bool = option("Noise.", False)
+    ids: tuple[int, ...] = option("Some ids.", (), metavar="ID ...", name="the-ids")
+    search: Search = group(Search)
 
 
-def read(*arguments: str) -> Options:
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    seed: int = 1
+    max_steps: int = 1
+
+
+def parsed(*arguments: str) -> Options:
     return parse(
         Options, arguments, command="try", description="Tries.", examples=["manyheads try a", "manyheads try b"]
     )
@@ -41,8 +44,27 @@ def read(*arguments: str) -> Options:
 
 def test_options_are_read() -> None:
     expected = Options(model="m", output="f", rate=0.25, kind="fancy", loud=True, search=Search(num_beams=3))
-    assert read("m", "-o", "f", "--rate=0.25", "--kind", "fancy", "--loud", "--beam", "3") == expected
-    assert read("m", "--output", "f", "--num_beams", "3") == Options(model="m", output="f", search=Search(num_beams=3))
+    assert parsed("m", "-o", "f", "--rate=0.25", "--kind", "fancy", "--loud", "--beam", "3") == expected
+    expected = Options(model="m", output="f", search=Search(num_beams=3))
+    assert parsed("m", "--output", "f", "--num_beams", "3", "--loud=false") == expected
+    assert parsed("-o", "f", "m", "--the-ids", "1", "2").ids == (1, 2)
+    assert parsed("m", "-o", "f", "--", "-x").input == "-x"
+
+
+def test_arguments_stand_anywhere() -> None:
+    assert parsed("m", "-o", "f", "text") == parsed("-o", "f", "m", "text") == parsed("m", "text", "-o", "f")
+
+
+@pytest.mark.parametrize("value", ["-1e-3", "-0.5", "-", "-x"])
+def test_values_may_begin_with_a_dash(value: str) -> None:
+    assert parsed("m", "-o", "f", "--output", value).output == value
+    assert parsed("m", f"--output={value}").output == value
+
+
+def test_settings_are_read_beside_options() -> None:
+    given = read(Options, ["--seed", "-3", "m", "--max-steps=7", "--rate", "1"], [Settings])
+    assert given.settings.values == {"seed": "-3", "max_steps": "7"}
+    assert (given.options, given.mistakes) == ({"model": "m", "rate": "1"}, [])
 
 
 @pytest.mark.parametrize(
@@ -54,13 +76,17 @@ def test_options_are_read() -> None:
             "There is no option --baem. Did you mean --beam? There is no option --rat. Did you mean --rate?",
         ),
         ("m -o f -x", "There is no option -x."),
-        ("m -o f more", "There is no place for more."),
+        ("m -o f text more", "Unexpected argument: 'more'."),
         ("", "Missing: MODEL, --output."),
-        ("m", "--output"),
-        ("m -o f --beam", "--num-beams"),
-        ("m -o f --beam x", "'x' is no INT."),
-        ("m -o f --rate x", "'x' is no FLOAT."),
-        ("m -o f --kind fancie", "Choose one of: fancy, plain."),
+        ("m", "Missing: --output."),
+        ("m -o f --beam", "--num-beams needs a value."),
+        ("m -o f --the-ids --loud", "--the-ids needs a value."),
+        ("m -o f --loud=x", "--loud is 'x'; it takes no value."),
+        ("m -o f --beam x", "--num-beams is 'x'; input should be a valid integer"),
+        ("m -o f --rate x", "--rate is 'x'; input should be a valid number"),
+        ("m -o f --the-ids 1 x", "--the-ids is ['1', 'x']; input should be a valid integer"),
+        ("m -o f --kind fancie", "--kind is 'fancie'; choose one of: plain, fancy. Did you mean fancy?"),
+        ("m -o f --beam x --rate y", "--rate is 'y'; input should be a valid number"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
@@ -68,20 +94,28 @@ def test_mistakes_are_told_in_one_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(ConfigError) as caught:
-        read(*arguments.split())
+        parsed(*arguments.split())
     text = str(caught.value)
     assert message in text
     assert text.endswith(" See manyheads try --help.")
     assert "\n" not in text
-    assert not set(text) & set("│╭╰─")
     assert capsys.readouterr() == ("", "")
 
 
 def test_help_is_printed_with_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        read("--help")
+        parsed("--help")
     assert stop.value.code == 0
     shown = capsys.readouterr()
     assert "  manyheads try a\n" in shown.out
+    assert shown.out.startswith("usage: manyheads try MODEL [INPUT] --output FILE [OPTIONS]\n")
+    for line in (
+        "  INPUT                       A text; 100% of it is read. [-]",
+        "  --output, -o FILE           A file.",
+        "  --kind plain|fancy          A kind.",
+        "  --the-ids ID ...            Some ids.",
+        "How to search:\n  --num-beams, --beam N       Width. [default: the model's]",
+    ):
+        assert f"{line}\n" in shown.out
     assert "exit codes: 0" in shown.out
     assert shown.err == ""

@@ -12,8 +12,8 @@ import time
 import pytest
 from rich.console import Console
 
-from manyheads.cli.interruptible import StoppedBySignalError, interruptible
-from manyheads.cli.phases import (
+from manyheads.cli.watching.interruptible import StoppedBySignalError, interruptible
+from manyheads.cli.watching.phases import (
     DELAY_SECONDS,
     PhaseBars,
     PhaseLines,
@@ -199,7 +199,7 @@ def test_standard_output_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_one_rank_of_several_shows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("manyheads.cli.phases.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("manyheads.cli.watching.phases.DELAY_SECONDS", 0.0)
     for rank in ("1", "0"):
         for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")):
             monkeypatch.setenv(name, value)

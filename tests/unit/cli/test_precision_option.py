@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import manyheads.decoding.device
-import manyheads.nn.kernels.policy
-from manyheads.cli.decoding_options import DeviceOptions
+import manyheads.nn.kernels.precision
+from manyheads.cli.command_line.decoding_options import DeviceOptions
 from manyheads.errors import ConfigError, RequestError
-from manyheads.nn.kernels.policy import OVERRIDE, PrecisionMeasurement
+from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def measures(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(device: torch.device) -> PrecisionMeasurement:
         return PrecisionMeasurement(100.0, 1.0)
 
-    monkeypatch.setattr(manyheads.nn.kernels.policy, "measure_precision", slow)
+    monkeypatch.setattr(manyheads.nn.kernels.precision, "measure_precision", slow)
     monkeypatch.setattr(manyheads.decoding.device, "measure_precision", slow)
 
 

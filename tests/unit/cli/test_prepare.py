@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.held_back import Rest
+from manyheads.data.holdout import Rest
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing import PairList
 from manyheads.errors import ConfigError, DataError
@@ -238,9 +238,9 @@ def test_pairs_held_back() -> None:
     pairs = [("a", "b"), ("", "x"), ("c", "d"), ("e", " "), ("f", "g")]
     rest = Rest(PairList("list", pairs), 2)
     assert list(rest.read()) == [("", "x"), ("e", " "), ("a", "b")]
-    assert list(rest.held_back.read()) == [("c", "d"), ("f", "g")]
+    assert list(rest.holdout.read()) == [("c", "d"), ("f", "g")]
     assert list(rest.read()) == [("", "x"), ("e", " "), ("a", "b")]  # a second time too
-    assert "last 2" in rest.held_back.describe()
+    assert "last 2" in rest.holdout.describe()
     with pytest.raises(DataError, match="3 pairs with text"):
         list(Rest(PairList("list", pairs), 3).read())
     with pytest.raises(ConfigError, match="at least 1"):

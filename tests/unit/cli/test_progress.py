@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from manyheads.cli import progress
-from manyheads.cli.progress import LineReporter, LiveReporter, QuietReporter, watching
-from manyheads.training.log import PlainReporter
-from manyheads.training.report import RunStart, StepReport, TrainResult
+from manyheads.cli.watching import training as progress
+from manyheads.cli.watching.training import LineReporter, LiveReporter, QuietReporter, watching
+from manyheads.training.record.log import PlainReporter
+from manyheads.training.record.report import RunStart, StepReport, TrainResult
 
 
 class Clock:

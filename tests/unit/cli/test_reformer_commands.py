@@ -12,12 +12,13 @@ import pytest
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
+from manyheads.cli.commands.train import read_arguments
 from manyheads.cli.main import main
-from manyheads.cli.train import read_arguments
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, RequestError
-from manyheads.evaluation.hashes import hashes_of, with_hashes
-from manyheads.training.settings import TextConfig, TrainConfig
+from manyheads.evaluation.hashes import with_hashes
+from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.translation.settings import TrainConfig
 
 Cli = Callable[..., int]
 Image = pytest.importorskip("PIL.Image")
@@ -59,7 +60,10 @@ def test_hash_rounds_give_a_table(run: Path, manyheads: Cli, capsys: pytest.Capt
     assert manyheads("evaluate", run, "--max-tokens", "200", "--json") == 0
     [own] = json.loads(capsys.readouterr().out)["results"]
     assert own["nats_per_token"] == pytest.approx(first["by_hashes"]["2"]["nats_per_token"], rel=1e-6)
-    for wrong, message in ((["--num-hashes", "0"], "--num-hashes 0 is none"), (["--memory-len", "8"], "remembers")):
+    for wrong, message in (
+        (["--num-hashes", "0"], "--num-hashes is '0'; give numbers from 1 to"),
+        (["--memory-len", "8"], "has no memory of earlier segments"),
+    ):
         assert manyheads("evaluate", run, *wrong) == 2
         assert message in capsys.readouterr().err
 
@@ -81,8 +85,8 @@ def test_hash_rounds_change_and_the_weights_stay(run: Path) -> None:
     assert isinstance(model, LanguageModel)
     exact = with_hashes(model, "full")
     assert isinstance(exact.config, ReformerConfig)
-    assert (hashes_of(model.config), hashes_of(exact.config)) == (2, "full")
-    assert hashes_of(with_hashes(exact, 8).config) == 8
+    assert (model.config.hash_rounds, exact.config.hash_rounds) == (2, "full")
+    assert with_hashes(exact, 8).config.hash_rounds == 8
     for name, tensor in model.state_dict().items():
         assert (exact.state_dict()[name] == tensor).all()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.pages import program
+from manyheads.cli.command_line.pages import program
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.corpora.tatoeba import load_tatoeba
 

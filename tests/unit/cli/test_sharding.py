@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.cli.lines.sharding import blocks_of, run_sharded
 from manyheads.cli.main import main
-from manyheads.cli.sharding import blocks_of, run_sharded
 from manyheads.errors import ConfigError
 
 WORDS = ("a", "house", "is", "here", "now")

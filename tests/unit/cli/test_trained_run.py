@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from manyheads.cli import demo
-from manyheads.cli.info import lines_of
+from manyheads.cli.command_line.pages import program
+from manyheads.cli.commands.info import lines_of
 from manyheads.cli.main import main
-from manyheads.cli.pages import program
 
 Program = Callable[..., int]
 

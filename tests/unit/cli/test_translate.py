@@ -378,6 +378,32 @@ assert not {"torch", "numpy", "pydantic", "tokenizers", "sacrebleu"} & set(sys.m
     assert done.stdout.count("examples:") == 5
 
 
+@pytest.mark.compiles
+def test_compile_reaches_the_search(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With torch's compiler turned off, which takes half a minute: the steps for it run as they are."""
+    import torch
+
+    (tmp_path / "in").write_text("I am hungry.\nWhere is the cat?\n", "utf-8")
+    assert manyheads("translate", model_folder, tmp_path / "in", "-o", tmp_path / "plain", "--beam", 1) == 0
+    seen = []
+
+    def compiler(function: Any, **options: Any) -> Any:
+        seen.append(options)
+        return function
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", compiler)
+        assert (
+            manyheads("translate", model_folder, tmp_path / "in", "-o", tmp_path / "c", "--beam", 1, "--compile") == 0
+        )
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "plain").read_bytes()
+    assert capsys.readouterr().err.count("Compiling: half a minute the first time") == 1
+    assert [options["fullgraph"] for options in seen] == [True]
+
+
+@pytest.mark.slow
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_compiled_it_gives_the_same(

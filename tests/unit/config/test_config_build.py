@@ -8,9 +8,10 @@ from typing import Literal
 import pytest
 
 from manyheads.config.build import build, resolve
+from manyheads.config.checks import BELOW_ONE, at_least, check
 from manyheads.config.describe import describe
 from manyheads.config.files import Source, parse_yaml
-from manyheads.config.merge import overrides, tag_of
+from manyheads.config.merge import from_dotted, tag_of
 from manyheads.errors import ConfigError
 
 
@@ -36,12 +37,12 @@ class Model:
     attention: Plain | Hashed = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        if self.heads < 1:
-            raise ConfigError(f"model.heads is {self.heads}; it must be at least 1.")
-        if not 0 <= self.rate < 1:
-            raise ConfigError(f"model.rate is {self.rate}; it must be in [0, 1).")
+        check(self, "model.", at_least(1), "heads")
+        check(self, "model.", BELOW_ONE, "rate")
         if self.width % self.heads:
-            raise ConfigError(f"model.width {self.width} is not divisible by model.heads {self.heads}.")
+            raise ConfigError(
+                f"model.width {self.width} is not divisible by model.heads {self.heads}.", fields=("width", "heads")
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ def test_later_sources_win_and_are_blamed() -> None:
     preset = Source({"seed": 1, "model": {"width": 32, "heads": 4}}, "preset p")
     text = parse_yaml("model:\n  heads: 8\n", "f.yaml")
     assert resolve(Run, [preset, text]).model == Model(width=32, heads=8)
-    assert mistakes(preset, text, overrides(Run, ["--model.rate", "7"])) == [
+    assert mistakes(preset, text, from_dotted([Run], {"model.rate": "7"})) == [
         "the command line: model.rate is 7.0; it must be in [0, 1)."
     ]
 
@@ -161,8 +162,8 @@ class Either:
 
 def test_a_choice_is_told_apart_by_the_literal_that_its_classes_share() -> None:
     assert tag_of((Words, Bytes)) == ("architecture", {"words": Words, "bytes": Bytes})
-    assert resolve(Either, [overrides(Either, ["--model", "bytes", "--model.lanes", "3"])]).model == Bytes(lanes=3)
-    chosen = overrides(Either, ["--model.attention", "hashed", "--model.attention.num_hashes", "2"])
+    assert resolve(Either, [from_dotted([Either], {"model": "bytes", "model.lanes": "3"})]).model == Bytes(lanes=3)
+    chosen = from_dotted([Either], {"model.attention": "hashed", "model.attention.num_hashes": "2"})
     assert resolve(Either, [chosen]).model == Words(attention=Hashed(num_hashes=2))
     preset = Source({"model": {"architecture": "bytes", "lanes": 5}}, "preset")
     assert resolve(Either, [preset, Source({"model": {"width": 4}}, "file")]).model == Bytes(width=4, lanes=5)

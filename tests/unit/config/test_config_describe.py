@@ -8,9 +8,10 @@ import pytest
 
 from manyheads.config.build import resolve
 from manyheads.config.describe import argument_docs, describe, show_value
-from manyheads.config.merge import dotted_names, field_types, overrides, variants
-from manyheads.training.presets import PRESETS
-from manyheads.training.settings import RUNS, RunConfig, TrainConfig
+from manyheads.config.merge import dotted_names, field_types, from_dotted, variants
+from manyheads.tasks.presets import PRESETS
+from manyheads.tasks.table import RUNS
+from manyheads.training.settings import RunConfig
 
 
 @dataclass(frozen=True)
@@ -55,32 +56,15 @@ def test_every_setting_of_a_run_is_told_in_words(run: type[RunConfig]) -> None:
 def test_the_defaults_shown_can_be_typed() -> None:
     for make in PRESETS.values():
         config = make()
-        typed = [
-            part
+        typed = {
+            setting.path: setting.default
             for setting in describe(type(config), config)
             if setting.path != "model.attention.hidden_dim"
             and not any(setting.help.startswith(f"({other}) ") for other in RUNS if other != config.model.architecture)
-            for part in (f"--{setting.path}", setting.default)
-        ]
-        assert resolve(type(config), [overrides(type(config), typed)]) == config
+        }
+        assert resolve(type(config), [from_dotted([type(config)], typed)]) == config
 
 
 def test_values_as_they_are_typed() -> None:
     shown = [show_value(value) for value in (None, True, 1e-9, 3, (1, 2), (), "a")]
     assert shown == ["null", "true", "1e-09", "3", "[1, 2]", "[]", "a"]
-
-
-def test_mistakes_can_be_gathered() -> None:
-    mistakes: list[str] = []
-    source = overrides(
-        TrainConfig,
-        ["--seed", "2", "--prest", "demo", "--data.max_token", "9", "--threads", "1"],
-        also=["preset"],
-        mistakes=mistakes,
-    )
-    assert source.values == {"seed": "2"}
-    assert mistakes == [
-        "--prest is no option or setting. Did you mean --preset?",
-        "--data.max_token is no option or setting. Did you mean --data.max_tokens?",
-        "--threads is no option or setting. Did you mean --num-threads?",
-    ]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from manyheads.config.build import build
 from manyheads.config.files import MAX_BYTES, load_yaml, parse_yaml, to_json, to_yaml
 from manyheads.errors import ConfigError
-from manyheads.training.settings import TrainConfig
+from manyheads.tasks.translation.settings import TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ from manyheads.training.settings import TrainConfig
     [
         ("a: 1\nb: 2\na: 3\n", "f, line 3: `a` was already set at line 1"),
         ("m:\n  x: 1\n  x: 2\n", "f, line 3: `x` was already set at line 2"),
-        ("- 1\n", "holds no settings: .* found a list"),
-        ("7\n", "holds no settings: .* found a single value"),
+        ("- 1\n", "contains no settings: .* found a list"),
+        ("7\n", "contains no settings: .* found a single value"),
         ("a: [1\n", "f, line 2, column 1: "),
         ("1: 2\n", "a key must be a plain name, not 1"),
         ("? [a]\n: 1\n", "a key must be a plain name, not a list or mapping"),
@@ -47,14 +47,14 @@ def test_refused_with_the_place(text: str, message: str) -> None:
 def test_aliases_do_not_explode() -> None:
     """Written out these are 2^59 values: a parser that writes them out never ends."""
     layers = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} {{l: *a{i - 1}, r: *a{i - 1}}}" for i in range(1, 60)]
-    with pytest.raises(ConfigError, match="over 10,000 values once its aliases are written out"):
+    with pytest.raises(ConfigError, match="over 10,000 values after its aliases are expanded"):
         parse_yaml("\n".join(layers), "f")
     assert parse_yaml("a: &a {x: 1}\nb: *a\nc: [*a, *a]", "f").values == {
         "a": {"x": 1},
         "b": {"x": 1},
         "c": [{"x": 1}] * 2,
     }
-    with pytest.raises(ConfigError, match="line 1: an alias lies within what it stands for"):
+    with pytest.raises(ConfigError, match="line 1: an alias refers to a value that contains it"):
         parse_yaml("a: &a\n  b: *a", "f")
 
 

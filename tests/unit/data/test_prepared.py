@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from manyheads.data.copy_task import copy_pairs
-from manyheads.data.folder import clear_leftovers
 from manyheads.data.prepared import PreparedData, open_data, prepare_corpus
 from manyheads.data.preparing import PairList
 from manyheads.data.readers import PairFiles
 from manyheads.data.settings import DataSettings
 from manyheads.errors import ConfigError, DataError
+from manyheads.files.commit import remove_stale
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -127,7 +127,7 @@ def test_what_killed_processes_left_is_cleared_away(tmp_path: Path) -> None:
     for name in (f"data.tmp-{dead.pid}", f"data.old.tmp-{dead.pid}", f"data.tmp-{os.getpid()}", *spared):
         (tmp_path / name / "inside").mkdir(parents=True)
     (tmp_path / "data").mkdir()
-    clear_leftovers(tmp_path / "data")
+    remove_stale(tmp_path, "data")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["data", *spared])
 
 

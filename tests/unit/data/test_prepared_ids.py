@@ -11,7 +11,7 @@ import pytest
 
 from manyheads.data.prepared_text import TextData
 from manyheads.data.preparing_ids import prepare_ids
-from manyheads.data.preparing_text import HeldBackText
+from manyheads.data.preparing_text import HoldoutText
 from manyheads.data.raw_files import Pictures, RawFiles
 from manyheads.data.segments import SegmentStream, eval_segments
 from manyheads.data.settings import SegmentSettings
@@ -95,20 +95,20 @@ def test_wrong_files_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_part_is_held_back_and_named(tmp_path: Path) -> None:
     ids = np.arange(100, dtype=np.uint8)
     ids.tofile(tmp_path / "a")
-    source, cut = RawFiles(paths=[tmp_path / "a"]), HeldBackText(valid=25, test=10)
-    data = prepared(tmp_path / "plain", source, IdSettings(), held_back=cut)
+    source, cut = RawFiles(paths=[tmp_path / "a"]), HoldoutText(valid=25, test=10)
+    data = prepared(tmp_path / "plain", source, IdSettings(), holdout=cut)
     assert (ids_of(data), ids_of(data, "valid"), ids_of(data, "test")) == (
         list(range(65)),
         list(range(65, 90)),
         list(range(90, 100)),
     )
     # With documents of one length, whole ones only: 25 bytes hold two of 10.
-    data = prepared(tmp_path / "fixed", source, IdSettings(document_len=10), held_back=cut)
+    data = prepared(tmp_path / "fixed", source, IdSettings(document_len=10), holdout=cut)
     assert (len(ids_of(data)), len(ids_of(data, "valid")), len(ids_of(data, "test"))) == (70, 20, 10)
     with pytest.raises(DataError, match="less than one document of 50 bytes"):
-        prepare_ids(tmp_path / "no", train=source, settings=IdSettings(document_len=50), held_back=cut)
+        prepare_ids(tmp_path / "no", train=source, settings=IdSettings(document_len=50), holdout=cut)
     with pytest.raises(DataError, match="none is left to train on"):
-        prepare_ids(tmp_path / "no", train=source, settings=IdSettings(), held_back=HeldBackText(valid=100))
+        prepare_ids(tmp_path / "no", train=source, settings=IdSettings(), holdout=HoldoutText(valid=100))
 
 
 def test_pictures_are_documents_of_raster_bytes(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyheads.data.folder as data_folder
+import manyheads.data.manifest as data_manifest
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError, ManyHeadsError, SaveError
+from manyheads.files import commit
 
 PAIRS = [([5, 6, 7], [8]), ([], [9, 9]), ([4], []), ([65_535], [10, 11, 12, 13])]
 SENTENCE = st.lists(st.integers(0, 69_999), max_size=6)
@@ -137,7 +138,7 @@ def test_hostile_manifests_are_refused(tmp_path: Path, change: dict[str, object]
     write_pairs(tmp_path / "s", PAIRS, 65_536)
     path = tmp_path / "s" / "manifest.json"
     content = {**json.loads(path.read_text()), **change}
-    path.write_bytes(data_folder._render({**content, "sha256": data_folder._own_digest(content)}))
+    path.write_bytes(data_manifest._render({**content, "sha256": data_manifest._own_digest(content)}))
     with pytest.raises(DataError) as refusal:
         PairStore.open(tmp_path / "s")
     assert "changed after it was written" not in str(refusal.value)
@@ -169,9 +170,9 @@ def test_a_manifest_of_the_first_format_is_still_read(tmp_path: Path) -> None:
     path = tmp_path / "s" / "manifest.json"
     content = json.loads(path.read_text())
     del content["sha256"]
-    path.write_bytes(data_folder._render({**content, "format_version": 1}))
+    path.write_bytes(data_manifest._render({**content, "format_version": 1}))
     assert len(PairStore.open(tmp_path / "s")) == len(PAIRS)
-    path.write_bytes(data_folder._render(content))
+    path.write_bytes(data_manifest._render(content))
     with pytest.raises(DataError, match="changed after it was written"):
         PairStore.open(tmp_path / "s")
 
@@ -193,8 +194,8 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("manyheads.data.folder.sync", full)
-    with pytest.raises(SaveError, match=r"No space left on device\. \d+ bytes are free"):
+    monkeypatch.setattr("manyheads.files.commit.sync", full)
+    with pytest.raises(SaveError, match=r"No space left on device \(\d+ bytes are free\)"):
         write_pairs(tmp_path / "deep" / "s", PAIRS, 65_536)
     assert list((tmp_path / "deep").iterdir()) == []
 
@@ -202,16 +203,17 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 def fill(text: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / "text").write_text(text)
+        data_manifest.write_manifest(folder, {"files": {}})
 
     return write
 
 
 def test_a_folder_is_replaced_in_one_step_where_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_folder.write_aside(tmp_path / "data", fill("old"))
-    if not data_folder.swap(tmp_path / "data", tmp_path / "data"):
+    data_manifest.write_data(tmp_path / "data", fill("old"))
+    if not commit.swap(tmp_path / "data", tmp_path / "data"):
         pytest.skip("this file system cannot swap names")
-    monkeypatch.setattr(data_folder, "_exchange", lambda *_: pytest.fail("there was an instant without any"))
-    data_folder.write_aside(tmp_path / "data", fill("new"), replace=True)
+    monkeypatch.setattr(commit, "_exchange", lambda *_: pytest.fail("there was an instant without any"))
+    data_manifest.write_data(tmp_path / "data", fill("new"), replace=True)
     assert (tmp_path / "data" / "text").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
@@ -220,7 +222,7 @@ def test_a_folder_is_replaced_in_one_step_where_that_can_be(tmp_path: Path, monk
 def test_an_older_folder_is_put_back_where_names_cannot_be_swapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
 ) -> None:
-    data_folder.write_aside(tmp_path / "data", fill("old"))
+    data_manifest.write_data(tmp_path / "data", fill("old"))
     real = Path.rename
 
     def rename(path: Path, target: Path) -> Path:
@@ -228,9 +230,9 @@ def test_an_older_folder_is_put_back_where_names_cannot_be_swapped(
             raise OSError(errno.EIO, "Input/output error")
         return real(path, target)
 
-    monkeypatch.setattr(data_folder, "swap", lambda new, old: False)
+    monkeypatch.setattr(commit, "swap", lambda new, old: False)
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(SaveError, match="Input/output") if failing else nullcontext():
-        data_folder.write_aside(tmp_path / "data", fill("new"), replace=True)
+        data_manifest.write_data(tmp_path / "data", fill("new"), replace=True)
     assert (tmp_path / "data" / "text").read_text() == ("old" if failing else "new")
     assert [path.name for path in tmp_path.iterdir()] == ["data"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyheads.data.folder as data_folder
+import manyheads.data.manifest as data_manifest
 from manyheads.data.token_store import TokenStore, write_tokens
 from manyheads.errors import DataError
 
@@ -121,7 +121,7 @@ def test_hostile_manifests_are_refused(tmp_path: Path, change: dict[str, object]
     write(tmp_path / "s", DOCUMENTS)
     path = tmp_path / "s" / "manifest.json"
     content = {**json.loads(path.read_text()), **change}
-    path.write_bytes(data_folder._render({**content, "sha256": data_folder._own_digest(content)}))
+    path.write_bytes(data_manifest._render({**content, "sha256": data_manifest._own_digest(content)}))
     with pytest.raises(DataError) as refusal:
         TokenStore.open(tmp_path / "s")
     assert "changed after it was written" not in str(refusal.value)

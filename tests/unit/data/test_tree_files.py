@@ -99,7 +99,7 @@ def test_the_tokenizer_of_a_parser(path: Path, tmp_path: Path) -> None:
     tree = pairs[0][1]
     assert again.target.decode(again.target.encode(tree)) == TASK.target(tree)
     assert again.target.encode("(S (NP") == tokenizer.encode_targets(["(S (NP"])[0]
-    with pytest.raises(DataError, match="target of a parser is a tree"):
+    with pytest.raises(DataError, match="target of a parser must be a tree"):
         again.target.encode("no tree")
     for content, error in (
         ({"name": "translation"}, "names the task 'translation'"),

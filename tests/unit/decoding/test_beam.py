@@ -13,14 +13,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from manyheads.decoding import task
+from manyheads.decoding import search_problem
 from manyheads.decoding.beam import beam_search
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.search import search, search_all
+from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.task import Task, length_limits
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 modest = settings(deadline=None, max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -43,7 +43,7 @@ def beam_only(model: Any, sources: list[list[int]], options: DecodingSettings) -
     limits = length_limits(lengths, options)
     rules = BeamRules.of(options)
     return beam_search(
-        Task(model=model, source=source, source_lengths=lengths, limits=limits, indices=range(len(sources)),
+        SearchProblem(model=model, source=source, source_lengths=lengths, limits=limits, indices=range(len(sources)),
              settings=options, rules=rules, **IDS)
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ def test_beam_equals_oracle(
     vocab = max([vocab, *(i + 1 for i in (*options.banned_ids, *options.forced_prefix_ids))])
     model = hash_model(vocab_size=vocab, seed=seed, eos_bonus=bonus)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task, "_LEAVE_AT", leave_at)
+        patch.setattr(search_problem, "_LEAVE_AT", leave_at)
         found = beam_only(model, sources, options)
     limits = length_limits(torch.tensor([len(ids) for ids in sources]), options).tolist()
     for ids, limit, hypotheses in zip(sources, limits, found, strict=True):
@@ -197,7 +197,7 @@ def test_finished_sentences_leave_together(hash_model: Any, num_beams: int) -> N
 
 def test_who_waits_to_leave_is_not_asked_again(hash_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One word and EOS are all there is, so sentences with little room find fewer hypotheses than are asked for."""
-    monkeypatch.setattr(task, "_LEAVE_AT", 1)
+    monkeypatch.setattr(search_problem, "_LEAVE_AT", 1)
     model = hash_model(vocab_size=4, seed=1, eos_bonus=-1.0)
     options = DecodingSettings(num_beams=4, num_return_sequences=4, max_len_ratio=1.0, max_len_offset=0)
     sources = [[3] * length for length in (1, 2, 3, 9)]

@@ -75,7 +75,7 @@ def test_other_words_are_an_error_and_left_out() -> None:
     )
     assert (found.sentences, found.errors, found.gold) == (1, 3, 6)
     assert found.f1 == 100.0
-    with pytest.raises(DataError, match="1 trees to judge but 4"):
+    with pytest.raises(DataError, match="1 predicted trees but 4"):
         score_trees(gold, [None])
 
 

@@ -16,19 +16,20 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.checkpoint.format import read_scalars, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
-from manyheads.checkpoint.verify import verify_folder
 from manyheads.cli import demo
-from manyheads.cli.evaluate_text import EvaluateTextOptions, evaluate_text_command, held_text
-from manyheads.cli.evaluate_trees import _has_task
-from manyheads.cli.kinds import names_language_model
+from manyheads.cli.command_line.model_task import task_of_arguments
+from manyheads.cli.commands.evaluate_text import evaluate_text_command
+from manyheads.cli.commands.evaluate_trees import _has_task
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES
-from manyheads.data.folder import read_manifest
+from manyheads.data.manifest import read_manifest
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
 from manyheads.files.guarded import RefusedFileError
+from manyheads.files.verify import verify_folder
 from manyheads.interop.convert import _read_object
+from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes
 from manyheads.text.parsing import load_task
 from manyheads.text.tokenizer import read_tokenizer_file
@@ -86,13 +87,13 @@ def test_what_only_asks_is_answered_no(tmp_path: Path, put: Put, reason: str) ->
     put(tmp_path / "manifest.json")
     assert not _has_task(tmp_path / "manifest.json", "task")
     put(tmp_path / "config.json")
-    assert not names_language_model([str(tmp_path)])
+    assert task_of_arguments([str(tmp_path)]) is None
 
 
 def test_a_model_beside_others_is_found_by_its_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architecture": "reformer"}', encoding="utf-8")
     (tmp_path / "text.en").touch()
-    assert names_language_model([str(tmp_path / "text.en"), "--option", str(tmp_path)])
+    assert task_of_arguments([str(tmp_path / "text.en"), "--option", str(tmp_path)]) == "text"
 
 
 @pytest.fixture
@@ -215,9 +216,8 @@ def test_evaluate_writes_no_picture_and_no_data_through_a_link(tmp_path: Path, t
     with pytest.raises(RefusedFileError) as caught:
         evaluate_text_command([str(tmp_path), "--text", str(thesis)])
     assert caught.value.filename == str(tmp_path / "plots")
-    options = EvaluateTextOptions(model=str(tmp_path), data="embedded:crime-and-punishment")
     with pytest.raises(RefusedFileError) as caught:
-        held_text(None, options)  # type: ignore[arg-type]
+        held_text(None, str(tmp_path), data="embedded:crime-and-punishment")  # type: ignore[arg-type]
     assert caught.value.filename == str(tmp_path / "data")
 
 

@@ -281,7 +281,7 @@ def test_generation_options_that_we_do_not_have(options: dict[str, Any], named: 
 def test_what_the_peer_cannot_generate_is_said() -> None:
     described, differs = generation_to_peer(DecodingSettings(too_long="truncate"), IDS, 512)
     assert described["max_length"] == 512
-    assert [word in "; ".join(differs) for word in ("guess", "gnmt", "in proportion", "cutting")] == [True] * 4
+    assert [word in "; ".join(differs) for word in ("heuristic", "gnmt", "in proportion", "truncates")] == [True] * 4
     assert generation_to_peer(DecodingSettings(length_penalty_kind="none"), IDS, 9)[0]["length_penalty"] == 0
     with pytest.raises(ConfigError, match="forced_prefix_ids"):
         generation_to_peer(DecodingSettings(forced_prefix_ids=(3, 4)), IDS, 9)

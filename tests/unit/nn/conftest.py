@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from manyheads.nn.attention import dot_product
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Lengths, Mask, Window
+from manyheads.nn.kernels import policy
 
 torch.set_num_threads(1)  # tensors this small only wait for one another
 
@@ -18,18 +18,17 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=["short", "sdpa"])
+@pytest.fixture(params=["products", "sdpa"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to compute dot-product attention, whatever the length (an empty product never reaches SDPA)."""
-    monkeypatch.setattr(dot_product, "_products_pay", lambda *_: request.param == "short")
+    monkeypatch.setattr(policy, "attention_path", lambda *_: request.param)
     return str(request.param)
 
 
-@pytest.fixture(params=["short", "sdpa", "sums"])
+@pytest.fixture(params=["products", "sdpa", "sums"])
 def any_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Those, and the one that a compiled step of a search takes, which knows no dropout."""
-    monkeypatch.setattr(dot_product, "_products_pay", lambda *_: request.param == "short")
-    monkeypatch.setattr(dot_product, "compiles_a_step", lambda: request.param == "sums")
+    monkeypatch.setattr(policy, "attention_path", lambda *_: request.param)
     return str(request.param)
 
 

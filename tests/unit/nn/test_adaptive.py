@@ -115,7 +115,7 @@ def test_gradient_check() -> None:
 
 @pytest.mark.parametrize("cutoffs", [(5, 5), (7, 3), (0, 4), (30,), (31,)])
 def test_cutoffs_that_do_not_rise(cutoffs: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="must rise"):
+    with pytest.raises(ConfigError, match="must increase"):
         inspect.unwrap(Clusters.__init__)(object.__new__(Clusters), V, cutoffs, 8, 1)
 
 

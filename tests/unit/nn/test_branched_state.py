@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.nn import Causal, MultiHeadAttention
+from manyheads.nn import Causal, MultiHeadAttention, record_attention
 from manyheads.nn.attention.branches import BranchedKeyValueState
 from manyheads.nn.attention.state import KeyValueState
 
@@ -56,28 +58,27 @@ def test_each_row_has_its_own_past(groups: int, length: int, seed: int) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**31))
-def test_placed_steps_are_appended_ones(groups: int, length: int, seed: int) -> None:
-    """Two layers that share a table, placed and written, beside one that appends: the same keys, seen by the same."""
+def test_planned_steps_hold_the_keys_of_separate_rows(groups: int, length: int, seed: int) -> None:
+    """Two layers that share a table of branches, beside a cache in which each row has its own keys."""
     generator = torch.Generator().manual_seed(seed)
-    _, appended = begun(groups, length)
-    first = appended.clone()
+    plain, first = begun(groups, length)
     second = BranchedKeyValueState(first.key.clone(), first.value.clone(), first.branches)
     branches = 1
     for _ in range(30):
         rows = choose(generator, groups, branches, 1 + int(torch.randint(4, (1,), generator=generator)))
         groups, branches = rows.shape
-        appended, first, second = appended.reorder(rows), first.reorder(rows), second.reorder(rows)
+        plain, first, second = plain.reorder(rows.flatten()), first.reorder(rows), second.reorder(rows)
         new = chunk(groups * branches, 1)
-        appended = appended.append(*new)
-        placed, first = first.placed(1)
-        other, second = second.placed(1, placed.place)
+        plain = plain.append(*new)
+        planned, first = first.plan(1)
+        other, second = second.plan(1, planned.slots)
         assert first.branches is second.branches
-        assert placed.place.end < placed.key.shape[2]
-        for one in (placed, other):
-            keys, values, seen = one.append(*new).shared()
-            mine = BranchedKeyValueState(keys, values, first.branches)
-            assert torch.equal(seen, first.branches.seen[:, None, :, : int(first.branches.slots)])
-            for found, wanted in zip(mine.filled(), appended.filled(), strict=True):
+        assert planned.slots.end < planned.key.shape[2]
+        for one in (planned, other):
+            shared = one.write(*new).shared()
+            assert shared is not None
+            assert torch.equal(shared[2], first.branches.seen[:, None, :, : int(first.branches.slots)])
+            for found, wanted in zip(one.filled(), plain.filled(), strict=True):
                 assert torch.equal(found, wanted)
 
 
@@ -94,7 +95,7 @@ def test_what_nobody_sees_is_dropped() -> None:
 @pytest.mark.parametrize("new_len", [1, 3])
 @pytest.mark.parametrize("openly", [False, True])
 def test_attention_is_the_same(new_len: int, openly: bool) -> None:
-    """Asked together or row by row, over any number of new tokens; and the weights are those of each row's own past."""
+    """For a group in one product or row by row, for any number of new tokens; the weights are those of each row."""
     torch.manual_seed(0)
     attention = MultiHeadAttention(H * D, H).eval()
     plain, branched = begun(3, 5)
@@ -103,13 +104,15 @@ def test_attention_is_the_same(new_len: int, openly: bool) -> None:
     for _ in range(6):
         x = torch.randn(6, new_len, H * D)
         mask = Causal() if new_len > 1 else None
-        one = attention(x, mask=mask, state=plain, need_weights=openly)
-        other = attention(x, mask=mask, state=branched, need_weights=openly)
-        torch.testing.assert_close(other[0], one[0], atol=1e-6, rtol=1e-5)
+        planned, branched = branched.plan(new_len)
+        with record_attention(attention) if openly else nullcontext({}) as weights:
+            expected, plain = attention(x, mask=mask, state=plain)
+            found = attention.step(x, planned, mask)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
         if openly:
-            torch.testing.assert_close(other[2], one[2], atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(*weights[""], atol=1e-6, rtol=1e-5)
         rows = torch.tensor([[1, 0, 1], [5, 4, 3]])
-        plain, branched = one[1].reorder(rows.flatten()), other[1].reorder(rows)
+        plain, branched = plain.reorder(rows.flatten()), branched.reorder(rows)
 
 
 def test_a_clone_shares_nothing_and_it_is_a_pytree() -> None:
@@ -145,14 +148,6 @@ def test_layers_share_one_table_of_branches() -> None:
         for layer, cache in zip(layers, caches, strict=True):
             for mine, theirs in zip(layer.filled(), cache.filled(), strict=True):
                 assert torch.equal(mine, theirs)
-
-
-def test_a_change_of_type_is_followed() -> None:
-    _, state = begun(2, 3)
-    key, value = (x.bfloat16() for x in chunk(2, 1))
-    state = state.append(key, value)
-    assert state.key.dtype == torch.bfloat16
-    assert torch.equal(state.filled()[0][:, :, 3:], key)
 
 
 def test_a_table_answers_what_it_is_asked() -> None:

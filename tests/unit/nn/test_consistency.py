@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.nn.heads import chunks
-from manyheads.nn.heads.consistency import consistent_loss
-from manyheads.nn.heads.linear import LinearHead, smoothed_loss
+from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.consistency import consistent_loss, plain_consistent_loss
+from manyheads.nn.kernels.loss import smoothed_loss
 
 N, D, V = 23, 6, 11
 
@@ -44,11 +45,12 @@ def reference(first: Any, second: Any, targets: Any, weight: Any, bias: Any, alp
 def test_loss_and_gradients_are_the_papers(
     smoothing: float, alpha: float, chunk: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "_TILE_NUMBERS", tile)
+    monkeypatch.setattr(policy, "_TILE_NUMBERS", tile)
     first, second, targets, weight, bias = tensors()
     loss, nll = consistent_loss(first, second, targets, weight, bias, alpha, smoothing, chunk)
     wanted = reference(first, second, targets, weight, bias, alpha, smoothing)
     torch.testing.assert_close(loss, wanted, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(plain_consistent_loss(first, second, targets, weight, bias, alpha, smoothing), wanted)
     torch.testing.assert_close(nll, reference(first, second, targets, weight, bias, 0.0, 0.0), atol=1e-10, rtol=1e-10)
     assert not nll.requires_grad
     inputs = (first, second, weight, bias)

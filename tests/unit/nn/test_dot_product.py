@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.nn.attention import dot_product
-from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
 from manyheads.nn.attention.masks import Bias, Causal, Lengths, Mask, dense_bias, dense_mask
 from manyheads.nn.attention.naive import naive_dot_product_attention
-from manyheads.nn.attention.softmax import masked_softmax
+from manyheads.nn.kernels import attention, policy
+from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
+from manyheads.nn.kernels.softmax import masked_softmax
 
 B, H, D, E = 2, 3, 4, 5
 MakeMask = Callable[[int, int, int], Mask | None]
@@ -139,11 +139,11 @@ def test_both_paths_meet_at_the_threshold() -> None:
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_when_products_pay(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a search takes them where MKL is no help; training in 16 bits or with dropout does everywhere."""
-    monkeypatch.setattr(dot_product, "onednn_is_faster", lambda: elsewhere)
+    monkeypatch.setattr(policy, "onednn_is_faster", lambda: elsewhere)
 
     def pays(pairs: int, q_len: int, k_len: int, rate: float = 0.0, **options: Any) -> bool:
         query, key = (torch.zeros(pairs, 1, length, 8, **options) for length in (q_len, k_len))
-        return dot_product._products_pay(query, key, key, rate)
+        return policy.attention_path(query, key, key, rate) == "products"
 
     assert pays(64, 1, 40) == pays(64, 8, 512) == pays(64, 4, 40, dtype=torch.bfloat16) == elsewhere
     assert not any((pays(63, 1, 40), pays(64, 9, 40), pays(64, 1, 513), pays(64, 9, 40, requires_grad=True)))
@@ -157,16 +157,16 @@ def test_part_of_a_cache_in_bf16_is_asked_over_a_round_length(
     make_mask: MakeMask, k_len: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What stands behind the end, and would poison every sum, is not seen; and products have few different lengths."""
-    monkeypatch.setattr(dot_product, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(dot_product, "_MANY_PAIRS", 1)
+    monkeypatch.setattr(policy, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(policy, "_MANY_PAIRS", 1)
     lengths = []
-    lengthened = dot_product._lengthened
+    lengthened = attention._lengthened
 
     def counted(x: torch.Tensor, missing: int) -> torch.Tensor:
         lengths.append(x.shape[2] + missing)
         return lengthened(x, missing)
 
-    monkeypatch.setattr(dot_product, "_lengthened", counted)
+    monkeypatch.setattr(attention, "_lengthened", counted)
     q, k, v = inputs(2, 40, torch.bfloat16)
     k[:, :, k_len:] = v[:, :, k_len:] = torch.nan
     q, parts = q[:, :, : 2 if k_len > 1 else 1], (k[:, :, :k_len], v[:, :, :k_len])

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyheads.nn.heads import chunks, linear
-from manyheads.nn.heads.linear import LinearHead, smoothed_loss
+from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.kernels import loss as module
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
 
 N, D, V = 23, 6, 11
 CPU = torch.device("cpu")
@@ -41,6 +43,7 @@ def test_loss_and_gradients_are_cross_entropys(bias: bool, smoothing: float, chu
     wanted = reference(hidden, targets, weight, row, smoothing)
     torch.testing.assert_close(loss, wanted, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(nll, reference(hidden, targets, weight, row, 0.0), atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(plain_loss(hidden, targets, weight, row, smoothing), (wanted, nll))
     assert not nll.requires_grad
     ours, theirs = torch.autograd.grad(loss * 0.37, inputs), torch.autograd.grad(wanted * 0.37, inputs)
     for one, other in zip(ours, theirs, strict=True):
@@ -54,11 +57,11 @@ def test_tiles_and_chunks_of_any_size(rows: int, vocab: int, chunk: int, tile: i
     hidden = torch.randn(rows, 3, dtype=torch.float64, generator=generator, requires_grad=True)
     weight = torch.randn(vocab, 3, dtype=torch.float64, generator=generator, requires_grad=True)
     targets = torch.randint(0, vocab, (rows,), generator=generator)
-    before, chunks._TILE_NUMBERS = chunks._TILE_NUMBERS, tile
+    before, policy._TILE_NUMBERS = policy._TILE_NUMBERS, tile
     try:
         loss, _ = smoothed_loss(hidden, targets, weight, None, smoothing, chunk)
     finally:
-        chunks._TILE_NUMBERS = before
+        policy._TILE_NUMBERS = before
     wanted = reference(hidden, targets, weight, None, smoothing)
     torch.testing.assert_close(loss, wanted, atol=1e-9, rtol=1e-9)
     for one, other in zip(
@@ -143,14 +146,14 @@ def test_validation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> Non
     """Under no_grad the error p - t is not even formed."""
     hidden, targets, weight, row = tensors()
     asked: list[bool] = []
-    inner = linear._exponentiate
+    inner = module._exponentiate
 
     def spy(logits: Any, highest: Any, totals: Any, needs_error: bool, grad_bias: Any) -> Any:
         asked.append(needs_error)
         assert needs_error or grad_bias is None
         return inner(logits, highest, totals, needs_error, grad_bias)
 
-    monkeypatch.setattr(linear, "_exponentiate", spy)
+    monkeypatch.setattr(module, "_exponentiate", spy)
     trained, _ = smoothed_loss(hidden, targets, weight, row, 0.1)
     with torch.no_grad():
         loss, _ = smoothed_loss(hidden, targets, weight, row, 0.1)
@@ -169,7 +172,7 @@ def test_no_more_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append(x.shape[0])
         return inner(x, weight, bias)
 
-    monkeypatch.setattr(linear, "linear", spy)
+    monkeypatch.setattr(module, "linear", spy)
     hidden, targets, weight, row = tensors()
     smoothed_loss(hidden, targets, weight, row, 0.1, 5)[0].backward()
     assert seen == [5, 5, 5, 5, 5]  # the last 3 padded up, never beyond a chunk
@@ -190,8 +193,8 @@ def test_on_a_cpu_a_chunk_is_large_within_limits_and_its_rows_are_whole(
     chunk_tokens: int, vocab_size: int, by_mkl: int, by_onednn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for is_faster, expected in ((False, by_mkl), (True, by_onednn)):
-        monkeypatch.setattr(chunks, "onednn_is_faster", lambda faster=is_faster: faster)
-        assert chunks.rows_at_once(chunk_tokens, vocab_size, CPU) == expected
+        monkeypatch.setattr(policy, "onednn_is_faster", lambda faster=is_faster: faster)
+        assert policy.logit_rows_at_once(chunk_tokens, vocab_size, CPU) == expected
 
 
 def test_the_error_of_a_confident_row_keeps_its_digits_in_bfloat16() -> None:

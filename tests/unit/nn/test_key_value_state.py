@@ -97,17 +97,15 @@ def test_a_change_of_type_is_followed() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 3))
-def test_placed_steps_are_appended_ones(steps: int, new_len: int) -> None:
-    """What a placed state writes and shows is what appending makes, and no view is ever the whole buffer."""
-    plain = empty().append(*chunk(3))
-    placed_state = plain.clone()
+def test_planned_steps_hold_all_keys(steps: int, new_len: int) -> None:
+    """A planned step shows all keys and values so far in their order, and no view is ever the whole buffer."""
+    state, chunks = empty(), []
     for _ in range(steps):
-        new = chunk(new_len)
-        plain = plain.append(*new)
-        placed, placed_state = placed_state.placed(new_len)
-        assert placed.length == int(placed_state.length) - new_len
-        assert placed.place.end < placed.key.shape[2]
-        for mine, theirs in zip(placed.append(*new).filled(), plain.filled(), strict=True):
-            assert torch.equal(mine, theirs)
-    for mine, theirs in zip(placed_state.filled(), plain.filled(), strict=True):
-        assert torch.equal(mine, theirs)
+        chunks.append(chunk(new_len))
+        planned, state = state.plan(new_len)
+        assert planned.length == int(state.length) - new_len
+        assert planned.slots.end < planned.key.shape[2]
+        expected = [torch.cat(parts, dim=2) for parts in zip(*chunks, strict=True)]
+        for filled in (planned.write(*chunks[-1]).filled(), state.filled()):
+            for mine, theirs in zip(filled, expected, strict=True):
+                assert torch.equal(mine, theirs)

@@ -12,11 +12,14 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads.decoding.device import inference, narrow, pack
-from manyheads.nn import linear as module
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.linear import Linear, Packed, linear, onednn_is_faster, product, product_of_rows
+from manyheads.nn.kernels import linear as module
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.linear import Packed, linear, product, product_of_rows
+from manyheads.nn.kernels.policy import onednn_is_faster
+from manyheads.nn.linear import Linear
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"),
@@ -34,9 +37,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         shapes.append((*x.shape, weight.shape[0]))
         return by_onednn(x, weight, bias)
 
-    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(module, "_LEAST_WORK", 1)
-    monkeypatch.setattr(module, "_LEAST_PACKED_WORK", 1)
+    monkeypatch.setattr(policy, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(policy, "_LEAST_WORK", 1)
+    monkeypatch.setattr(policy, "_LEAST_PACKED_WORK", 1)
     monkeypatch.setattr(module, "_by_onednn", counted)
     return shapes
 
@@ -94,37 +97,6 @@ def test_the_module_is_an_nn_linear(asked: list[tuple[int, ...]]) -> None:
     assert asked
 
 
-def test_in_bfloat16_a_bias_is_added_by_onednn_where_nobody_learns(
-    asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not module._has_bf16():  # which products oneDNN is asked for is the same; here F.linear answers in its place
-
-        def answered(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            asked.append((*x.shape, weight.shape[0]))
-            return F.linear(x, weight, bias)
-
-        monkeypatch.setattr(module, "_by_onednn", answered)
-        monkeypatch.setattr(module, "_has_bf16", lambda: True)
-    x, weight, bias = (one.detach().bfloat16() for one in given(2, 5) if one is not None)
-    out = linear(x, weight, bias)
-    assert asked == [(2, 5, 24, 40)]
-    torch.testing.assert_close(out, F.linear(x, weight, bias))
-    linear(x, weight)
-    linear(x, weight, bias.requires_grad_())
-    with torch.autocast("cpu", torch.bfloat16):
-        linear(x, weight, bias.detach())
-    assert len(asked) == 1
-
-
-def test_where_onednn_has_no_bfloat16_it_is_not_asked(
-    asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_has_bf16", lambda: False)
-    x, weight, bias = (one.detach().bfloat16() for one in given(2, 5) if one is not None)
-    torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
-    assert asked == []
-
-
 def test_others_are_left_alone(asked: list[tuple[int, ...]]) -> None:
     """Other types, and whatever looks at operations: it must see the ones that it knows."""
     x, weight, bias = given(2, 5)
@@ -155,7 +127,7 @@ def test_others_are_left_alone(asked: list[tuple[int, ...]]) -> None:
     ],
 )
 def test_who_is_faster(facts: str, faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.Path, "read_text", lambda *_, **__: facts)
+    monkeypatch.setattr(policy.Path, "read_text", lambda *_, **__: facts)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     onednn_is_faster.cache_clear()
@@ -202,7 +174,7 @@ def said(of: torch.nn.ModuleDict, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("rows", [1, 3, 200])
 def test_packed_weights_give_the_same(precision: str, bias: bool, rows: int, served: list[int]) -> None:
     """A map, a head, and an attention's projections as one and its last one: four products."""
-    if precision == "bf16" and not module._has_bf16():
+    if precision == "bf16" and not policy.has_bf16():
         pytest.skip("oneDNN has no bf16 on this processor")
     plain, x = modules(bias), torch.randn(rows, 2, 24)
     narrow(plain, precision)  # type: ignore[arg-type]
@@ -255,10 +227,10 @@ def test_packed_weights_serve_no_training_and_travel_nowhere(served: list[int]) 
             one(x)
     assert counter.get_total_flops() == 2 * 5 * 24 * 40
     assert set(one.state_dict()) == {"weight", "bias"}
-    assert not Packed.pays(Linear(3, 4, device="meta"))
-    assert not Packed.pays(Linear(3, 4), Linear(3, 4, bias=False))
-    assert not Packed.pays(Linear(3, 4), Linear(5, 4))
-    assert not Packed.pays(Linear(3, 4).double())
+    assert not Packed.is_worthwhile(Linear(3, 4, device="meta"))
+    assert not Packed.is_worthwhile(Linear(3, 4), Linear(3, 4, bias=False))
+    assert not Packed.is_worthwhile(Linear(3, 4), Linear(5, 4))
+    assert not Packed.is_worthwhile(Linear(3, 4).double())
 
 
 def test_an_exchanged_projection_is_not_served_from_the_old_copy(served: list[int]) -> None:

@@ -301,8 +301,8 @@ def attention_like(module: LSHSelfAttention, **options: Any) -> LSHSelfAttention
         ({"num_buckets": 5}, "even"),
         ({"num_buckets": (4, 3)}, "even"),
         ({"causal": False}, "visible must be 'chunk'"),
-        ({"chunks_before": 2}, "belong to visible 'chunk'"),
-        ({"wrap": True}, "wrap belongs"),
+        ({"chunks_before": 2}, "are settings of visible 'chunk'"),
+        ({"wrap": True}, "wrap is a setting of visible 'chunk'"),
     ],
 )
 def test_settings_that_mean_nothing(options: dict[str, Any], message: str) -> None:

@@ -14,9 +14,9 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.dot_product import dot_product_weights
 from manyheads.nn.attention.masks import Dense, KeyPadding, Lengths
 from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.kernels.attention import dot_product_weights
 
 
 def test_a_mask_masks() -> None:

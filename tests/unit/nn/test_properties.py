@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.attention.additive import AdditiveAttention
-from manyheads.nn.attention.dot_product import DotProductAttention, dot_product_weights
+from manyheads.nn.attention.dot_product import DotProductAttention
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
+from manyheads.nn.kernels.attention import dot_product_weights
 from manyheads.nn.positions import sinusoidal_table
 
 LENGTH, WIDTH = 7, 12

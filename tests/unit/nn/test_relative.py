@@ -10,18 +10,12 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.attention import relative
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense_mask
 from manyheads.nn.attention.multi_head import merge_heads
 from manyheads.nn.attention.naive import naive_relative_attention
-from manyheads.nn.attention.relative import (
-    DistanceEncoding,
-    LearnedRelativeAttention,
-    RelativeAttention,
-    relative_attention,
-    relative_shift,
-    relative_weights,
-)
+from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
+from manyheads.nn.kernels import relative
+from manyheads.nn.kernels.relative import relative_attention, relative_shift, relative_weights
 from manyheads.nn.positions import sinusoidal_table
 
 B, H, D, E = 3, 2, 4, 5
@@ -429,20 +423,3 @@ def test_keys_behind_a_memory_are_those_of_both_in_one_piece(precision: str, ask
     for mine, theirs in zip(gradients(*found), gradients(*expected), strict=True):
         assert mine.dtype is dtype
         torch.testing.assert_close(mine, theirs, **tolerance)
-
-
-def test_no_gradient_is_computed_for_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product that makes it has the segment's rows alone."""
-    rows: list[int] = []
-    inner = relative.product
-
-    def spy(left: Tensor, right: Tensor) -> Tensor:
-        rows.append(left.numel() // (4 * 32))  # of each of four lanes; keys and values are 32 numbers wide
-        return inner(left, right)
-
-    monkeypatch.setattr(relative, "product", spy)
-    attention = RelativeAttention(16, 2, 8)
-    x = torch.randn(4, 5, 16, requires_grad=True)
-    k, v = attention.project_memory(x, torch.randn(4, 6, 16))
-    (k.sum() + v.sum()).backward()
-    assert rows == [5]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.nn.chunking import chunk_slices, in_chunks
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.feed_forward import FeedForward
-from manyheads.nn.reversible import through_sublayers
+from manyheads.nn.kernels.reversible import through_sublayers
 
 
 class Mixing(nn.Module):

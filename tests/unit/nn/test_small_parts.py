@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyheads.errors import ConfigError
-from manyheads.nn.dropout import Dropout, dropout, numbered_rows
+from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.kernels.dropout import dropout, numbered_rows
 from manyheads.nn.norm import UnbiasedLayerNorm, build_norm
 from manyheads.nn.precision import low_precision
 from manyheads.nn.residual import Residual

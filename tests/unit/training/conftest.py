@@ -13,14 +13,9 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import open_data
 from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.settings import (
-    OptimiserSettings,
-    ScheduleSettings,
-    TrainConfig,
-    TrainingSettings,
-    ValidationSettings,
-)
+from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 
 SMALL = TrainConfig(
     precision="fp32",

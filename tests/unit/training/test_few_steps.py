@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from manyheads.training.few_steps import FewSteps
-from manyheads.training.settings import RunConfig, TextConfig, TrainConfig, TrainingSettings
+from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.run.few_steps import FewSteps
+from manyheads.training.settings import RunConfig, TrainingSettings
 
 
 def config(minutes: float = 5.0, max_steps: int = 0, base: RunConfig | None = None) -> RunConfig:

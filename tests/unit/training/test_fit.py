@@ -11,9 +11,9 @@ from tiny_run import TINY, TINY_TEXT, changed
 
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
-from manyheads.training import fit as room
-from manyheads.training.fit import MIB, fit, free_bytes
-from manyheads.training.footprint import Footprint
+from manyheads.tasks.runs import fit
+from manyheads.training.plan.fit import MIB, free_bytes
+from manyheads.training.plan.memory import Footprint
 
 
 def footprint(total: int, length: int, rows: int) -> Footprint:
@@ -29,8 +29,8 @@ def test_largest_values_meet_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = config.data.lanes // config.data.accumulate if rows is None else rows
         return footprint(100 * MIB + rows * (length * MIB // 4 + 1024 * length**2), length, rows)
 
-    monkeypatch.setattr(room, "predict_memory", text)
-    monkeypatch.setattr(room, "predict_pairs", lambda config, length, rows: footprint(
+    monkeypatch.setattr("manyheads.tasks.text.plan.predict_memory", text)
+    monkeypatch.setattr("manyheads.tasks.translation.plan.predict_pairs", lambda config, length, rows: footprint(
         100 * MIB + rows * length * (MIB // 8 + 64 * length), length, rows))  # fmt: skip
     lanes, length = fit(TINY_TEXT, 200 * MIB)
     a_row = 2 * MIB + 1024 * 64
@@ -66,7 +66,7 @@ def test_the_command_prints_what_to_type(tmp_path: Any, capsys: pytest.CaptureFi
         values.append(int(done.stdout.split("--data.max_tokens ")[1].split(" ")[0]))
     assert 500 < values[0] < values[1]
     assert main(["train", "--config", str(settings), "--memory-mib", "5"]) == 2
-    assert "--memory-mib 5 is of --fit" in capsys.readouterr().err
+    assert "--memory-mib 5 needs --fit." in capsys.readouterr().err
 
 
 def test_free_memory() -> None:

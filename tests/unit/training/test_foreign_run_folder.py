@@ -10,11 +10,10 @@ import pytest
 
 from manyheads.cli.main import guarded
 from manyheads.errors import ConfigError, SaveError
-from manyheads.training.dry_run import dry_run
-from manyheads.training.log import LogFile, MetricsLog
-from manyheads.training.loop import train
-from manyheads.training.run_folder import RunFolder
-from manyheads.training.settings import TrainConfig
+from manyheads.tasks.runs import dry_run, train
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.record.log import LogFile, MetricsLog
+from manyheads.training.run.run_folder import RunFolder
 
 Make = Callable[..., TrainConfig]
 

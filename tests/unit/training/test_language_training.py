@@ -15,15 +15,14 @@ from tiny_run import TINY_TEXT, changed, outcome
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.corpora.novel import load_novel
-from manyheads.data.preparing_text import HeldBackText, prepare_text
+from manyheads.data.preparing_text import HoldoutText, prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import CheckpointError, ConfigError, NonFiniteError
+from manyheads.tasks.runs import assemble, train
+from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.settings import VocabularySettings
-from manyheads.training.assembly import assemble
-from manyheads.training.loop import train
-from manyheads.training.memory import Memory
-from manyheads.training.settings import TextConfig
-from manyheads.training.step import Stepper
+from manyheads.training.run.memory import Memory
+from manyheads.training.run.step import Stepper
 
 CPU = torch.device("cpu")
 
@@ -124,7 +123,7 @@ def test_an_epoch_begins_without_memory(
     monkeypatch.setattr(Stepper, "take", watched)
     path = tmp_path / "short"
     novel = TextBlock("novel", load_novel()["train"][:2400])
-    prepare_text(path, train=novel, vocabulary=VocabularySettings(level="bytes"), held_back=HeldBackText(valid=400))
+    prepare_text(path, train=novel, vocabulary=VocabularySettings(level="bytes"), holdout=HoldoutText(valid=400))
     config = text(data={"path": str(path), "lanes": 40, "segment_len": 10, "segment_lengths": "fixed", "accumulate": 1})
     config = changed(config, training={"max_steps": 11, "save_every": 0}, validation={"every_steps": 0})
     train(config)
@@ -197,7 +196,7 @@ def test_mistakes(text: Callable[..., TextConfig], sections: dict[str, Any], mes
 def test_a_memory_of_another_model_is_refused() -> None:
     with pytest.raises(CheckpointError, match="has 1 parts"):
         Memory().load({"0.0": torch.zeros(2)}, (torch.zeros(1), torch.zeros(1)))
-    with pytest.raises(CheckpointError, match="no part of a memory"):
+    with pytest.raises(CheckpointError, match="not part of a memory"):
         Memory().load({"weights": torch.zeros(2)}, None)
     memory = Memory()
     memory.load({}, None)

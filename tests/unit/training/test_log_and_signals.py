@@ -14,13 +14,13 @@ from typing import Any, Literal
 import pytest
 
 from manyheads.errors import CheckpointError, ConfigError
-from manyheads.training.log import MetricsLog, PlainReporter, format_seconds
-from manyheads.training.presets import PRESETS
-from manyheads.training.report import Sample, TrainResult, ValidationReport
-from manyheads.training.resume import check_same_run, differences
-from manyheads.training.run_folder import RunFolder
-from manyheads.training.signals import StopFlag, catch_signals
-from manyheads.training.state import Counters
+from manyheads.tasks.presets import PRESETS
+from manyheads.training.record.log import MetricsLog, PlainReporter, format_seconds
+from manyheads.training.record.report import Sample, TrainResult, ValidationReport
+from manyheads.training.run.resume import check_same_run, differences
+from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.signals import StopFlag, catch_signals
+from manyheads.training.run.state import Counters
 
 
 def test_metrics_are_cut_back_to_what_a_checkpoint_knows(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_signal_sets_the_flag_and_handlers_come_back() -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_second_signal_ends_the_process_at_once(number: signal.Signals, code: int) -> None:
     program = (
-        "import os, time\nfrom manyheads.training.signals import *\nflag = StopFlag()\nwith catch_signals(flag):\n"
+        "import os, time\nfrom manyheads.training.run.signals import *\nflag = StopFlag()\nwith catch_signals(flag):\n"
         f"  os.kill(os.getpid(), {int(number)}); print(bool(flag), flush=True)\n"
         f"  os.kill(os.getpid(), {int(number)}); time.sleep(600)\n"
     )

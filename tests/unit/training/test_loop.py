@@ -14,26 +14,25 @@ from typing import Any
 import pytest
 import torch
 
-import manyheads.training.loop
-import manyheads.training.pace
-import manyheads.training.recorder
-import manyheads.training.validation
+import manyheads.tasks.translation.validator
+import manyheads.training.record.recorder
+import manyheads.training.run.clock
+import manyheads.training.run.loop
 from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints, read_pointer
-from manyheads.checkpoint.verify import verify_folder
 from manyheads.data.prepared import prepare_corpus
 from manyheads.data.preparing import PairList
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, SaveError
+from manyheads.files.verify import verify_folder
+from manyheads.tasks.runs import dry_run, train
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.dry_run import dry_run
-from manyheads.training.loop import train
-from manyheads.training.report import TrainResult, ValidationReport
-from manyheads.training.settings import TrainConfig
-from manyheads.training.signals import StopFlag
-from manyheads.training.step import Stepper
-from manyheads.training.validation import Validator
+from manyheads.training.record.report import TrainResult, ValidationReport
+from manyheads.training.run.signals import StopFlag
+from manyheads.training.run.step import Stepper
 
 Make = Callable[..., TrainConfig]
 
@@ -168,7 +167,7 @@ def test_going_on_step_by_step_gives_the_bytes_of_one_run(small: Make, tmp_path:
     while stepped is None or stepped.stopped_by == "signal":
         flag = StopAfter(1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(manyheads.training.loop, "StopFlag", lambda flag=flag: flag)
+            patch.setattr(manyheads.training.run.loop, "StopFlag", lambda flag=flag: flag)
             stepped = train(parts, reporter=flag, translate=judged)
     assert weights(stepped) == weights(expected)
     assert (Path(parts.run_dir) / "metrics.jsonl").read_bytes() == (Path(whole.run_dir) / "metrics.jsonl").read_bytes()
@@ -195,7 +194,7 @@ class StopAfter(StopFlag):
 def test_a_signal_within_a_validation_leaves_it_to_the_next_start(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(validation={"every_steps": 3, "bleu_sentences": 2})
     flag = StopFlag()
-    monkeypatch.setattr(manyheads.training.loop, "StopFlag", lambda: flag)
+    monkeypatch.setattr(manyheads.training.run.loop, "StopFlag", lambda: flag)
 
     def interrupted(texts: list[str], stop: Callable[[], bool]) -> list[str]:
         flag.stop(15)
@@ -219,7 +218,7 @@ def test_a_checkpoint_saved_within_a_validation_is_completed_by_the_next_start(
     sections = {"validation": {"every_steps": 3, "bleu_sentences": 2}}
     whole = train(replace(small(**sections), run_dir=str(tmp_path / "whole")), translate=echo)
     config, flag = small(**sections), StopFlag()
-    monkeypatch.setattr(manyheads.training.loop, "StopFlag", lambda: flag)
+    monkeypatch.setattr(manyheads.training.run.loop, "StopFlag", lambda: flag)
 
     def interrupted(texts: list[str], stop: Callable[[], bool]) -> list[str]:
         if len(list_checkpoints(Path(config.run_dir) / "checkpoints")) == broken_off // 3 - 1:
@@ -243,7 +242,7 @@ def test_a_checkpoint_saved_within_a_validation_is_completed_by_the_next_start(
 
 def test_a_raised_flag_stops_the_loss_of_a_validation(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     flag = StopAfter(3)
-    monkeypatch.setattr(manyheads.training.loop, "StopFlag", lambda: flag)
+    monkeypatch.setattr(manyheads.training.run.loop, "StopFlag", lambda: flag)
     config = small()
     result = train(config, reporter=flag)
     assert (result.stopped_by, result.step) == ("signal", 3)
@@ -278,7 +277,7 @@ def test_minutes_end_a_run(small: Make, monkeypatch: pytest.MonkeyPatch) -> None
     )
     # The run's own watch moves by 10 ms whenever it is read: a busy machine's first step would use up 0.6 s by itself.
     readings = count()
-    monkeypatch.setattr(manyheads.training.pace, "time", SimpleNamespace(monotonic=lambda: 0.01 * next(readings)))
+    monkeypatch.setattr(manyheads.training.run.clock, "time", SimpleNamespace(monotonic=lambda: 0.01 * next(readings)))
     result = train(config)
     assert result.stopped_by == "minutes"
     assert 0.6 <= result.elapsed_seconds < 0.7
@@ -397,7 +396,7 @@ def test_a_full_disk_does_not_hide_a_nan(small: Make, monkeypatch: pytest.Monkey
         raise SaveError("Cannot save it: No space left on device.")
 
     poison(monkeypatch, {2})
-    monkeypatch.setattr("manyheads.training.recorder.write_text", full)
+    monkeypatch.setattr("manyheads.training.record.recorder.write_text", full)
     with pytest.raises(NonFiniteError, match=r"loss is nan.*ids could not be kept \(.*No space left on device\)"):
         train(small())
 
@@ -436,7 +435,7 @@ def test_a_save_that_fails_stops_or_is_survived(small: Make, monkeypatch: pytest
 
 
 def test_too_little_space_is_said_before_the_first_step(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.checkpoint.faults.free_bytes", lambda path: 10_000)
+    monkeypatch.setattr("manyheads.files.faults.free_bytes", lambda path: 10_000)
     reporter = Recording()
     with pytest.raises(SaveError, match="10000 bytes are free"):
         train(small(), reporter=reporter)
@@ -543,7 +542,7 @@ def test_a_run_of_too_few_steps_says_so_once(
     """And metrics do not depend on it."""
     clock = count()
     fake = SimpleNamespace(monotonic=lambda: seconds * next(clock))
-    monkeypatch.setattr(manyheads.training.recorder, "time", fake)
+    monkeypatch.setattr(manyheads.training.record.recorder, "time", fake)
     reporter = Recording()
     config = small(training={"max_steps": 12, "max_minutes": 5.0}, run_dir=small().run_dir + f"-{seconds}")
     train(config, reporter=reporter)

@@ -13,15 +13,16 @@ import yaml
 from tiny_run import TINY_TEXT, changed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import manyheads.training.precision
+import manyheads.training.run.precision
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.errors import ConfigError
-from manyheads.nn.kernels.policy import OVERRIDE, PrecisionMeasurement
-from manyheads.training.dry_run import dry_run
-from manyheads.training.loop import train
-from manyheads.training.precision import resolve_precision
-from manyheads.training.presets import PRESETS
-from manyheads.training.settings import RunConfig, TextConfig, TrainConfig
+from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
+from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
+from manyheads.tasks.runs import dry_run, train
+from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.run.precision import resolve_precision
+from manyheads.training.settings import RunConfig
 
 CPU = torch.device("cpu")
 Make = Callable[..., TrainConfig]
@@ -54,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[PrecisionMeasurement |
             assert found is not None, "nothing is to be measured here"
             return found
 
-        monkeypatch.setattr(manyheads.training.precision, "measure_precision", measure)
+        monkeypatch.setattr(manyheads.training.run.precision, "measure_precision", measure)
 
     return measures
 
@@ -193,3 +194,9 @@ def test_bfloat16_would_be_seen(corpus: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(OVERRIDE, "bf16")
     with pytest.raises(AssertionError, match="of bfloat16"), NoProductsInBfloat16():
         train(made_small("demo", corpus, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", sorted(SIZED_BY_PRECISION))
+def test_a_preset_sized_by_precision_has_settings_for_each(name: str) -> None:
+    assert PRESETS[name]("bf16") == PRESETS[name]()
+    assert PRESETS[name]("fp32").model != PRESETS[name]("bf16").model

@@ -21,10 +21,9 @@ from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
 from manyheads.seeding import derive_seed
-from manyheads.training.assembly import assemble
-from manyheads.training.footprint import predict_memory
-from manyheads.training.loop import train
-from manyheads.training.settings import TextConfig
+from manyheads.tasks.runs import assemble, train
+from manyheads.tasks.text.plan import predict_memory
+from manyheads.tasks.text.settings import TextConfig
 
 CPU = torch.device("cpu")
 LAST = "checkpoints/step-00000009/memory.safetensors"
@@ -99,9 +98,9 @@ def test_hashes_differ_from_step_to_step_and_not_in_evaluation(text: Callable[..
         ({"data": {"segment_len": 49, "segment_lengths": "fixed"}}, "data.segment_len is 49, but model.max_len 48"),
         ({"data": {"segment_len": 40}}, "up to 55 tokens, above model.max_len 48"),
         ({"reading": {"segment_len": 64}}, "reading.segment_len is 64"),
-        ({"reading": {"memory_len": 8}}, "memory_len is 8, but a reformer remembers nothing"),
+        ({"reading": {"memory_len": 8}}, "memory_len is 8, but a reformer has no memory"),
         ({"reading": {"same_length": True}}, "same_length is True"),
-        ({"model": {"causal": False, "visible": "chunk"}}, "an encoder cannot learn to write"),
+        ({"model": {"causal": False, "visible": "chunk"}}, "an encoder cannot learn to generate"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(sections: dict[str, Any], message: str) -> None:
@@ -161,16 +160,19 @@ import resource, sys
 from manyheads.cli.machine import set_up_machine
 set_up_machine()
 import torch
-from manyheads.training import footprint
+from manyheads.tasks.text import plan
+from manyheads.training.plan.memory import take_steps
 sys.path.insert(0, sys.argv[1])
 from tests_footprint_config import CONFIG
 torch.set_num_threads(1)
-footprint.take_steps(footprint._filled(CONFIG, int(sys.argv[2])), int(sys.argv[2]), 1)
+length = int(sys.argv[2])
+config = plan._filled(CONFIG, length)
+take_steps(plan.TextTrial(config), config, length, 1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 CONFIG = """
 from dataclasses import replace
-from manyheads.training.presets import reformer_demo
+from manyheads.tasks.presets import reformer_demo
 demo = reformer_demo()
 CONFIG = replace(demo, num_threads=1, model=replace(
     demo.model, num_layers=2, layers=("local", "lsh"), max_len=65536, axial_shape=(256, 256)))
@@ -189,7 +191,7 @@ def test_memory_is_predicted_within_a_fifth(length: int, tmp_path: Path, figure:
     asking = (
         "import sys; sys.path.insert(0, sys.argv[1]); from manyheads.cli.machine import set_up_machine;"
         "set_up_machine(); from tests_footprint_config import CONFIG;"
-        "from manyheads.training.footprint import predict_memory;"
+        "from manyheads.tasks.text.plan import predict_memory;"
         "found = predict_memory(CONFIG, int(sys.argv[2])); print(found.total_bytes, found.program_bytes)"
     )
     asked = [sys.executable, "-c", asking, str(tmp_path), str(length)]
@@ -201,20 +203,20 @@ def test_memory_is_predicted_within_a_fifth(length: int, tmp_path: Path, figure:
 
 def test_memory_grows_with_length_as_it_is_counted() -> None:
     """The line through two short steps meets a longer step that is counted itself, within a twentieth."""
-    from manyheads.training import footprint
+    from manyheads.training.plan import memory
 
     model = replace(TINY_REFORMER.model, max_len=4096, vocab_size=257)  # type: ignore[arg-type]
     config = changed(TINY_REFORMER, model=model)
-    before = footprint.LONGEST_PROBE
+    before = memory.LONGEST_PROBE
     try:
-        footprint.LONGEST_PROBE = 1024
+        memory.LONGEST_PROBE = 1024
         found = predict_memory(config, 4096, 1)
         assert found.probes == (512, 1024)
-        footprint.LONGEST_PROBE = 8192
+        memory.LONGEST_PROBE = 8192
         counted = predict_memory(config, 4096, 1)
         assert counted.probes == (4096,)
     finally:
-        footprint.LONGEST_PROBE = before
+        memory.LONGEST_PROBE = before
     assert found.state_bytes == counted.state_bytes > 0
     assert abs(found.step_bytes / counted.step_bytes - 1) < 0.05
     with pytest.raises(ConfigError, match=r"--length 5,000 is above model\.max_len 4,096"):

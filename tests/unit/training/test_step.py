@@ -14,12 +14,18 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
-from manyheads.training.ema import MovingAverage
-from manyheads.training.muon import MuonWithAdam
-from manyheads.training.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors, split_by_decay
-from manyheads.training.settings import OptimiserSettings, TrainConfig, TrainingSettings
-from manyheads.training.state import named_parameters
-from manyheads.training.step import Stepper, StepResult
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.optim.ema import MovingAverage
+from manyheads.training.optim.muon import MuonWithAdam
+from manyheads.training.optim.optimiser import (
+    build_optimiser,
+    load_optimiser_tensors,
+    optimiser_tensors,
+    split_by_decay,
+)
+from manyheads.training.run.state import named_parameters
+from manyheads.training.run.step import Stepper, StepResult
+from manyheads.training.settings import OptimiserSettings, TrainingSettings
 
 CPU = torch.device("cpu")
 MODEL = TransformerConfig(

@@ -16,11 +16,11 @@ from manyheads.data.preparing import PairList, prepare_corpus
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
+from manyheads.tasks.runs import dry_run, train
+from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
-from manyheads.training.dry_run import dry_run
-from manyheads.training.loop import train
-from manyheads.training.settings import RunConfig, TrainConfig
+from manyheads.training.settings import RunConfig
 
 TREES = ["(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))", "(S (NP (NN rain)) (VP (VBZ falls)))"]
 TRANSFORMER = replace(TINY.model, tie_embeddings="none")

@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
             attention_view("encoder", layers, query_tokens=tokens)
     with pytest.raises(ShapeError, match="3 query tokens and 3 key tokens"):
         attention_view("encoder", [weights(1, 2, 2)], query_tokens=["a", "b", "c"])
-    with pytest.raises(ShapeError, match="each its own name"):
+    with pytest.raises(ShapeError, match="use different names"):
         attention_page([view, view], title="t")
     with pytest.raises(ShapeError):
         attention_page([], title="t")

@@ -1,15 +1,19 @@
-"""The shapes of a Reformer: of one that reads alone (`ReformerConfig`), and of one that translates."""
+"""Configs of the Reformer: a language model or encoder (`ReformerConfig`), and an encoder-decoder."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
-from manyheads.errors import ConfigError
+from manyheads.config.checks import BELOW_ONE, at_least, check
+from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.lsh_settings import LSHSettings
 
-__all__ = ["LayerKind", "ReformerConfig", "ReformerSeq2SeqConfig", "automatic_axes"]
+__all__ = ["HashRounds", "LayerKind", "ReformerConfig", "ReformerSeq2SeqConfig", "automatic_axes"]
+
+HashRounds = int | Literal["full"]
+"""A number of hash rounds, or `full`: exact attention."""
 
 LayerKind = Literal["lsh", "local", "full"]
 """What a layer attends by: `lsh` hashing (sec. 2), `local` chunks, `full` exactly, with shared queries and keys."""
@@ -17,31 +21,35 @@ LayerKind = Literal["lsh", "local", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    """What both configs share, and its checks.
+    """Common fields of both configs, and their checks.
 
     Args:
         d_model: width of each of the two streams.
         num_heads: attention heads.
-        head_dim: width of a head; 0 takes d_model / num_heads. num_heads x head_dim need not be d_model.
+        head_dim: width of a head; 0: d_model / num_heads. num_heads x head_dim need not be d_model.
         d_ff: inner width of the feed-forward layers.
-        dropout: on embeddings, and on what attention and feed-forward layers add to a stream.
+        dropout: on embeddings, and on the outputs of attention and feed-forward layers.
         attention_dropout: on attention weights.
         activation: of the feed-forward layers; `gelu` is exact.
         norm_eps: of the layer norms.
-        max_len: longest sequence: the product of axial positions, the table of learned ones; sinusoidal ones have no
-            limit. The automatic number of buckets is that of this length.
-        chunk_len: tokens of a chunk of sorted ones, and as many are looked back upon (sec. 2, m = 2 l / n_buckets).
-        num_hashes: hash rounds (n_rounds); 0 attends exactly.
-        num_buckets: of one round: one number, or factors of it, all even; empty: such that a bucket is about a chunk
-            long when max_len tokens are read.
-        exact_len: the first so many positions of a sequence are attended exactly, without hashing.
-        ff_chunk_len: positions that a feed-forward layer works on at once (sec. 3, chunking); 0 is all.
+        max_len: maximum sequence length: the product of axial positions, the size of the table of learned ones;
+            sinusoidal
+            ones have no limit. The automatic number of buckets is computed for this length.
+        chunk_len: tokens per chunk of the sorted sequence; a chunk also attends to the chunk before (sec. 2, m = 2 l /
+            n_buckets).
+        num_hashes: hash rounds (n_rounds); 0: exact attention.
+        num_buckets: buckets per round: one number, or its factors, all even; empty: such that a bucket is about as long
+            as a chunk for a sequence of max_len tokens.
+        exact_len: this many positions at the start of a sequence use exact attention, without hashing.
+        ff_chunk_len: positions that a feed-forward layer computes at once (sec. 3, chunking); 0: all.
         reversible: keep no activations for the backward pass, and compute them again from each layer's output; false:
-            the same model by plain backpropagation.
-        keep_attention: with `reversible`, keep what hashed layers' heads put out, d_model numbers a token and layer
-            in the type computed in: their attention is then not computed again, and a step is about a sixth faster.
-        hash_seed: of the random rotations, in evaluation; in training they change with every call.
+            the same model with ordinary backpropagation.
+        keep_attention: with `reversible`, keep the outputs of the hashed layers' heads, d_model numbers per token and
+            layer in the compute type: their attention is then not computed again, and a step is about a sixth faster.
+        hash_seed: seed of the random rotations in evaluation; in training they change with every call.
     """
+
+    memory_degree: ClassVar[int] = 1
 
     d_model: int = 1024
     num_heads: int = 8
@@ -62,32 +70,25 @@ class _Sizes:
     hash_seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "num_heads", "d_ff", "max_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("head_dim", "ff_chunk_len", "hash_seed"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; a rate must be in [0, 1).")
-        if not 0 <= self.norm_eps < 1:
-            raise ConfigError(f"model.norm_eps is {self.norm_eps}; it must be in [0, 1).")
+        check(self, "model.", at_least(1), "d_model", "num_heads", "d_ff", "max_len")
+        check(self, "model.", at_least(0), "head_dim", "ff_chunk_len", "hash_seed")
+        check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "norm_eps")
         if not self.head_dim and self.d_model % self.num_heads:
             raise ConfigError(
                 f"model.d_model {self.d_model} is not divisible by model.num_heads {self.num_heads}; change one of"
-                " them, or give head_dim."
+                " them, or give head_dim.",
+                fields=("d_model", "num_heads", "head_dim"),
             )
-        _ = self.lsh  # its own complaints
+        _ = self.lsh  # its own checks
 
     @property
     def width_of_heads(self) -> int:
-        """head_dim, filled in."""
+        """head_dim with its default filled in."""
         return self.head_dim or self.d_model // self.num_heads
 
     @property
     def lsh(self) -> LSHSettings:
-        """Of the `lsh` kind."""
+        """Settings of the layer kind `lsh`."""
         return LSHSettings(
             num_hashes=self.num_hashes,
             num_buckets=self.num_buckets if len(self.num_buckets) > 1 else sum(self.num_buckets),
@@ -101,31 +102,37 @@ class ReformerConfig(_Sizes):
     """Kitaev et al. 2020, arXiv:2001.04451: a language model, or with `causal: false` an encoder.
 
     Args:
-        architecture: what tells this config from those of other architectures.
-        vocab_size: ids of the vocabulary; 0 takes the tokenizer's.
-        num_layers: reversible blocks, of one attention and one feed-forward layer each.
-        layers: what each block attends by; a pattern shorter than num_layers is repeated.
-        positions: `axial` (sum of a row's and a column's trained vector, side by side), `sinusoidal`, `learned`.
-        axial_shape: rows, columns and further axes; their product is at least max_len. Empty: two, nearly equal.
-        axial_dims: width of each axis's vectors; they sum to d_model. Empty: equal shares.
-        causal: no token sees a later one.
-        visible: what a query sees of its neighbours in a round's sorted order. `bucket`: the chunk_len earlier tokens
-            of its own bucket, which no later token can change; `chunk`: everything in its chunk and the chunks beside
-            it, as in the originals: where chunks end depends on what comes later too. Encoders need it.
-        chunks_before: with `chunk`, how many chunks before the query's own are seen.
-        chunks_after: with `chunk`, how many chunks after it.
-        within_bucket: with `chunk`, only the query's own bucket.
-        correct_duplicates: a key seen in n rounds counts once, not n times (eq. 4, N_ij).
-        look_across_rounds: with `chunk`, a round's first chunk sees the last of the round before.
-        wrap: with `chunk`, the very first chunk sees the last one.
-        local_chunk_len: tokens of a chunk of the `local` kind.
-        local_chunks_before: how many chunks before its own a query sees there.
-        local_chunks_after: how many chunks after it.
-        local_wrap: the first chunk's neighbour is the last one, there.
+        architecture: identifies the architecture.
+        vocab_size: number of ids; 0: the tokenizer's.
+        num_layers: reversible blocks, each with one attention and one feed-forward layer.
+        layers: the attention kind of each block; a pattern shorter than num_layers is repeated.
+        positions: `axial` (a row's and a column's trained vectors, concatenated), `sinusoidal`, `learned`.
+        axial_shape: sizes of the grid: rows, columns and further axes; their product is at least max_len. Empty: two
+            nearly equal axes.
+        axial_dims: width of each axis's vectors; they sum to d_model. Empty: equal widths.
+        causal: no token attends to a later one.
+        visible: the keys of a query in a round's sorted order. `bucket`: the chunk_len earlier tokens of its own
+            bucket,
+            which do not depend on later tokens; `chunk`: everything in its chunk and the neighbouring chunks, as in the
+            original code, where chunk boundaries also depend on later tokens. Encoders need `chunk`.
+        chunks_before: with `chunk`, number of visible chunks before the query's own.
+        chunks_after: with `chunk`, number of visible chunks after it.
+        within_bucket: with `chunk`, attend only within the query's own bucket.
+        correct_duplicates: a key that a query reaches in n rounds counts once, not n times (eq. 4, N_ij).
+        look_across_rounds: with `chunk`, a round's first chunk attends to the last chunk of the round before.
+        wrap: with `chunk`, the very first chunk attends to the last one.
+        local_chunk_len: tokens per chunk of the layer kind `local`.
+        local_chunks_before: there, number of visible chunks before the query's own.
+        local_chunks_after: there, number of visible chunks after it.
+        local_wrap: there, the first chunk's neighbour is the last one.
 
-    Raises: ConfigError: sizes that are not positive or do not fit one another, a rate outside [0, 1), options that
-        contradict each other.
+    Raises: ConfigError: sizes are not positive or do not match, a rate is outside [0, 1), or options contradict each
+        other.
     """
+
+    task: ClassVar[Literal["language-modelling"]] = "language-modelling"
+    draws_hashes: ClassVar[bool] = True
+    has_adaptive_softmax: ClassVar[bool] = False
 
     architecture: Literal["reformer"] = "reformer"
     vocab_size: int = 0
@@ -149,23 +156,23 @@ class ReformerConfig(_Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_layers", "local_chunk_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("vocab_size", "local_chunks_before", "local_chunks_after"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
+        check(self, "model.", at_least(1), "num_layers", "local_chunk_len")
+        check(self, "model.", at_least(0), "vocab_size", "local_chunks_before", "local_chunks_after")
         if not self.layers:
-            raise ConfigError("model.layers is empty; name a kind for each layer, or a pattern to repeat.")
+            raise ConfigError(
+                "model.layers is empty; name a kind for each layer, or a pattern to repeat.", fields=["layers"]
+            )
         if len(self.layers) > self.num_layers:
             raise ConfigError(
                 f"model.layers names {len(self.layers)} kinds for model.num_layers {self.num_layers}; name fewer, or"
-                " build more layers."
+                " build more layers.",
+                fields=("layers", "num_layers"),
             )
         if self.causal and self.local_chunks_after:
             raise ConfigError(
-                f"model.local_chunks_after is {self.local_chunks_after}, but a causal model sees nothing after; set it"
-                " to 0, or model.causal to false."
+                f"model.local_chunks_after is {self.local_chunks_after}, but a causal model does not attend to"
+                " later tokens; set it to 0, or model.causal to false.",
+                fields=("local_chunks_after", "causal"),
             )
         self._check_axes()
 
@@ -174,24 +181,27 @@ class ReformerConfig(_Sizes):
             if self.axial_shape or self.axial_dims:
                 raise ConfigError(
                     f"model.axial_shape and model.axial_dims are for axial positions, not {self.positions!r} ones;"
-                    " leave them empty."
+                    " leave them empty.",
+                    fields=("axial_shape", "axial_dims"),
                 )
             return
         shape, dims = self.axes
         if min(shape) < 1 or math.prod(shape) < self.max_len:
             raise ConfigError(
-                f"model.axial_shape {list(shape)} has {math.prod(shape):,} places, fewer than model.max_len"
-                f" {self.max_len:,}; enlarge it, or lower max_len."
+                f"model.axial_shape {list(shape)} has {math.prod(shape):,} positions, fewer than model.max_len"
+                f" {self.max_len:,}; enlarge it, or lower max_len.",
+                fields=("axial_shape", "max_len"),
             )
         if len(dims) != len(shape) or min(dims) < 1 or sum(dims) != self.d_model:
             raise ConfigError(
                 f"model.axial_dims {list(dims)} must be one width for each of the {len(shape)} axes, summing to"
-                f" model.d_model {self.d_model}."
+                f" model.d_model {self.d_model}.",
+                fields=("axial_dims", "axial_shape", "d_model"),
             )
 
     @property
     def lsh(self) -> LSHSettings:
-        """Of the `lsh` kind."""
+        """Settings of the layer kind `lsh`."""
         return replace(
             super().lsh,
             causal=self.causal,
@@ -206,24 +216,63 @@ class ReformerConfig(_Sizes):
 
     @property
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """axial_shape and axial_dims, filled in."""
+        """axial_shape and axial_dims with their defaults filled in."""
         shape = self.axial_shape or automatic_axes(self.max_len)
         share, rest = divmod(self.d_model, len(shape))
         return shape, self.axial_dims or (*[share] * (len(shape) - 1), share + rest)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """What each layer attends by: num_layers of them."""
+        """The attention kind of each layer, num_layers of them."""
         return tuple(self.layers[index % len(self.layers)] for index in range(self.num_layers))
 
+    @property
+    def longest_input(self) -> int | None:
+        """See `protocols.LanguageModelConfig`."""
+        return None if self.positions == "sinusoidal" else self.max_len
+
+    @property
+    def reads_forwards(self) -> bool:
+        """See `protocols.LanguageModelConfig`."""
+        return self.causal
+
+    @property
+    def context_settings(self) -> dict[str, int]:
+        """See `protocols.LanguageModelConfig`."""
+        return {}
+
+    @property
+    def hash_rounds(self) -> HashRounds:
+        """See `protocols.LanguageModelConfig`."""
+        return self.num_hashes if "lsh" in self.kinds else "full"
+
+    def with_hash_rounds(self, rounds: HashRounds) -> Self:
+        """Return the config with another number of hash rounds; no parameter depends on it.
+
+        Paper: Kitaev et al. 2020, sec. 5.1, table 2.
+        Args: rounds: of every hashed layer; if no layer hashes, of every exact layer. `full`: hashed layers become
+            exact,
+            with shared queries and keys.
+
+        Raises: RequestError: all layers are local.
+        """
+        hashes = "lsh" in self.kinds
+        if not hashes and "full" not in self.kinds:
+            raise RequestError("all layers of this Reformer are local, so it has no hash rounds.")
+        if rounds == "full":
+            return replace(self, layers=tuple("full" if kind == "lsh" else kind for kind in self.layers))
+        layers = self.layers if hashes else tuple("lsh" if kind == "full" else kind for kind in self.layers)
+        # exact_len 0: otherwise short sequences would use exact attention, whatever the number of rounds.
+        return replace(self, layers=layers, num_hashes=rounds, exact_len=0)
+
     def lower_bounds(self) -> tuple[int, int]:
-        """What a model of this config has at least: tensors, and numbers in one of them."""
+        """See `protocols.ModelConfig`."""
         inner = self.num_heads * self.width_of_heads
         rows = self.max_len if self.positions == "learned" else 0
         return self.num_layers, self.d_model * max(self.d_ff, inner, 2 * self.vocab_size, rows)
 
     def describe(self) -> str:
-        """The sizes in a line."""
+        """Return the sizes in one line."""
         kinds = "".join(f" {name}" for name in dict.fromkeys(self.kinds))
         return (
             f"{self.num_layers} layers ({', '.join(kinds.split())}), d_model {self.d_model}, {self.num_heads} heads of"
@@ -237,19 +286,22 @@ class ReformerSeq2SeqConfig(_Sizes):
     """The reversible encoder-decoder of Kitaev et al. 2020, sec. 5 (machine translation).
 
     Args:
-        architecture: what tells this config from those of other architectures.
-        source_vocab_size: ids on the source side; 0 takes the tokenizer's.
-        target_vocab_size: ids on the target side; 0 takes the tokenizer's.
-        num_encoder_layers: blocks that read the source.
-        num_decoder_layers: blocks that write the target.
-        attention: of encoder and decoder to themselves: `full` is exact with separate queries and keys, as in the
-            paper's translators; `lsh` hashes. Attention to the source is exact.
+        architecture: identifies the architecture.
+        source_vocab_size: number of source ids; 0: the tokenizer's.
+        target_vocab_size: number of target ids; 0: the tokenizer's.
+        num_encoder_layers: blocks of the encoder.
+        num_decoder_layers: blocks of the decoder.
+        attention: self-attention of encoder and decoder: `full` is exact with separate queries and keys, as in the
+            paper's
+            translation models; `lsh` hashes. Cross-attention is always exact.
         positions: `sinusoidal` or `learned`.
         tie_embeddings: `all`: source, target and output share one matrix; `decoder`: target and output; `embeddings`:
             source and target; `none`.
 
-    Raises: ConfigError: as `ReformerConfig`, and tied tables of unlike sizes.
+    Raises: ConfigError: as `ReformerConfig`, and tied embeddings of different sizes.
     """
+
+    task: ClassVar[Literal["translation"]] = "translation"
 
     architecture: Literal["reformer-seq2seq"] = "reformer-seq2seq"
     source_vocab_size: int = 0
@@ -265,25 +317,23 @@ class ReformerSeq2SeqConfig(_Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_decoder_layers < 1:
-            raise ConfigError(f"model.num_decoder_layers is {self.num_decoder_layers}; it must be at least 1.")
-        for name in ("source_vocab_size", "target_vocab_size", "num_encoder_layers"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
+        check(self, "model.", at_least(1), "num_decoder_layers")
+        check(self, "model.", at_least(0), "source_vocab_size", "target_vocab_size", "num_encoder_layers")
         if self.tie_embeddings in ("all", "embeddings") and self.source_vocab_size != self.target_vocab_size:
             raise ConfigError(
                 f"model.tie_embeddings is {self.tie_embeddings!r} but source_vocab_size {self.source_vocab_size}"
                 f" differs from target_vocab_size {self.target_vocab_size}; use one joint vocabulary, or"
-                " tie_embeddings 'decoder' or 'none'."
+                " tie_embeddings 'decoder' or 'none'.",
+                fields=("tie_embeddings", "source_vocab_size", "target_vocab_size"),
             )
 
     def lower_bounds(self) -> tuple[int, int]:
-        """What a model of this config has at least: tensors, and numbers in one of them."""
+        """See `protocols.ModelConfig`."""
         widest = max(self.source_vocab_size, self.target_vocab_size, self.d_ff, self.num_heads * self.width_of_heads)
         return self.num_encoder_layers + self.num_decoder_layers, self.d_model * widest
 
     def describe(self) -> str:
-        """The sizes in a line."""
+        """Return the sizes in one line."""
         return (
             f"{self.num_encoder_layers} + {self.num_decoder_layers} reversible layers, d_model {self.d_model},"
             f" {self.num_heads} heads of {self.width_of_heads}, d_ff {self.d_ff}, {self.attention} attention"
@@ -291,6 +341,6 @@ class ReformerSeq2SeqConfig(_Sizes):
 
 
 def automatic_axes(max_len: int) -> tuple[int, int]:
-    """The two most equal numbers, rows first, with a product of at least max_len: rows a power of two."""
+    """Return the two most equal numbers, rows first, with a product of at least max_len; rows are a power of two."""
     rows = 2 ** (max(0, math.ceil(math.log2(max_len))) // 2)
     return rows, math.ceil(max_len / rows)

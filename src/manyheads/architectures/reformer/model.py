@@ -19,9 +19,10 @@ from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.kernels.recomputation import recomputed
+from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 from manyheads.nn.precision import low_precision
-from manyheads.nn.reversible import recomputed, through_sublayers
 
 __all__ = ["Reformer"]
 

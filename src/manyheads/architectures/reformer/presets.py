@@ -1,7 +1,7 @@
-"""Named sizes of the Reformer.
+"""Presets of the Reformer.
 
-Those of the paper are Kitaev et al. 2020, sec. 5, with what it leaves out from the configs of its code (trax, `configs/
-reformer_*.gin`); what a query sees is our `visible: bucket`, not the originals' chunks.
+Those of the paper follow Kitaev et al. 2020, sec. 5; values that it omits come from the configs of its code (trax,
+`configs/reformer_*.gin`). Attention uses our `visible: bucket`, not the original chunks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["PRESETS", "SEQ2SEQ_PRESETS"]
 
 
 def debug() -> ReformerConfig:
-    """Small enough to learn one batch in a second or two, with every part in it."""
+    """A model that learns one batch in a second or two, with every component."""
     return ReformerConfig(
         d_model=32,
         num_heads=2,
@@ -31,13 +31,14 @@ def debug() -> ReformerConfig:
 
 
 def small() -> ReformerConfig:
-    """16,384 bytes of context on a CPU; the size at which speed is compared."""
+    """16,384 bytes of context on a CPU; used for speed comparisons."""
     return ReformerConfig(d_model=256, num_heads=4, d_ff=1024, num_layers=4, max_len=16_384, dropout=0.0)
 
 
 def enwik8() -> ReformerConfig:
-    """enwik8 at 65,536 bytes: 12 layers, 1.19 bits a byte after 20K steps, 1.05 tuned (sec. 5.3); trax's kinds of
-    layers, chunks, hashes and axes, with the widths that it names for more memory.
+    """enwik8 at 65,536 bytes: 12 layers, 1.19 bits per byte after 20K steps, 1.05 tuned (sec. 5.3).
+
+    Kinds of layers, chunks, hashes and axes follow trax, with the widths that it gives for more memory.
     """
     return ReformerConfig(
         d_model=1024,
@@ -60,7 +61,7 @@ def enwik8() -> ReformerConfig:
 
 
 def imagenet64() -> ReformerConfig:
-    """64 x 64 RGB images as 12,288 bytes in raster order: rows, columns and colours are the three axes (trax)."""
+    """64 x 64 RGB images as 12,288 bytes in raster order; rows, columns and colours are the three axes (trax)."""
     return ReformerConfig(
         d_model=1024,
         num_heads=8,
@@ -81,7 +82,7 @@ def imagenet64() -> ReformerConfig:
 
 
 def million() -> ReformerConfig:
-    """1,048,576 bytes at once, on two cores within 20 GiB of memory (`benchmarks/reformer_length.py`)."""
+    """Sequences of 1,048,576 bytes, on two cores with 20 GiB of memory (`benchmarks/reformer_length.py`)."""
     return ReformerConfig(
         d_model=256,
         num_heads=4,
@@ -97,7 +98,7 @@ def million() -> ReformerConfig:
 
 
 def seq2seq_debug() -> ReformerSeq2SeqConfig:
-    """Small enough for a test, with hashing in it."""
+    """A model for tests, with hashing."""
     return ReformerSeq2SeqConfig(
         d_model=32,
         num_heads=4,

@@ -1,7 +1,7 @@
-"""The reversible encoder-decoder, top to bottom.
+"""The complete reversible encoder-decoder.
 
 Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 5 (machine translation); the order of the decoder's three sublayers on
-the two streams is trax's.
+the two streams is that of trax.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from manyheads.nn.attention.state import KeyValueState, register_state
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
-from manyheads.nn.reversible import through_sublayers
 from manyheads.seeding import derive_seed
 
 __all__ = ["ReformerTranslator", "TranslatorState"]
@@ -34,10 +34,10 @@ Kept = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Side:
-    """What the sublayers of one stack are told.
+    """Inputs of the sublayers of one stack besides the streams.
 
-    lengths: of this stack's own rows, or None; source_lengths: of the rows that are attended to across; hash_seed: of
-    this call's rotations.
+    lengths: of this stack's rows, or None; source_lengths: of the rows for cross-attention; hash_seed: of this call's
+    rotations.
     """
 
     lengths: Tensor | None
@@ -72,7 +72,7 @@ class SelfSublayer(nn.Module):
     def forward(
         self, x: Tensor, side: Side, shared: tuple[Tensor, ...] = (), kept: Kept | None = None
     ) -> tuple[Tensor, Kept]:
-        """What to add to the other stream; and what attention keeps for the recomputation."""
+        """Return the output to add to the other stream, and the values that attention keeps for the recomputation."""
         h = self.norm(x)
         if isinstance(self.self_attn, MultiHeadAttention):
             mask = Causal() if self.causal else Lengths(cast(Tensor, side.lengths))
@@ -83,13 +83,13 @@ class SelfSublayer(nn.Module):
         return self.dropout(out), kept
 
     def start(self, rows: int, side: Side, like: Tensor) -> KeyValueState | LSHCache:
-        """A cache of nothing."""
+        """Return an empty cache."""
         if isinstance(self.self_attn, LSHSelfAttention):
             return self.self_attn.start(rows, seed=self.seed(side))
         return KeyValueState.empty(rows, self.self_attn.num_heads, self.self_attn.head_dim, like=like)
 
     def step(self, x: Tensor, past: KeyValueState | LSHCache) -> tuple[Tensor, KeyValueState | LSHCache]:
-        """`forward` for the next positions of every row."""
+        """Compute `forward` for the next positions of every row."""
         h = self.norm(x)
         if isinstance(past, LSHCache):
             return cast(LSHSelfAttention, self.self_attn).step(h, past)
@@ -117,13 +117,13 @@ class CrossSublayer(nn.Module):
     def forward(
         self, x: Tensor, side: Side, shared: tuple[Tensor, ...], kept: Kept | None = None
     ) -> tuple[Tensor, Kept]:
-        """What to add to the other stream."""
+        """Return the output to add to the other stream."""
         out, _ = self.cross_attn(self.norm(x), shared[0], mask=Lengths(side.source_lengths))
         return self.dropout(out), ()
 
     def step(self, x: Tensor, key: Tensor, value: Tensor, source_lengths: Tensor) -> Tensor:
-        """For the next positions of every row, on projected keys and values, one row a sentence."""
-        # The rows of one sentence share its source: they are asked as one longer query, so keys are never copied.
+        """Compute the next positions of every row with projected keys and values, one row per sentence."""
+        # The rows of one sentence share its source, so they form one longer query, and keys are never copied.
         rows, new_len, d_model = x.shape
         q = self.cross_attn.project_query(self.norm(x).reshape(key.shape[0], -1, d_model))
         out = self.cross_attn.attend(q, key, value, Lengths(source_lengths))
@@ -143,7 +143,7 @@ class PointSublayer(nn.Module):
     def forward(
         self, x: Tensor, side: Side | None = None, shared: tuple[Tensor, ...] = (), kept: Kept | None = None
     ) -> tuple[Tensor, Kept]:
-        """What to add to the other stream."""
+        """Return the output to add to the other stream."""
         return self.dropout(self.net(self.norm(x))), ()
 
 
@@ -168,7 +168,7 @@ class DecoderLayer(nn.Module):
 
 @dataclass(frozen=True)
 class TranslatorLayerState:
-    """One decoder layer's memory: of its own positions, a row a hypothesis; of the source, a row a sentence.
+    """One decoder layer's cache: its own positions, a row per hypothesis; the source, a row per sentence.
 
     Shape: memory_key, memory_value (sentences, heads, source_len, head_dim).
     """
@@ -180,10 +180,10 @@ class TranslatorLayerState:
 
 @dataclass(frozen=True)
 class TranslatorState:
-    """All layers' memories; rows are sentences x beams, sentence by sentence.
+    """All layers' caches; rows are sentences x beams, sentence by sentence.
 
-    Shape: source_lengths (sentences,); length () int64 on the CPU: target positions read so far; rows () int64 on the
-        CPU.
+    Shape: source_lengths (sentences,); length () int64 on the CPU: number of target positions so far; rows () int64 on
+        the CPU.
     """
 
     layers: tuple[TranslatorLayerState, ...]
@@ -196,7 +196,7 @@ class TranslatorState:
         old_sentences = self.source_lengths.shape[0]
         old_beams = max(1, int(self.rows) // max(1, old_sentences))
         sentences = torch.div(rows[:, 0], old_beams, rounding_mode="floor")
-        same = rows.shape[0] == old_sentences  # lines keep their order, so as many as before are the same ones
+        same = rows.shape[0] == old_sentences  # lines keep their order, so an equal number means the same sentences
         layers = []
         for layer in self.layers:
             key, value = layer.memory_key, layer.memory_value
@@ -207,7 +207,7 @@ class TranslatorState:
         return TranslatorState(tuple(layers), lengths, self.length, torch.tensor(rows.numel()))
 
     def clone(self) -> TranslatorState:
-        """A copy to branch from: the next step of either leaves the other alone."""
+        """Return a copy for branching: steps of one do not change the other."""
         return replace(self, layers=tuple(replace(layer, past=layer.past.clone()) for layer in self.layers))
 
 
@@ -216,13 +216,13 @@ register_state(TranslatorState, "layers", "source_lengths", "length", "rows")
 
 
 class ReformerTranslator(nn.Module):
-    """Source ids to encoder states, target ids and encoder states to decoder states, through reversible layers.
+    """Encoder states from source ids, and decoder states from target ids and encoder states, through reversible layers.
 
-    Both stacks begin with the embedding in both streams, and end with the norm of the streams' mean. Where a seed of
-    hashes is needed, training draws it from torch's generator, as dropout does, and evaluation takes the config's. The
-    head that turns decoder states into words is not part of it (see `architectures.seq2seq`).
+    Both stacks start with the embedding in both streams and end with the norm of the streams' mean. If a hash seed is
+    needed, training draws it from torch's generator, as dropout does, and evaluation uses the config's. The head that
+    predicts words is separate (see `architectures.seq2seq`).
 
-    Args: config: sizes and choices; both vocabulary sizes must be set.
+    Args: config: sizes and options; both vocabulary sizes must be set.
     Raises: ConfigError: a vocabulary size is missing.
     """
 
@@ -245,12 +245,12 @@ class ReformerTranslator(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Make what the config shares one parameter (again)."""
+        """Tie the parameters that the config shares."""
         if self.config.tie_embeddings in ("all", "embeddings"):
             self.target_embedding.weight = self.source_embedding.weight
 
     def _seed(self) -> int:
-        """Of a call's hashes; 0 where nothing is hashed, which leaves the generator alone."""
+        """Return the seed of a call's hashes; 0 without hashing, which does not use the generator."""
         if self.config.attention == "full":
             return 0
         return int(torch.randint(1 << 62, ())) if self.training else self.config.hash_seed
@@ -258,8 +258,8 @@ class ReformerTranslator(nn.Module):
     def encode(
         self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch source_len d_model"]:
-        """Read the source. Rows are padded on the right; what stands at padding is meaningless."""
-        # The streams stay in float32 under autocast: what is added must come off again without loss.
+        """Encode the source. Rows are padded on the right; states at padding are undefined."""
+        # The streams stay in float32 under autocast, so that subtraction restores the inputs.
         x = self.dropout(self.source_positions(self.source_embedding(source)))
         side = Side(source_lengths, source_lengths, self._seed())
         layers = cast(list[EncoderLayer], list(self.encoder_layers))
@@ -273,7 +273,9 @@ class ReformerTranslator(nn.Module):
         memory: Float[Tensor, "batch source_len d_model"],
         source_lengths: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch target_len d_model"]:
-        """States from which the head predicts the token after each target position, seeing none after it."""
+        """Return states from which the head predicts the token after each target position, without attending to later
+        ones.
+        """
         x = self.dropout(self.target_positions(self.target_embedding(target)))
         side = Side(None, source_lengths, self._seed())
         sublayers = [
@@ -283,11 +285,11 @@ class ReformerTranslator(nn.Module):
         return self.decoder_norm((x1 + x2) / 2)  # type: ignore[no-any-return]
 
     def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """`encode`, then `decode`: (batch, target_len, d_model)."""
+        """Compute `encode`, then `decode`: (batch, target_len, d_model)."""
         return self.decode(target, self.encode(source, source_lengths), source_lengths)
 
     def start(self, source: Tensor, source_lengths: Tensor) -> TranslatorState:
-        """The state before the first target token: one row a sentence."""
+        """Return the state before the first target token: one row per sentence."""
         memory = self.encode(source, source_lengths)
         side, rows = Side(None, source_lengths, self.config.hash_seed), source.shape[0]
         layers = []
@@ -300,7 +302,7 @@ class ReformerTranslator(nn.Module):
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: TranslatorState
     ) -> tuple[Float[Tensor, "rows new_len d_model"], TranslatorState]:
-        """`decode` for the next tokens of every row, in time that depends on what is new, not on what was."""
+        """Compute `decode` for the next tokens of every row; the time depends on the new tokens only."""
         x = self.target_positions(self.target_embedding(tokens), int(state.length))
         streams, turn, layers = [x, x], 0, []
         for layer, old in zip(self._decoder(), state.layers, strict=True):

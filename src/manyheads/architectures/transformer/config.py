@@ -1,10 +1,11 @@
-"""The shape of an encoder-decoder Transformer."""
+"""Config of the encoder-decoder Transformer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
+from manyheads.config.checks import BELOW_ONE, at_least, check
 from manyheads.errors import ConfigError
 
 __all__ = ["Activation", "AdditiveAttentionConfig", "DotProductAttentionConfig", "TransformerConfig"]
@@ -29,7 +30,7 @@ class DotProductAttentionConfig:
 class AdditiveAttentionConfig:
     """Additive scores (Bahdanau et al. 2015): w_v . tanh(W_q q + W_k k) in every head.
 
-    Args: hidden_dim: width of the tanh layer; 0 takes the head's width.
+    Args: hidden_dim: width of the tanh layer; 0: the head's width.
     """
 
     kind: Literal["additive"] = "additive"
@@ -41,24 +42,24 @@ class TransformerConfig:
     """Vaswani et al. 2017, arXiv:1706.03762, sec. 3; the defaults are its base model (table 3).
 
     Args:
-        architecture: what tells this config from those of other architectures.
-        source_vocab_size: ids on the source side; 0 takes the tokenizer's.
-        target_vocab_size: ids on the target side; 0 takes the tokenizer's.
+        architecture: identifies the architecture.
+        source_vocab_size: number of source ids; 0: the tokenizer's.
+        target_vocab_size: number of target ids; 0: the tokenizer's.
         d_model: width of every layer.
         num_heads: attention heads; d_model is divided among them.
         d_ff: inner width of the feed-forward layers.
-        num_decoder_heads: heads of the decoder, if they are other than num_heads; 0 takes num_heads.
-        decoder_d_ff: d_ff of the decoder, if it is other than d_ff; 0 takes d_ff.
-        num_encoder_layers: layers that read the source.
-        num_decoder_layers: layers that write the target.
+        num_decoder_heads: heads of the decoder; 0: num_heads.
+        decoder_d_ff: d_ff of the decoder; 0: d_ff.
+        num_encoder_layers: layers of the encoder.
+        num_decoder_layers: layers of the decoder.
         dropout: on the sum of embeddings and positions, and on every sublayer's output before it is added (sec. 5.4).
         attention_dropout: on attention weights.
-        feed_forward_dropout: between the two maps of the feed-forward layer.
+        feed_forward_dropout: between the two linear layers of the feed-forward layer.
         activation: of the feed-forward layers; `gelu` is exact, `gelu_tanh` and `quick_gelu` approximate it.
         norm_position: `post`: LN(x + f(x)) as in the paper; `pre`: x + f(LN(x)).
-        norm: `layer`, or `unbiased` (std with n - 1, eps outside the root: the Annotated Transformer's).
+        norm: `layer`, or `unbiased` (std with n - 1, eps outside the root, as in the Annotated Transformer).
         norm_eps: see norm.
-        final_norm: one more norm after the last layer of each stack; null means with `pre` only.
+        final_norm: one more norm after the last layer of each stack; null: only with `pre`.
         bias: biases in attention, feed-forward and norms.
         positions: `sinusoidal` (sec. 3.5; sine and cosine interleaved), `sinusoidal_halves` (all sines first), or
             `learned`.
@@ -67,11 +68,14 @@ class TransformerConfig:
         tie_embeddings: `all`: source, target and output share one matrix (sec. 3.4); `decoder`: target and output;
             `embeddings`: source and target; `none`.
         head_bias: a bias on the output logits.
-        attention: how scores are made.
+        attention: the score function.
 
-    Raises: ConfigError: sizes that are not positive or not divisible, a rate outside [0, 1), tied tables of unlike
-        sizes.
+    Raises: ConfigError: sizes are not positive or not divisible, a rate is outside [0, 1), or tied embeddings have
+        different sizes.
     """
+
+    task: ClassVar[Literal["translation"]] = "translation"
+    memory_degree: ClassVar[int] = 2
 
     architecture: Literal["transformer"] = "transformer"
     source_vocab_size: int = 0
@@ -100,53 +104,47 @@ class TransformerConfig:
     attention: DotProductAttentionConfig | AdditiveAttentionConfig = field(default_factory=DotProductAttentionConfig)
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "num_heads", "d_ff", "max_len", "num_decoder_layers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
-        unsigned = ("source_vocab_size", "target_vocab_size", "num_encoder_layers", "num_decoder_heads", "decoder_d_ff")
-        for name in unsigned:
-            if getattr(self, name) < 0:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
-        if not 0 <= self.norm_eps < 1:
-            raise ConfigError(f"model.norm_eps is {self.norm_eps}; it must be in [0, 1).")
-        for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; a rate must be in [0, 1).")
+        check(self, "model.", at_least(1), "d_model", "num_heads", "d_ff", "max_len", "num_decoder_layers")
+        check(self, "model.", at_least(0), "source_vocab_size", "target_vocab_size", "num_encoder_layers")
+        check(self, "model.", at_least(0), "num_decoder_heads", "decoder_d_ff")
+        check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "feed_forward_dropout", "norm_eps")
         for name in ("num_heads", "num_decoder_heads"):
             heads = getattr(self, name)
             if heads and self.d_model % heads:
                 divisors = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
                 raise ConfigError(
                     f"model.d_model {self.d_model} is not divisible by model.{name} {heads};"
-                    f" use one of {divisors} heads, or a d_model that is a multiple of {heads}."
+                    f" use one of {divisors} heads, or a d_model that is a multiple of {heads}.",
+                    fields=("d_model", name),
                 )
         if self.tie_embeddings in ("all", "embeddings") and self.source_vocab_size != self.target_vocab_size:
             raise ConfigError(
                 f"model.tie_embeddings is {self.tie_embeddings!r} but source_vocab_size {self.source_vocab_size}"
                 f" differs from target_vocab_size {self.target_vocab_size}; use one joint vocabulary, or"
-                " tie_embeddings 'decoder' or 'none'."
+                " tie_embeddings 'decoder' or 'none'.",
+                fields=("tie_embeddings", "source_vocab_size", "target_vocab_size"),
             )
 
     def heads_of(self, stack: Literal["encoder", "decoder"]) -> int:
-        """Attention heads of a layer of that stack."""
+        """Return the number of attention heads in that stack."""
         return (stack == "decoder" and self.num_decoder_heads) or self.num_heads
 
     def d_ff_of(self, stack: Literal["encoder", "decoder"]) -> int:
-        """Inner width of the feed-forward layers of that stack."""
+        """Return the inner width of the feed-forward layers in that stack."""
         return (stack == "decoder" and self.decoder_d_ff) or self.d_ff
 
     @property
     def has_final_norm(self) -> bool:
-        """Whether each stack ends in a norm."""
+        """Whether each stack ends with a norm."""
         return self.norm_position == "pre" if self.final_norm is None else self.final_norm
 
     def lower_bounds(self) -> tuple[int, int]:
-        """What a model of this config has at least: tensors, and numbers in one of them."""
+        """See `protocols.ModelConfig`."""
         sizes = (self.source_vocab_size, self.target_vocab_size, self.d_ff, self.decoder_d_ff, self.d_model)
         return self.num_encoder_layers + self.num_decoder_layers, self.d_model * max(sizes)
 
     def describe(self) -> str:
-        """The sizes in a line."""
+        """Return the sizes in one line."""
         return (
             f"{self.num_encoder_layers} + {self.num_decoder_layers} layers, d_model {self.d_model},"
             f" {self.num_heads} heads, d_ff {self.d_ff}"

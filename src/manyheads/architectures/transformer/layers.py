@@ -10,11 +10,10 @@ from typing import Literal
 from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import AdditiveAttentionConfig, TransformerConfig
-from manyheads.architectures.transformer.state import DecoderLayerState, PlacedLayer
+from manyheads.architectures.transformer.state import PlannedLayer
 from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.masks import Mask
-from manyheads.nn.attention.multi_head import MultiHeadAttention, State
-from manyheads.nn.attention.placed import PlacedKeyValueState
+from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.norm import build_norm
 from manyheads.nn.residual import Residual
@@ -55,40 +54,19 @@ class DecoderLayer(nn.Module):
         x = self.cross_attn_residual(x, lambda h: self.cross_attn(h, memory, mask=memory_mask)[0])
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
-    def step(
-        self, x: Tensor, state: DecoderLayerState, mask: Mask | None, memory_mask: Mask | None
-    ) -> tuple[Tensor, DecoderLayerState]:
-        """The next target positions of every row, with what the layer remembers of those before."""
-        x, past = self._step(x, state, mask, memory_mask)
-        assert not isinstance(past, PlacedKeyValueState)
-        return x, DecoderLayerState(past=past, memory_key=state.memory_key, memory_value=state.memory_value)
-
-    def placed_step(self, x: Tensor, state: PlacedLayer, memory_mask: Mask) -> Tensor:
-        """`step`, where all that can be known before is known already. x: (rows, 1, d_model), in and out."""
-        return self._step(x, state, None, memory_mask)[0]
-
-    def _step(
-        self, x: Tensor, state: DecoderLayerState | PlacedLayer, mask: Mask | None, memory_mask: Mask | None
-    ) -> tuple[Tensor, State]:
-        past: State = state.past
-
-        def attend_self(h: Tensor) -> Tensor:
-            nonlocal past
-            out, new = self.self_attn(h, mask=mask, state=past)
-            assert new is not None
-            past = new
-            return out  # type: ignore[no-any-return]
+    def step(self, x: Tensor, layer: PlannedLayer, mask: Mask | None, memory_mask: Mask | None) -> Tensor:
+        """`forward` for the next target positions of every row. Shape: (rows, new_len, d_model) in and out."""
 
         def attend_memory(h: Tensor) -> Tensor:
-            # The rows of one sentence share its source: they are asked as one longer query, so keys are never copied.
-            sentences, (rows, new_len, d_model) = state.memory_key.shape[0], h.shape
+            # The rows of one sentence share its source: they form one longer query, so keys are never copied.
+            sentences, (rows, new_len, d_model) = layer.memory_key.shape[0], h.shape
             q = self.cross_attn.project_query(h.reshape(sentences, -1, d_model))
-            out = self.cross_attn.attend(q, state.memory_key, state.memory_value, memory_mask)
+            out = self.cross_attn.attend(q, layer.memory_key, layer.memory_value, memory_mask)
             return out.reshape(rows, new_len, d_model)
 
-        x = self.self_attn_residual(x, attend_self)
+        x = self.self_attn_residual(x, lambda h: self.self_attn.step(h, layer.past, mask))
         x = self.cross_attn_residual(x, attend_memory)
-        return self.feed_forward_residual(x, self.feed_forward), past
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
 
 def _attention(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> MultiHeadAttention:

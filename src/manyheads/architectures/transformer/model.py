@@ -5,7 +5,6 @@ Paper: Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 import torch
@@ -14,12 +13,13 @@ from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer
-from manyheads.architectures.transformer.state import DecoderLayerState, PlacedLayer, PlacedStep, TransformerState
+from manyheads.architectures.transformer.state import DecoderLayerState, PlannedLayer, PlannedStep, TransformerState
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
+from manyheads.nn.attention.masks import Causal, Lengths, Mask, dense_mask
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.kernels import policy
 from manyheads.nn.norm import build_norm
 from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
 from manyheads.nn.precision import low_precision
@@ -71,25 +71,16 @@ class Decoder(nn.Module):
             states.append(DecoderLayerState(past=past, memory_key=key.contiguous(), memory_value=value.contiguous()))
         return tuple(states)
 
-    def step(
-        self, x: Tensor, states: tuple[DecoderLayerState, ...], mask: Mask | None, memory_mask: Mask | None
-    ) -> tuple[Tensor, tuple[DecoderLayerState, ...]]:
-        after = []
-        for layer, state in zip(self._layers(), states, strict=True):
-            x, state = layer.step(x, state, mask, memory_mask)
-            after.append(state)
-        return (x if self.norm is None else self.norm(x)), tuple(after)
-
-    def placed_step(self, x: Tensor, layers: tuple[PlacedLayer, ...], memory_mask: Mask) -> Tensor:
-        """`step`, where all that can be known before is known already. x: (rows, 1, d_model), in and out."""
-        for layer, state in zip(self._layers(), layers, strict=True):
-            x = layer.placed_step(x, state, memory_mask)
+    def step(self, x: Tensor, layers: tuple[PlannedLayer, ...], mask: Mask | None, memory_mask: Mask | None) -> Tensor:
+        """`forward` for the next target positions of every row. Shape: (rows, new_len, d_model) in and out."""
+        for layer, planned in zip(self._layers(), layers, strict=True):
+            x = layer.step(x, planned, mask, memory_mask)
         return x if self.norm is None else self.norm(x)
 
     @property
-    def is_open(self) -> bool:
-        """Whether weights of attention must be there in some layer."""
-        return any(one.is_open for layer in self._layers() for one in (layer.self_attn, layer.cross_attn))
+    def needs_weights(self) -> bool:
+        """Whether some layer must compute its attention weights."""
+        return any(one.needs_weights for layer in self._layers() for one in (layer.self_attn, layer.cross_attn))
 
 
 class Transformer(nn.Module):
@@ -149,49 +140,38 @@ class Transformer(nn.Module):
         layers = self.decoder.start(self.encode(source, source_lengths))
         seen = dense_mask(Lengths(source_lengths), 1, source.shape[1], source.device)
         assert seen is not None
-        if not torch.compiler.is_compiling() and bool(seen.all()):
+        if not policy.is_compiled() and bool(seen.all()):
             seen = None  # a mask costs some of every step to come
         return TransformerState(layers=layers, source_seen=seen, length=torch.zeros((), dtype=torch.int64))
 
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: TransformerState
     ) -> tuple[Float[Tensor, "rows new_len d_model"], TransformerState]:
-        """`decode` for the next tokens of every row, in time that depends on what is new, not on what was."""
-        new_len = tokens.shape[1]
-        x = self._entered(tokens, self.target_positions.rows(int(state.length), new_len))
-        mask = Causal() if new_len > 1 else None  # a single new token may see all that came before it
-        memory_mask = None if state.source_seen is None else Dense(state.source_seen)
-        hidden, layers = self.decoder.step(x, state.layers, mask, memory_mask)
-        return hidden, TransformerState(layers=layers, source_seen=state.source_seen, length=state.length + new_len)
+        """`decode` for the next tokens of every row. The keys and values of earlier tokens are not computed again."""
+        step, after = self.plan(tokens, state)
+        return self.compute(step), after
 
-    def place_step(
+    def plan(
         self, tokens: Int[Tensor, "rows new_len"], state: TransformerState
-    ) -> tuple[PlacedStep, TransformerState] | None:
-        """`step` of one token a row in two parts: this one decides what is left to decide, `take_step` computes.
+    ) -> tuple[PlannedStep, TransformerState]:
+        """See `protocols.PlansSteps`."""
+        length, new_len = int(state.length), tokens.shape[1]
+        layers, after = state.plan(new_len)
+        step = PlannedStep(
+            tokens=tokens,
+            positions=self.target_positions.rows(length, new_len),
+            layers=layers,
+            mask=Causal() if new_len > 1 else None,  # a single new token may see all that came before it
+            source_seen=state.source_seen,
+            can_compile=new_len == 1 and length > 0 and not self.decoder.needs_weights,
+        )
+        return step, after
 
-        Returns: what `take_step` takes, and the state after it; None where only `step` serves: the first tokens, or
-            somebody looks at the attention.
-        """
-        if tokens.shape[1] != 1 or not int(state.length) or self.decoder.is_open:
-            return None
-        seen = state.source_seen
-        if seen is None:
-            sentences, _, source_len, _ = state.layers[0].memory_key.shape
-            seen = torch.ones(sentences, 1, 1, source_len, dtype=torch.bool, device=tokens.device)
-            state = replace(state, source_seen=seen)
-        # A copy, since a view that begins elsewhere would be compiled anew.
-        positions = self.target_positions.rows(int(state.length), 1).clone()
-        layers, after = state.placed(1)
-        return PlacedStep(tokens=tokens, positions=positions, layers=layers, source_seen=seen), after
-
-    def take_step(self, placed: PlacedStep) -> Float[Tensor, "rows 1 d_model"]:
-        """The decoder's states for a step that was placed; a compiler can read it whole."""
-        x = self._entered(placed.tokens, placed.positions)
-        return self.decoder.placed_step(x, placed.layers, Dense(placed.source_seen))
-
-    def _entered(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x: Tensor = self.target_embedding(tokens)
-        return self.dropout(low_precision((x + positions).to(x.dtype)))  # type: ignore[no-any-return]
+    def compute(self, step: PlannedStep) -> Float[Tensor, "rows new_len d_model"]:
+        """The decoder's states at the new tokens; writes their keys and values into the state."""
+        x: Tensor = self.target_embedding(step.tokens)
+        x = self.dropout(low_precision((x + step.positions).to(x.dtype)))
+        return self.decoder.step(x, step.layers, step.mask, step.memory_mask)
 
 
 def _positions(config: TransformerConfig) -> LearnedPositions | SinusoidalPositions:

@@ -1,4 +1,4 @@
-"""Named sizes of the Transformer."""
+"""Presets of the Transformer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["PRESETS", "base", "big", "debug", "tiny"]
 
 
 def debug() -> TransformerConfig:
-    """Small enough to train on one batch in a second or two, with every part in it."""
+    """A model that learns one batch in a second or two, with every component."""
     return TransformerConfig(d_model=32, num_heads=4, d_ff=64, num_encoder_layers=2, num_decoder_layers=2, dropout=0.1)
 
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.attention.branches import BranchedKeyValueState
-from manyheads.nn.attention.placed import PlacedKeyValueState
+from manyheads.nn.attention.masks import Dense, Mask
+from manyheads.nn.attention.planned import PlannedKeyValues
 from manyheads.nn.attention.state import KeyValueState, register_state
 
-__all__ = ["DecoderLayerState", "PlacedLayer", "PlacedStep", "TransformerState"]
+__all__ = ["DecoderLayerState", "PlannedLayer", "PlannedStep", "TransformerState"]
 
 # Most hypotheses of a sentence whose keys are kept together: each is compared with the keys of all.
 _MOST_TOGETHER = 8
@@ -31,40 +32,55 @@ class DecoderLayerState:
 
 
 @dataclass(frozen=True)
-class PlacedLayer:
-    """`DecoderLayerState` during one step whose bookkeeping is done."""
+class PlannedLayer:
+    """`DecoderLayerState` during one step."""
 
-    past: PlacedKeyValueState
+    past: PlannedKeyValues
     memory_key: Tensor
     memory_value: Tensor
 
 
 @dataclass(frozen=True)
-class PlacedStep:
-    """All that the decoder needs for a step of one token, and nothing to decide: see `Transformer.place_step`.
+class PlannedStep:
+    """All that `Transformer.compute` needs; see `protocols.PlansSteps`.
 
-    Shape: tokens (rows, 1) ids; positions (1, d_model), what is added to their embeddings; source_seen as in
-        `TransformerState`, and all True where that has none: two kinds of steps would be compiled twice.
+    Shape: tokens (rows, new_len) ids; positions (new_len, d_model), added to their embeddings; source_seen as in
+        `TransformerState`.
     """
 
     tokens: Tensor
     positions: Tensor
-    layers: tuple[PlacedLayer, ...]
-    source_seen: Tensor
+    layers: tuple[PlannedLayer, ...]
+    mask: Mask | None
+    source_seen: Tensor | None
+    can_compile: bool
+
+    @property
+    def memory_mask(self) -> Mask | None:
+        return None if self.source_seen is None else Dense(self.source_seen)
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """See `protocols.Placing`."""
+        """See `protocols.PlannedStep`."""
         past = self.layers[0].past
-        return past.key.dtype, len(past.key) == 1, past.is_shared
+        return past.key.dtype, len(past.key) == 1, past.slots.seen is not None
+
+    def for_compiler(self) -> PlannedStep:
+        """See `protocols.PlannedStep`: with or without padding in the source, one program."""
+        seen = self.source_seen
+        if seen is None:
+            sentences, _, source_len, _ = self.layers[0].memory_key.shape
+            seen = torch.ones(sentences, 1, 1, source_len, dtype=torch.bool, device=self.tokens.device)
+        # A copy, because a view that begins elsewhere would be compiled anew.
+        return replace(self, positions=self.positions.clone(), source_seen=seen)
 
 
 @dataclass(frozen=True)
 class TransformerState:
     """All layers' memories; rows are sentences x beams, sentence by sentence.
 
-    Shape: source_seen (sentences, 1, 1, source_len) bool: what of the source is no padding; None, or all True after a
-        step that was placed, if there is none at all; length () int64 on the CPU: target positions read so far.
+    Shape: source_seen (sentences, 1, 1, source_len) bool: False at the source's padding, None if there is none;
+        length () int64 on the CPU: target positions read so far.
     """
 
     layers: tuple[DecoderLayerState, ...]
@@ -95,13 +111,13 @@ class TransformerState:
             seen = seen.index_select(0, sentences)
         return TransformerState(layers=tuple(layers), source_seen=seen, length=self.length)
 
-    def placed(self, new_len: int) -> tuple[tuple[PlacedLayer, ...], TransformerState]:
-        """The layers for a step of new_len positions, and the state after it. See `KeyValueState.placed`."""
-        during, after, place = [], [], None
+    def plan(self, new_len: int) -> tuple[tuple[PlannedLayer, ...], TransformerState]:
+        """The layers for a step of new_len positions, and the state after it. See `KeyValueState.plan`."""
+        during, after, slots = [], [], None
         for layer in self.layers:
-            placed, past = layer.past.placed(new_len, place)
-            place = placed.place
-            during.append(PlacedLayer(placed, layer.memory_key, layer.memory_value))
+            planned, past = layer.past.plan(new_len, slots)
+            slots = planned.slots
+            during.append(PlannedLayer(planned, layer.memory_key, layer.memory_value))
             after.append(replace(layer, past=past))
         return tuple(during), replace(self, layers=tuple(after), length=self.length + new_len)
 

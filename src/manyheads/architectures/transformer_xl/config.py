@@ -1,10 +1,11 @@
-"""The shape of a Transformer-XL."""
+"""Config of the Transformer-XL."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from manyheads.config.checks import BELOW_ONE, at_least, check
 from manyheads.errors import ConfigError
 
 __all__ = ["Attending", "AttentionKind", "TransformerXLConfig"]
@@ -15,15 +16,16 @@ AttentionKind = Literal["relative", "relative_learned", "absolute", "absolute_le
 
 @dataclass(frozen=True, kw_only=True)
 class Attending:
-    """How far back a model looks. No parameter depends on it, so it may differ between training and evaluation.
+    """The context of attention. No parameter depends on it, so it may differ between training and evaluation.
 
     Paper: Dai et al. 2019, sec. 3.2 (memory), 4.1 (longer memory in evaluation).
     Args:
-        memory_len: cached positions a layer, in tokens; 0 turns recurrence off.
-        clamp_len: whatever is farther away counts as so far; null has no limit.
-        same_length: every query sees the memory_len positions up to and with itself, no more, whatever its place in
-            the segment; never less than itself.
-        ext_len: tokens at the end of a segment that the next one reads again, as context; they enter memory then.
+        memory_len: cached positions per layer, in tokens; 0 turns recurrence off.
+        clamp_len: larger distances count as this distance; null: no limit.
+        same_length: every query attends to exactly the last memory_len positions, including itself, at every position
+            in
+            the segment; at least to itself.
+        ext_len: tokens at the end of a segment that the next one reads again as context; they enter memory then.
 
     Raises: ConfigError: a negative length.
     """
@@ -34,15 +36,12 @@ class Attending:
     ext_len: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("memory_len", "clamp_len", "ext_len"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                hint = "; null has no limit" if name == "clamp_len" else ""
-                raise ConfigError(f"{name} is {value}; it must not be negative{hint}.")
+        check(self, "", at_least(0), "memory_len", "ext_len")
+        check(self, "", at_least(0), "clamp_len", hint="; null has no limit")
 
     @property
     def window(self) -> int | None:
-        """Keys before a query that it may see, itself not counted; None is all."""
+        """The number of visible keys before a query, without itself; None: all."""
         return max(1, self.memory_len) - 1 if self.same_length else None
 
 
@@ -51,37 +50,45 @@ class TransformerXLConfig:
     """Dai et al. 2019, arXiv:1901.02860; the defaults are its base model for WikiText-103 without adaptive widths.
 
     Args:
-        architecture: what tells this config from those of other architectures.
-        vocab_size: ids of the vocabulary; 0 takes the tokenizer's.
+        architecture: identifies the architecture.
+        vocab_size: number of ids; 0: the tokenizer's.
         d_model: width of every layer.
         num_heads: attention heads.
-        head_dim: width of a head; 0 takes d_model / num_heads. num_heads x head_dim need not be d_model.
+        head_dim: width of a head; 0: d_model / num_heads. num_heads x head_dim need not be d_model.
         d_ff: inner width of the feed-forward layers.
         num_layers: layers.
-        d_embed: width of the frequent tokens' vectors; 0 takes d_model.
-        cutoffs: ids at which a cluster ends, rising, the vocabulary being ordered by falling frequency: an adaptive
-            softmax. Empty: one softmax over all.
+        d_embed: width of the frequent tokens' vectors; 0: d_model.
+        cutoffs: adaptive softmax: ids at which the clusters end, increasing, for ids ordered by decreasing frequency.
+            Empty: one softmax over all ids.
         div_value: vectors of cluster i have width d_embed / div_value^i.
-        dropout: on embeddings, positions, sublayers' outputs, the inner width of feed-forward layers, and the last
+        dropout: on embeddings, positions, sublayers' outputs, inner activations of feed-forward layers, and the last
             hidden states.
         attention_dropout: on attention weights.
         attention: `relative` (sinusoidal distances, sec. 3.3), `relative_learned` (a trained vector and score for each
             distance, layer and head), `absolute` (sinusoidal positions at the input), `absolute_learned` (trained
-            positions at each layer's input). Absolute positions count back from a segment's last token.
+            positions at each layer's input). Absolute positions are counted backwards from a segment's last token.
         norm_position: `post`: LN(x + f(x)) as in the paper; `pre`: x + f(LN(x)), memory normalised too.
         norm_eps: of the layer norms.
         share_biases: one u and one v for all layers (`relative`).
-        max_len: distances that learned kinds tell apart; from max_len - 1 on all are one.
-        memory_len: positions a layer that are remembered in training; for this and the next three see `Attending`.
-        clamp_len: whatever is farther away counts as so far; null has no limit.
-        same_length: every query sees the memory_len positions up to and with itself, no more.
+        max_len: number of distances in learned kinds; all distances from max_len - 1 on are one.
+        memory_len: positions per layer in memory during training; for this and the next three see `Attending`.
+        clamp_len: larger distances count as this distance; null: no limit.
+        same_length: every query attends to exactly the last memory_len positions, including itself.
         ext_len: tokens at the end of a segment that the next one reads again.
-        tie_embeddings: output tables are the embedding's.
+        tie_embeddings: the output tables are the embedding's.
         tie_projections: for every cluster, whether the output's projection is the embedding's; empty: none is.
 
-    Raises: ConfigError: sizes that are not positive, cutoffs that do not rise, a rate outside [0, 1), ties of what is
-        not there.
+    Raises: ConfigError: sizes are not positive, cutoffs do not increase, a rate is outside [0, 1), or tied tables do
+        not
+        exist.
     """
+
+    task: ClassVar[Literal["language-modelling"]] = "language-modelling"
+    memory_degree: ClassVar[int] = 2
+    draws_hashes: ClassVar[bool] = False
+    reads_forwards: ClassVar[bool] = True
+    longest_input: ClassVar[None] = None
+    hash_rounds: ClassVar[None] = None
 
     architecture: Literal["transformer-xl"] = "transformer-xl"
     vocab_size: int = 0
@@ -108,67 +115,74 @@ class TransformerXLConfig:
     tie_projections: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "num_heads", "d_ff", "num_layers", "div_value", "max_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("vocab_size", "head_dim", "d_embed"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must not be negative.")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; a rate must be in [0, 1).")
-        if not 0 <= self.norm_eps < 1:
-            raise ConfigError(f"model.norm_eps is {self.norm_eps}; it must be in [0, 1).")
+        check(self, "model.", at_least(1), "d_model", "num_heads", "d_ff", "num_layers", "div_value", "max_len")
+        check(self, "model.", at_least(0), "vocab_size", "head_dim", "d_embed")
+        check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "norm_eps")
         if not self.head_dim and self.d_model % self.num_heads:
             raise ConfigError(
                 f"model.d_model {self.d_model} is not divisible by model.num_heads {self.num_heads}; change one of"
-                " them, or give head_dim."
+                " them, or give head_dim.",
+                fields=("d_model", "num_heads", "head_dim"),
             )
         self._check_clusters()
-        _ = self.attending  # its own complaints
+        _ = self.attending  # its own checks
 
     def _check_clusters(self) -> None:
         below = (*self.cutoffs, self.vocab_size) if self.vocab_size else self.cutoffs
         if any(low >= high for low, high in zip((0, *below), below, strict=False)):
             raise ConfigError(
-                f"model.cutoffs is {list(self.cutoffs)}; cutoffs must rise, from above 0 to below vocab_size"
-                f" {self.vocab_size or '(not set yet)'}."
+                f"model.cutoffs is {list(self.cutoffs)}; cutoffs must increase, from above 0 to below vocab_size"
+                f" {self.vocab_size or '(not set yet)'}.",
+                fields=("cutoffs", "vocab_size"),
             )
         clusters = len(self.cutoffs) + 1
         if self.embedding_dim // self.div_value ** (clusters - 1) < 1:
             raise ConfigError(
                 f"model.div_value {self.div_value} leaves no width for the last of {clusters} clusters of d_embed"
-                f" {self.embedding_dim}."
+                f" {self.embedding_dim}.",
+                fields=("div_value", "d_embed", "cutoffs"),
             )
         if self.tie_projections and len(self.tie_projections) != clusters:
             raise ConfigError(
-                f"model.tie_projections has {len(self.tie_projections)} entries for {clusters} clusters; give one a"
-                " cluster (one more than cutoffs), or none."
+                f"model.tie_projections has {len(self.tie_projections)} entries for {clusters} clusters; give one"
+                " per cluster (one more than cutoffs), or none.",
+                fields=("tie_projections", "cutoffs"),
             )
         if any(self.tie_projections) and not self.has_projections:
             raise ConfigError(
                 "model.tie_projections ties projections, but with div_value 1 and d_embed equal to d_model there are"
-                " none; leave it empty."
+                " none; leave it empty.",
+                fields=("tie_projections", "div_value", "d_embed", "d_model"),
             )
 
     @property
     def width_of_heads(self) -> int:
-        """head_dim, filled in."""
+        """head_dim with its default filled in."""
         return self.head_dim or self.d_model // self.num_heads
 
     @property
     def embedding_dim(self) -> int:
-        """d_embed, filled in."""
+        """d_embed with its default filled in."""
         return self.d_embed or self.d_model
 
     @property
     def has_projections(self) -> bool:
-        """Whether something stands between the vectors of tokens and hidden states."""
+        """Whether the model projects between embedding width and d_model."""
         return self.div_value > 1 or self.embedding_dim != self.d_model
 
     @property
+    def has_adaptive_softmax(self) -> bool:
+        """See `protocols.LanguageModelConfig`."""
+        return bool(self.cutoffs) or self.has_projections
+
+    @property
+    def context_settings(self) -> dict[str, int]:
+        """See `protocols.LanguageModelConfig`."""
+        return {"memory_len": self.memory_len}
+
+    @property
     def attending(self) -> Attending:
-        """How the model looks back in training."""
+        """The context of attention in training."""
         return Attending(
             memory_len=self.memory_len,
             clamp_len=self.clamp_len,
@@ -177,7 +191,7 @@ class TransformerXLConfig:
         )
 
     def lower_bounds(self) -> tuple[int, int]:
-        """What a model of this config has at least: tensors, and numbers in one of them."""
+        """See `protocols.ModelConfig`."""
         shortlist = self.cutoffs[0] if self.div_value > 1 and self.cutoffs else self.vocab_size
         learned = self.attention.endswith("learned")
         inner = self.d_model if self.attention == "absolute_learned" else self.num_heads * self.width_of_heads
@@ -189,7 +203,7 @@ class TransformerXLConfig:
         return self.num_layers, widest
 
     def describe(self) -> str:
-        """The sizes in a line."""
+        """Return the sizes in one line."""
         return (
             f"{self.num_layers} layers, d_model {self.d_model}, {self.num_heads} heads of {self.width_of_heads},"
             f" d_ff {self.d_ff}, {self.attention} attention, memory {self.memory_len}"

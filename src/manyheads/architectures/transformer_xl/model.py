@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
-from manyheads.architectures.transformer_xl.state import XLKeyValues, XLMemory, XLPlacedStep, XLWindow
+from manyheads.architectures.transformer_xl.state import XLKeyValues, XLMemory, XLStep, XLWindow
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
@@ -143,7 +143,8 @@ class TransformerXL(nn.Module):
         if tokens.shape[1] == 0:
             return next(self.parameters()).new_empty(*tokens.shape, self.config.d_model), state
         if isinstance(state, XLKeyValues):
-            return self._extend(tokens, lengths, state)
+            step, state = self._plan(tokens, state)
+            return self.compute(step), state.after(tokens.shape[1], lengths)
         if isinstance(state, XLWindow):
             return self._read_again(tokens, lengths, state)
         hidden = self.hidden_states(tokens, lengths, state)
@@ -180,69 +181,53 @@ class TransformerXL(nn.Module):
             state = state.after(read, read_lengths)
         return self.dropout(torch.cat(parts, dim=1)), state
 
-    def _extend(
-        self, tokens: Tensor, lengths: Tensor | None, state: XLKeyValues
-    ) -> tuple[Tensor, XLMemory | XLKeyValues]:
-        """`forward` on kept keys and values: only the segment's own are computed."""
+    @property
+    def plans_steps(self) -> bool:
+        """See `protocols.PlansSteps`: with relative attention, and one table that holds all tokens."""
+        return self.config.attention.startswith("relative") and len(self.embedding.tables) == 1
+
+    def plan(self, tokens: Int[Tensor, "lanes new_len"], state: XLKeyValues) -> tuple[XLStep, XLKeyValues]:
+        """See `protocols.PlansSteps`."""
+        step, state = self._plan(tokens, state)
+        return step, state.after(tokens.shape[1], None)
+
+    def compute(self, step: XLStep) -> Float[Tensor, "lanes new_len d_model"]:
+        """The hidden states at the new tokens, on kept keys and values; writes theirs behind them."""
+        x = self.dropout(low_precision(self.embedding(step.tokens)))
+        for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
+            positions, bias = step.distances(index)
+            x = layer.extend(x, partial(step.write, index), positions, bias, Dense(step.seen))
+        return x  # type: ignore[no-any-return]
+
+    def _plan(self, tokens: Tensor, state: XLKeyValues) -> tuple[XLStep, XLKeyValues]:
+        """A step, and its memory with room for the new positions, before they are counted.
+
+        Raises: RequestError: in training.
+        """
         if self.training or torch.is_grad_enabled():
             raise RequestError(
                 "a memory of keys and values has no gradient and serves evaluation; use model.eval() and"
                 " torch.no_grad(), or start(..., projected=False)."
             )
-        x = self.dropout(low_precision(self.embedding(tokens)))
         new_len = tokens.shape[1]
-        state = self._reaching(state.with_room(new_len, x.dtype), new_len, x)
-        mask = self._mask(state, new_len)
-        columns = slice(state.reach - state.columns - new_len, None)
-        for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
-            bias = state.distance_biases[index][:, columns] if state.distance_biases else None
-            x = layer.extend(x, partial(state.write, index), state.positions[index][:, columns], bias, mask)
-        return x, state.after(new_len, lengths)
-
-    @property
-    def can_place(self) -> bool:
-        """See `protocols.Placing`: with relative attention, and one table that all tokens are in."""
-        return self.config.attention.startswith("relative") and len(self.embedding.tables) == 1
-
-    def place_step(
-        self, tokens: Int[Tensor, "lanes new_len"], state: XLMemory | XLKeyValues | XLWindow
-    ) -> tuple[XLPlacedStep, XLKeyValues] | None:
-        """`forward` of one token a lane in two parts: this one decides what is left to decide, `take_step` computes.
-
-        Returns: what `take_step` takes, and the memory after it; None where only `forward` serves: at a text's
-            beginning, or somebody looks at the attention.
-        """
-        if not (isinstance(state, XLKeyValues) and tokens.shape[1] == 1 and state.columns > 1) or self._is_open:
-            return None
-        like = low_precision(self.embedding.tables[0][:0])
-        # Room for two more than the new one: see `XLPlacedStep`.
-        state = self._reaching(state.with_room(3, like.dtype), 3, like)
-        if state.attending.window is None and state.valid() is None:
-            seen = torch.ones(1, 1, 1, state.columns + 1, dtype=torch.bool, device=tokens.device)
-        else:
-            seen = cast(Dense, self._mask(state, 1)).pattern
-        placed = XLPlacedStep(
-            tokens=tokens.clone(),  # made under inference mode or not, as all else is: compilers tell the two apart
+        like = low_precision(self.embedding(tokens[:0]))
+        # Room for two more: see `XLStep`.
+        state = self._reaching(state.with_room(new_len + 2, like.dtype), new_len + 2, like)
+        step = XLStep(
+            tokens=tokens,
             keys=state.keys,
             values=state.values,
             positions=state.positions,
             distance_biases=state.distance_biases,
             first=int(state.first),
             last=int(state.last),
-            seen=seen.expand(len(tokens), -1, -1, -1).contiguous(),
+            seen=self._mask(state, new_len).pattern,
+            can_compile=new_len == 1 and state.columns > 1 and not self._needs_weights,
         )
-        return placed, state.after(1, None)
-
-    def take_step(self, placed: XLPlacedStep) -> Float[Tensor, "lanes 1 d_model"]:
-        """The hidden states of a step that was placed; a compiler can read it whole."""
-        x = self.dropout(low_precision(self.embedding(placed.tokens)))
-        for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
-            positions, bias = placed.distances(index)
-            x = layer.extend(x, partial(placed.write, index), positions, bias, Dense(placed.seen))
-        return self.dropout(x)  # type: ignore[no-any-return]
+        return step, state
 
     @property
-    def _is_open(self) -> bool:
+    def _needs_weights(self) -> bool:
         """Whether weights of attention must be there in some layer."""
         return any(cast(RelativeLayer, layer).attention.weights_hook is not None for layer in self.layers)
 
@@ -258,12 +243,14 @@ class TransformerXL(nn.Module):
         positions = tuple(one.to(like.dtype).contiguous() for one, _ in projected)
         return replace(state, positions=positions, distance_biases=biases)
 
-    def _mask(self, state: XLMemory | XLKeyValues, new_len: int) -> Mask:
+    def _mask(self, state: XLMemory | XLKeyValues, new_len: int) -> Dense:
         """What the segment's queries may see of memory and segment, written out once for all layers."""
+        valid = state.valid()
+        if new_len == 1 and state.attending.window is None and valid is None:  # one query that sees all
+            return Dense(torch.ones(1, 1, 1, state.columns + 1, dtype=torch.bool, device=state.lengths.device))
         mask: Mask = Causal()
         if state.attending.window is not None:
             mask = mask & Window(left=state.attending.window, right=None)
-        valid = state.valid()
         if valid is not None:
             mask = mask & KeyPadding(torch.cat([valid, valid.new_ones(len(valid), new_len)], dim=1))
         keys = torch.arange(state.columns + new_len, device=state.lengths.device)

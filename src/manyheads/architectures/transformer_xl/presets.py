@@ -1,7 +1,7 @@
-"""Named sizes of the Transformer-XL.
+"""Presets of the Transformer-XL.
 
-Those of the paper are Dai et al. 2019, sec. 4.1, with widths, memories, cutoffs and ties of the official scripts.
-Cutoffs are for vocabularies of the size that the corpus has (WikiText-103: 267,735 words; One Billion Word: 793,471).
+Those of the paper follow Dai et al. 2019, sec. 4.1, with widths, memories, cutoffs and tying of the official scripts.
+Cutoffs are for the vocabulary sizes of the corpora (WikiText-103: 267,735 words; One Billion Word: 793,471).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["PRESETS"]
 
 
 def debug() -> TransformerXLConfig:
-    """Small enough to learn one batch in a second or two, with every part in it."""
+    """A model that learns one batch in a second or two, with every component."""
     return TransformerXLConfig(d_model=32, num_heads=2, head_dim=12, d_ff=64, num_layers=2, memory_len=8)
 
 
@@ -26,12 +26,12 @@ def demo() -> TransformerXLConfig:
 
 
 def small() -> TransformerXLConfig:
-    """For a few megabytes of text on a CPU; the size at which speed is compared."""
+    """For a few megabytes of text on a CPU; used for speed comparisons."""
     return TransformerXLConfig(d_model=256, num_heads=4, head_dim=64, d_ff=1024, num_layers=6, memory_len=128)
 
 
 def vanilla_lm() -> TransformerXLConfig:
-    """`small` without recurrence and with absolute positions: a model of segments alone.
+    """`small` without recurrence and with absolute positions: attention within segments only.
 
     The kind of Al-Rfou et al. 2019, arXiv:1808.04444, the baseline of the paper's table of evaluation speed (sec. 4.5).
     """
@@ -41,12 +41,12 @@ def vanilla_lm() -> TransformerXLConfig:
 
 
 def enwik8_base() -> TransformerXLConfig:
-    """enwik8 and text8, 12 layers: 41M parameters, 1.06 bits a character (table 2)."""
+    """enwik8 and text8, 12 layers: 41M parameters, 1.06 bits per character (table 2)."""
     return TransformerXLConfig(d_model=512, num_heads=8, head_dim=64, d_ff=2048, num_layers=12, memory_len=512)
 
 
 def enwik8_large() -> TransformerXLConfig:
-    """enwik8 and text8, 24 layers: 277M parameters, 0.99 bits a character (table 2)."""
+    """enwik8 and text8, 24 layers: 277M parameters, 0.99 bits per character (table 2)."""
     return TransformerXLConfig(
         d_model=1024,
         num_heads=8,
@@ -66,7 +66,7 @@ def wikitext103_base() -> TransformerXLConfig:
 
 
 def wikitext103_large() -> TransformerXLConfig:
-    """WikiText-103, 18 layers: perplexity 18.3 (table 1). 285M parameters, all counted; the paper says 257M."""
+    """WikiText-103, 18 layers: perplexity 18.3 (table 1). 285M parameters in total; the paper says 257M."""
     return TransformerXLConfig(
         d_model=1024,
         num_heads=16,
@@ -86,7 +86,7 @@ def wikitext103_large() -> TransformerXLConfig:
 def lm1b_base() -> TransformerXLConfig:
     """One Billion Word, 18 layers: perplexity 23.5 (table 4).
 
-    358M parameters; the paper says 460M, which is what tables of input and output make that are not tied.
+    358M parameters; the paper says 460M, which is the number with untied input and output tables.
     """
     return TransformerXLConfig(
         d_model=1024,

@@ -22,10 +22,11 @@ from torch.utils import _pytree as pytree
 
 from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.errors import ShapeError
+from manyheads.nn.kernels import policy
 
-__all__ = ["XLKeyValues", "XLMemory", "XLPlacedStep", "XLWindow"]
+__all__ = ["XLKeyValues", "XLMemory", "XLStep", "XLWindow"]
 
-# Slots of a buffer that stay empty at its front: to a compiler 0 and 1 are no numbers like others (see `XLPlacedStep`).
+# Slots of a buffer that stay empty at its front: a compiler makes programs of their own for 0 and 1 (see `XLStep`).
 _FRONT = 2
 
 
@@ -48,8 +49,7 @@ class _State(ABC):
         """Which columns count; None if all do (not looked up where the look would make a device wait)."""
         if self.columns == 0:
             return None
-        looks = self.lengths.device.type == "cpu" and not torch.compiler.is_compiling()
-        if looks and bool((self.lengths == self.columns).all()):
+        if policy.can_look(self.lengths) and bool((self.lengths == self.columns).all()):
             return None
         columns = torch.arange(self.columns, device=self.lengths.device)
         return columns[None] >= (self.columns - self.lengths)[:, None]
@@ -222,17 +222,6 @@ class XLKeyValues(_State):
             last=torch.full_like(self.last, end),
         )
 
-    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Put a segment's keys and values behind the memory of a layer, which has room; views of both together.
-
-        Shape: (lanes, heads, new_len, head_dim) in, (lanes, heads, columns + new_len, head_dim) out.
-        """
-        first, last = int(self.first), int(self.last)
-        end = last + key.shape[2]
-        self.keys[layer][:, :, last:end] = key
-        self.values[layer][:, :, last:end] = value
-        return self.keys[layer][:, :, first:end], self.values[layer][:, :, first:end]
-
     def after(self, new_len: int, lengths: Int[Tensor, " lanes"] | None) -> XLKeyValues:
         """The memory after a segment whose keys and values were written; see `XLMemory.after`."""
         added = self._added(new_len, lengths)
@@ -273,15 +262,15 @@ class XLKeyValues(_State):
 
 
 @dataclass(frozen=True)
-class XLPlacedStep:
-    """A step of one token a lane whose bookkeeping is done: what is left is what a compiler can read.
+class XLStep:
+    """All that `TransformerXL.compute` needs; see `protocols.PlansSteps`.
 
-    One program serves all steps if no number among these is 0 or 1, and no view of a buffer ever the whole of it: so
-    there is room before the first position and behind the last, and a distance more than is asked for.
+    One program serves all steps if none of the numbers is 0 or 1 and no view is a whole buffer. So two slots stay free
+    before the first position and behind the last, and there are two distances more than are needed.
 
-    Shape: tokens (lanes, 1) ids; keys, values, positions, distance_biases as in `XLKeyValues`, with room for the new
-        position; seen (lanes, 1, 1, last + 1 - first) bool: what of memory and the new position each lane sees.
-    first, last: slots of the memory; the new position goes behind it.
+    Shape: tokens (lanes, new_len) ids; keys, values, positions, distance_biases as in `XLKeyValues`, with room for the
+        new positions; seen (1 or lanes, 1, new_len, columns + new_len) bool: what each new position may attend to.
+    first, last: slots of the memory; the new positions go behind it.
     """
 
     tokens: Tensor
@@ -292,15 +281,25 @@ class XLPlacedStep:
     first: int
     last: int
     seen: Tensor
+    can_compile: bool
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """See `protocols.Placing`."""
+        """See `protocols.PlannedStep`."""
         return self.keys[0].dtype, len(self.tokens) == 1
 
+    def for_compiler(self) -> XLStep:
+        """See `protocols.PlannedStep`."""
+        seen = self.seen.expand(len(self.tokens), -1, -1, -1).contiguous()
+        # A compiler tells tensors that were made under inference mode from others; a copy is made under it.
+        return replace(self, tokens=self.tokens.clone(), seen=seen)
+
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """As `XLKeyValues.write`."""
-        end = self.last + 1
+        """Put the new keys and values behind the memory of a layer; views of both together.
+
+        Shape: (lanes, heads, new_len, head_dim) in, (lanes, heads, columns + new_len, head_dim) out.
+        """
+        end = self.last + key.shape[2]
         self.keys[layer][:, :, self.last : end] = key
         self.values[layer][:, :, self.last : end] = value
         return self.keys[layer][:, :, self.first : end], self.values[layer][:, :, self.first : end]
@@ -308,7 +307,7 @@ class XLPlacedStep:
     def distances(self, layer: int) -> tuple[Tensor, Tensor | None]:
         """Projected, (heads, k_len, head_dim), and their own scores, (heads, k_len), if they have any."""
         positions = self.positions[layer]
-        columns = slice(positions.shape[1] - (self.last + 1 - self.first), None)
+        columns = slice(positions.shape[1] - (self.last + self.tokens.shape[1] - self.first), None)
         bias = self.distance_biases[layer][:, columns] if self.distance_biases else None
         return positions[:, columns], bias
 

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.nn.attention.dot_product import one_head
-from manyheads.nn.attention.masks import Mask, dense_bias
-from manyheads.nn.attention.softmax import masked_softmax
-from manyheads.nn.dropout import dropout
+from manyheads.nn.attention.masks import Mask
+from manyheads.nn.kernels.attention import masked_weights
+from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.linear import Linear
 
 __all__ = ["AdditiveAttention", "AdditiveScore"]
@@ -106,9 +106,7 @@ class AdditiveAttention(nn.Module):
         """
         q, k, v = (one_head(x) for x in (query, key, value))  # (batch, 1, length, width)
         hidden = torch.tanh(self.q_proj(q)[..., :, None, :] + self.k_proj(k)[..., None, :, :])
-        allowed, bias = dense_bias(mask, q.shape[2], k.shape[2], q.device)
-        scores = self.score_proj(hidden).squeeze(-1)  # (batch, 1, q_len, k_len)
-        weights = masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+        weights = masked_weights(self.score_proj(hidden).squeeze(-1), mask)  # (batch, 1, q_len, k_len)
         out = torch.matmul(dropout(weights, self.dropout_rate if self.training else 0.0), v)
         if need_weights:
             return out.view(*query.shape[:-1], -1), weights.view(*query.shape[:-1], -1)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.nn.attention.placed import Place, PlacedKeyValueState
+from manyheads.nn.attention.planned import PlannedKeyValues, Slots
 from manyheads.nn.attention.state import KeyValueState, register_state
 
 __all__ = ["BranchedKeyValueState", "Branches"]
@@ -51,25 +51,23 @@ class Branches:
         """The old group of each line of rows; those that are left keep their order."""
         return torch.div(rows[:, 0], self.seen.shape[1], rounding_mode="floor")
 
-    def append(self, new_len: int, spare: int = 0) -> tuple[Branches, Tensor | None]:
-        """The table with new_len more positions of every row, each seen by that row alone; it uses this one up.
+    def append(self, new_len: int) -> tuple[Branches, Tensor | None]:
+        """The table with new_len more positions of every row, each seen by that row alone. Uses this one up.
 
-        Args: spare: slots that stay free at least.
-
-        Returns: the table; and, if there was no room, the slots that somebody sees, (groups, kept), which move to the
-            front of a wider buffer in this order.
+        Returns: the table, with one slot free at least; and, if there was no room, the slots that some row sees,
+            (groups, kept), which move to the front of a wider buffer in this order.
         """
         asked, found = self._next.get("append", (None, None))
-        if asked != (new_len, spare):
+        if asked != new_len:
             branches, count = self.seen.shape[1], self.seen.shape[1] * new_len
             room, kept = self, None
-            if int(self.slots) + count + spare > self.seen.shape[2]:
-                room, kept = self._with_room(count + spare)
+            if int(self.slots) + count >= self.seen.shape[2]:
+                room, kept = self._with_room(count + 1)
             first = int(room.slots)
             own = torch.eye(branches, dtype=torch.bool, device=self.seen.device).repeat_interleave(new_len, dim=1)
             room.seen[:, :, first : first + count] = own
             found = replace(room, length=self.length + new_len, slots=room.slots + count), kept
-            self._next["append"] = (new_len, spare), found
+            self._next["append"] = new_len, found
         return found  # type: ignore[no-any-return]
 
     def _with_room(self, count: int) -> tuple[Branches, Tensor]:
@@ -127,59 +125,33 @@ class BranchedKeyValueState:
         """Positions of each row. () int64 on the CPU"""
         return self.branches.length
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether several rows share keys: that is what this cache is for."""
-        return True
-
     def append(self, key: Tensor, value: Tensor) -> BranchedKeyValueState:
         """The state with new positions of every row. key, value: (groups x branches, heads, new_len, head_dim).
 
         Uses this state up, as `KeyValueState.append` does.
         """
-        branches, kept = self.branches.append(key.shape[2])
-        groups, each, capacity = branches.seen.shape
-        count, slots = each * key.shape[2], int(branches.slots)
+        planned, after = self.plan(key.shape[2])
+        planned.write(key, value)
+        return after
 
-        def written(buffer: Tensor, new: Tensor) -> Tensor:
-            buffer = buffer.to(new.dtype) if kept is None else _moved(buffer, kept, capacity, new.dtype)
-            by_group = new.view(groups, each, *new.shape[1:]).transpose(1, 2)
-            buffer[:, :, slots - count : slots].view(by_group.shape).copy_(by_group)
-            return buffer
-
-        return BranchedKeyValueState(written(self.key, key), written(self.value, value), branches)
-
-    def placed(self, new_len: int, place: Place | None = None) -> tuple[PlacedKeyValueState, BranchedKeyValueState]:
-        """As `KeyValueState.placed`."""
-        branches, kept = self.branches.append(new_len, spare=1)
+    def plan(self, new_len: int, slots: Slots | None = None) -> tuple[PlannedKeyValues, BranchedKeyValueState]:
+        """As `KeyValueState.plan`."""
+        branches, kept = self.branches.append(new_len)
         _, each, capacity = branches.seen.shape
-        if place is None:
+        if slots is None:
             end = int(branches.slots)
             seen = branches.seen[:, None, :, :end]
-            place = Place(length=int(self.length), first=end - each * new_len, end=end, seen=seen)
+            slots = Slots(length=int(self.length), first=end - each * new_len, end=end, seen=seen)
         key, value = self.key, self.value
         if kept is not None:
-            key, value = _moved(key, kept, capacity, key.dtype), _moved(value, kept, capacity, value.dtype)
-        return PlacedKeyValueState(key, value, place), BranchedKeyValueState(key, value, branches)
-
-    def shared(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of keys and values (groups, heads, slots, head_dim), and which of them each row sees (groups, 1,
-        branches, slots)."""
-        slots = int(self.branches.slots)
-        return self.key[:, :, :slots], self.value[:, :, :slots], self.branches.seen[:, None, :, :slots]
+            key, value = _moved(key, kept, capacity), _moved(value, kept, capacity)
+        return PlannedKeyValues(key, value, slots), BranchedKeyValueState(key, value, branches)
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Copies of each row's own keys and values, in the order of positions: (rows, heads, length, head_dim) each."""
-        keys, values, seen = self.shared()
-        groups, _, branches, _ = seen.shape
-        slots = seen.nonzero()[:, 3].view(groups, 1, -1, 1)  # (groups, 1, branches x length, 1)
-
-        def of_rows(x: Tensor) -> Tensor:
-            taken = x.gather(2, slots.expand(-1, x.shape[1], -1, x.shape[3]))
-            by_row = taken.view(groups, x.shape[1], branches, int(self.length), x.shape[3]).transpose(1, 2)
-            return by_row.flatten(0, 1)
-
-        return of_rows(keys), of_rows(values)
+        end = int(self.branches.slots)
+        slots = Slots(length=int(self.length), first=end, end=end, seen=self.branches.seen[:, None, :, :end])
+        return PlannedKeyValues(self.key, self.value, slots).filled()
 
     def reorder(self, rows: Tensor) -> BranchedKeyValueState:
         """Rows that continue these, (new groups, new branches); see `protocols.SearchState.reorder`. Uses this up."""
@@ -194,10 +166,10 @@ class BranchedKeyValueState:
         return BranchedKeyValueState(self.key.clone(), self.value.clone(), self.branches.clone())
 
 
-def _moved(buffer: Tensor, kept: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
+def _moved(buffer: Tensor, kept: Tensor, capacity: int) -> Tensor:
     """The slots kept, (groups, kept), of each group at the front of a buffer with `capacity` slots."""
     groups, heads, slots, head_dim = buffer.shape
-    grown = buffer.new_empty(groups, heads, capacity, head_dim, dtype=dtype)
+    grown = buffer.new_empty(groups, heads, capacity, head_dim)
     # Whole rows of memory by their number: gather would look up every single one of their entries.
     starts = torch.arange(0, groups * heads * slots, slots, device=buffer.device).view(groups, heads, 1)
     rows = buffer.reshape(-1, head_dim).index_select(0, (starts + kept[:, None]).flatten())

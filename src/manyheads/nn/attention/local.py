@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
-from manyheads.nn.attention.softmax import masked_softmax
 from manyheads.nn.attention.state import register_state
-from manyheads.nn.dropout import dropout
+from manyheads.nn.kernels.dropout import dropout
+from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.linear import Linear
 
 __all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "spread_chunks"]

@@ -18,7 +18,7 @@ from manyheads.nn.attention.lsh_hash import hash_vectors, mark_padding, rotation
 from manyheads.nn.attention.lsh_pairs import pair_weights, shared_qk_attention, visible_pairs
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
-from manyheads.nn.dropout import dropout
+from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.linear import Linear
 
 __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]

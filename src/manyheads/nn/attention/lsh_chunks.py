@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.chunking import chunk_slices
-from manyheads.nn.dropout import scaled_mask
+from manyheads.nn.kernels.dropout import scaled_mask
 
 __all__ = ["chunked_attention", "ranks_of", "sorting_order"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
-from manyheads.nn.dropout import dropout
+from manyheads.nn.kernels.dropout import dropout
 
 __all__ = ["attend_pairs", "keys_of", "near_pairs", "pair_weights", "shared_qk_attention", "visible_pairs"]
 

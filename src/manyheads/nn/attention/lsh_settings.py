@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from manyheads.config.checks import at_least, check
 from manyheads.errors import ConfigError
 
 __all__ = ["MOST_UNFACTORED", "LSHSettings", "automatic_buckets"]
@@ -65,28 +66,35 @@ class LSHSettings:
     key_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        for name, least in (("num_hashes", 0), ("chunk_len", 1), ("chunks_before", 0), ("chunks_after", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
-        if self.exact_len < 0:
-            raise ConfigError(f"exact_len is {self.exact_len}; it must be 0 (never exact) or more.")
+        check(self, "", at_least(1), "chunk_len")
+        check(self, "", at_least(0), "num_hashes", "chunks_before", "chunks_after")
+        check(self, "", at_least(0), "exact_len", hint=" (0: never exact)")
         if self.visible not in ("bucket", "chunk"):
-            raise ConfigError(f"visible is {self.visible!r}; it must be 'bucket' or 'chunk'.")
+            raise ConfigError(f"visible is {self.visible!r}; it must be 'bucket' or 'chunk'.", fields=["visible"])
         if self.num_buckets != 0:
             factors = self.factors(0)
             if not factors or any(factor < 2 or factor % 2 for factor in factors):
                 raise ConfigError(
                     f"num_buckets is {self.num_buckets}; it must be 0 (automatic), an even number, or even factors,"
-                    " because a direction and its opposite are two buckets."
+                    " because a direction and its opposite are two buckets.",
+                    fields=["num_buckets"],
                 )
         if self.visible == "bucket":
             if not self.causal:
-                raise ConfigError("visible 'bucket' looks back alone; without causal, visible must be 'chunk'.")
+                raise ConfigError(
+                    "visible 'bucket' attends to earlier positions only; without causal, visible must be 'chunk'.",
+                    fields=("visible", "causal"),
+                )
             if (self.chunks_before, self.chunks_after) != (1, 0):
-                raise ConfigError("chunks_before and chunks_after belong to visible 'chunk'; leave them at 1 and 0.")
+                raise ConfigError(
+                    "chunks_before and chunks_after are settings of visible 'chunk'; leave them at 1 and 0.",
+                    fields=("chunks_before", "chunks_after", "visible"),
+                )
             for name in ("within_bucket", "look_across_rounds", "wrap"):
                 if getattr(self, name):
-                    raise ConfigError(f"{name} belongs to visible 'chunk'; visible is 'bucket'.")
+                    raise ConfigError(
+                        f"{name} is a setting of visible 'chunk'; visible is 'bucket'.", fields=(name, "visible")
+                    )
 
     def factors(self, max_len: int) -> tuple[int, ...]:
         """The buckets' factors, of a model whose longest sequence is `max_len`."""

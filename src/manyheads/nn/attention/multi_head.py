@@ -5,7 +5,6 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from typing import ClassVar
 
@@ -14,22 +13,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.attention.branches import BranchedKeyValueState
-from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
-from manyheads.nn.attention.masks import Dense, Mask, dense_bias
-from manyheads.nn.attention.placed import PlacedKeyValueState
-from manyheads.nn.attention.softmax import masked_softmax
+from manyheads.nn.attention.masks import Dense, Mask
+from manyheads.nn.attention.planned import PlannedKeyValues
 from manyheads.nn.attention.state import KeyValueState
-from manyheads.nn.dropout import dropout
-from manyheads.nn.linear import Linear, Packed, linear
-from manyheads.nn.precision import low_precision
+from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
+from manyheads.nn.kernels.dropout import dropout
+from manyheads.nn.kernels.linear import Packed, linears
+from manyheads.nn.linear import Linear
 
 __all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads"]
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
-State = KeyValueState | BranchedKeyValueState | PlacedKeyValueState
-
-
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -162,9 +156,9 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "*batch k_len value_dim"] | None = None,
         *,
         mask: Mask | None = None,
-        state: State | None = None,
+        state: KeyValueState | None = None,
         need_weights: bool = False,
-    ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Tensor]:
+    ) -> tuple[Tensor, KeyValueState | None] | tuple[Tensor, KeyValueState | None, Tensor]:
         """Attend.
 
         Args:
@@ -188,25 +182,36 @@ class MultiHeadAttention(nn.Module):
                 f"a query of shape {tuple(query.shape)} has {query.dim()} axes; give (batch, q_len, query_dim), or"
                 " (q_len, query_dim)."
             )
-        first_query = 0
         if key is None and value is None:
             q, k, v = self._project_together(query)
         else:
             key = query if key is None else key
             q = self.project_query(query)
             k, v = self.project_memory(key, value)
+        first_query = 0
         if state is not None:
-            first_query = int(state.length)
-            state = state.append(k, v)
-            is_one = q.shape[2] == 1 and mask is None
-            if state.is_shared and is_one and not (need_weights or self.is_open):
-                assert not isinstance(state, KeyValueState)
-                return self._attend_together(q[:, :, 0], state), state
-            k, v = state.filled()
+            planned, state = state.plan(k.shape[2], dtype=k.dtype)
+            first_query = planned.length
+            k, v = planned.write(k, v).filled()
         if need_weights:
             out, weights = self._attend_openly(q, k, v, mask, first_query)
             return out, state, weights
         return self.attend(q, k, v, mask, first_query), state
+
+    def step(self, x: Tensor, past: PlannedKeyValues, mask: Mask | None = None) -> Tensor:
+        """Self-attention of new positions to all positions so far, whose keys and values are written to `past`.
+
+        Shape: x (rows, new_len, d_model), in and out. Args: mask: None: a query sees all keys of its row.
+        """
+        q, k, v = self._project_together(x)
+        past.write(k, v)
+        shared = past.shared()
+        if shared is None or x.shape[1] > 1 or mask is not None or self.needs_weights:
+            return self.attend(q, *past.filled(), mask, past.length)
+        # The rows of a group query all its keys in one product: (rows, heads, 1, d) -> (groups, heads, branches, d).
+        keys, values, seen = shared
+        queries = q.reshape(seen.shape[0], seen.shape[2], *q.shape[1::2]).transpose(1, 2)
+        return self.attend(queries, keys, values, Dense(seen)).flatten(0, 1)[:, None]
 
     def project_query(self, query: Tensor) -> Tensor:
         """(batch, q_len, query_dim) -> (batch, heads, q_len, head_dim)"""
@@ -218,29 +223,23 @@ class MultiHeadAttention(nn.Module):
         Shape: key (batch, k_len, key_dim), value (batch, k_len, value_dim) -> (batch, heads, k_len, head_dim) each.
         """
         if value is None and self.k_proj.in_features == self.v_proj.in_features:
-            k, v = self._linear(key, self.k_proj, self.v_proj)
+            k, v = linears(key, self.k_proj, self.v_proj)
         else:
             k, v = self.k_proj(key), self.v_proj(key if value is None else value)
         return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
         """Attention over projected heads, merged and projected out: (batch, q_len, d_model)."""
-        if self.is_open:
+        if self.needs_weights:
             return self._attend_openly(q, k, v, mask, first_query)[0]
         rate = self.dropout_rate if self.training else 0.0
         out: Tensor = self.out_proj(merge_heads(dot_product_attention(q, k, v, mask, rate, first_query=first_query)))
         return out
 
     @property
-    def is_open(self) -> bool:
+    def needs_weights(self) -> bool:
         """Whether the weights themselves must be there: for scores of another kind, or somebody who looks at them."""
         return self.score is not None or self._own_scores or self.weights_hook is not None
-
-    def _attend_together(self, q: Tensor, state: BranchedKeyValueState | PlacedKeyValueState) -> Tensor:
-        """One query a row, (rows, heads, head_dim): those of a group ask all its keys together. (rows, 1, d_model)"""
-        k, v, seen = state.shared()
-        together = q.reshape(seen.shape[0], seen.shape[2], *q.shape[1:]).transpose(1, 2)
-        return self.attend(together, k, v, Dense(seen)).flatten(0, 1)[:, None]
 
     def get_scores(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each query is for each key, before mask and softmax; a subclass may have its own.
@@ -250,15 +249,11 @@ class MultiHeadAttention(nn.Module):
         if self.score is not None:
             scores: Tensor = self.score(q, k)
             return scores
-        return torch.matmul(q / math.sqrt(self.head_dim), k.transpose(-1, -2))
+        return dot_product_scores(q, k)
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
         """Weights of projected queries on projected keys, before dropout: (batch, heads, q_len, k_len)."""
-        if self.score is None and not self._own_scores:
-            return dot_product_weights(q, k, mask, first_query=first_query)
-        allowed, bias = dense_bias(mask, q.shape[2], k.shape[2], q.device, first_query)
-        scores = self.get_scores(q, k)
-        return masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+        return masked_weights(self.get_scores(q, k), mask, first_query)
 
     def _attend_openly(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, first_query: int
@@ -272,21 +267,5 @@ class MultiHeadAttention(nn.Module):
         return out, weights
 
     def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        maps = (self.q_proj, self.k_proj, self.v_proj)
-        if self.packed is not None and self.packed.serves(x, *maps):
-            q, k, v = self.packed.linear(x).chunk(3, dim=-1)
-        else:
-            q, k, v = self._linear(x, *maps)
+        q, k, v = linears(x, self.q_proj, self.k_proj, self.v_proj, packed=self.packed)
         return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)
-
-    def _linear(self, x: Tensor, *projections: nn.Linear) -> tuple[Tensor, ...]:
-        """Several projections of one input as one matrix product; the weights stay apart in memory and in files."""
-        biases: list[Tensor] = [projection.bias for projection in projections]
-        mixed = any(bias is None for bias in biases) and not all(bias is None for bias in biases)
-        if mixed or x.shape[0] * x.shape[1] < self.head_dim * self.num_heads:
-            # Joining the weights would cost more than the product saves: a decoding step.
-            return tuple(projection(x) for projection in projections)
-        # Under autocast the parts are narrowed first: half as many bytes are joined.
-        weight = torch.cat([low_precision(projection.weight) for projection in projections])
-        bias = None if biases[0] is None else torch.cat([low_precision(bias) for bias in biases])
-        return linear(x, weight, bias).chunk(len(projections), dim=-1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.nn.attention.placed import Place, PlacedKeyValueState
+from manyheads.nn.attention.planned import PlannedKeyValues, Slots
 
 __all__ = ["KeyValueState", "register_state"]
 
@@ -63,37 +63,32 @@ class KeyValueState:
         """How many."""
         return self.key.shape[0]
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether several rows share keys; see `BranchedKeyValueState`."""
-        return False
-
     def append(self, key: Tensor, value: Tensor) -> KeyValueState:
         """The state with new positions behind the old ones. key, value: (rows, heads, new_len, head_dim).
 
         Uses this state up: the new positions are written into its buffer where they fit; it doubles where they do not.
         """
-        old, new = int(self.length), int(self.length) + key.shape[2]
-        key_buffer, value_buffer = self.key, self.value
-        if new > key_buffer.shape[2] or key_buffer.dtype != key.dtype:
-            key_buffer, value_buffer = self._grown(new, key.dtype)
-        key_buffer[:, :, old:new] = key
-        value_buffer[:, :, old:new] = value
-        return KeyValueState(key=key_buffer, value=value_buffer, length=self.length + key.shape[2])
+        planned, after = self.plan(key.shape[2], dtype=key.dtype)
+        planned.write(key, value)
+        return after
 
-    def placed(self, new_len: int, place: Place | None = None) -> tuple[PlacedKeyValueState, KeyValueState]:
-        """This state for a step that takes new_len positions of its own type, and what it will be after that step.
+    def plan(
+        self, new_len: int, slots: Slots | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[PlannedKeyValues, KeyValueState]:
+        """This state for a step of new_len positions, and the state after the step. Uses this state up.
 
-        Args: place: another layer's, whose cache is as long.
+        Args:
+            slots: another layer's, whose cache is as long.
+            dtype: of the new keys and values; None: as the old ones.
         """
-        if place is None:
+        if slots is None:
             length = int(self.length)
-            place = Place(length=length, first=length, end=length + new_len, seen=None)
-        key, value = self.key, self.value
-        if place.end >= key.shape[2]:
-            key, value = self._grown(place.end + 1, key.dtype)
+            slots = Slots(length=length, first=length, end=length + new_len)
+        key, value, dtype = self.key, self.value, dtype or self.key.dtype
+        if slots.end >= key.shape[2] or key.dtype != dtype:
+            key, value = self._grown(slots.end + 1, dtype)
         after = KeyValueState(key=key, value=value, length=self.length + new_len)
-        return PlacedKeyValueState(key, value, place), after
+        return PlannedKeyValues(key, value, slots), after
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Views of the keys and values that count: (rows, heads, length, head_dim) each."""

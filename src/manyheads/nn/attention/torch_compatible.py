@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.attention.dot_product import dot_product_attention, dot_product_weights
 from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Mask
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
-from manyheads.nn.dropout import dropout as drop
-from manyheads.nn.linear import linear
+from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
+from manyheads.nn.kernels.dropout import dropout as drop
+from manyheads.nn.kernels.linear import linear
 
 __all__ = ["TorchMultiheadAttention", "mask_of_torch"]
 

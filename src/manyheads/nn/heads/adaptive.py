@@ -1,6 +1,6 @@
-"""Adaptive input and output: frequent tokens get wide vectors, rare ones narrow, and a rare one costs a second softmax.
+"""Adaptive input and output: frequent tokens have wide vectors, rare tokens narrow ones and a second softmax.
 
-Vocabularies must be ordered by falling frequency.
+Ids must be ordered by decreasing frequency.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
-from manyheads.nn.heads.linear import HeadLoss, smoothed_loss
-from manyheads.nn.linear import linear
+from manyheads.nn.kernels.linear import linear
+from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
 
 __all__ = ["AdaptiveEmbedding", "AdaptiveHead", "Clusters"]
 
 
 class Clusters:
-    """How a vocabulary is cut.
+    """The clusters of a vocabulary.
 
     Args:
         vocab_size: number of tokens.
-        cutoffs: where clusters end, rising, below vocab_size; the first is the shortlist's size. None: one cluster.
+        cutoffs: ends of clusters, increasing, below vocab_size; the first is the shortlist's size. None: one cluster.
         d_embed: width of the shortlist's vectors.
         div_value: cluster i's vectors have width d_embed // div_value ** i.
 
-    Raises: ConfigError: cutoffs that do not rise, or reach the vocabulary's size, or leave a width below 1.
+    Raises: ConfigError: cutoffs do not increase or are not below vocab_size, or a width is below 1.
     """
 
     def __init__(self, vocab_size: int, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
         edges = [0, *cutoffs, vocab_size]
         if any(low >= high for low, high in pairwise(edges)):
-            raise ConfigError(f"cutoffs {list(cutoffs)} must rise, and lie between 0 and vocab_size {vocab_size}.")
+            raise ConfigError(f"cutoffs {list(cutoffs)} must increase, and be between 0 and vocab_size {vocab_size}.")
         self.ranges = list(pairwise(edges))
         self.widths = [d_embed // div_value**i for i in range(len(self.ranges))]
         if self.widths[-1] < 1:
@@ -45,14 +45,14 @@ class Clusters:
 
 
 def _projections(d_model: int, widths: Sequence[int], always: bool) -> nn.ParameterList | None:
-    """(d_model, width) for each cluster; none at all where every width is d_model already."""
+    """Return (d_model, width) for each cluster; None if every width is d_model."""
     if not always and all(width == d_model for width in widths):
         return None
     return nn.ParameterList([nn.Parameter(torch.empty(d_model, width)) for width in widths])
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Vectors of a width that falls with frequency, brought to d_model and scaled by its root.
+    """Vectors whose width decreases with frequency, projected to d_model and scaled by sqrt(d_model).
 
         >>> embedding = AdaptiveEmbedding(1000, 16, cutoffs=(100, 400), d_embed=16, div_value=2)
         >>> embedding(torch.tensor([[3, 250, 999]])).shape, [tuple(table.shape) for table in embedding.tables]
@@ -61,10 +61,10 @@ class AdaptiveEmbedding(nn.Module):
     Paper: Baevski and Auli 2019, arXiv:1809.10853, sec. 3; Dai et al. 2019, sec. 4.
     Args:
         vocab_size, cutoffs, d_embed, div_value: see `Clusters`.
-        d_model: width of what comes out.
+        d_model: width of the output.
 
     Shape: tables[i] (cluster's size, its width), projections[i] (d_model, width); with div_value 1 there is one table
-        of the whole vocabulary, and one projection, or none where d_embed is d_model.
+        of the whole vocabulary, and one projection, or none if d_embed is d_model.
     """
 
     def __init__(self, vocab_size: int, d_model: int, *, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
@@ -81,7 +81,7 @@ class AdaptiveEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02), projections N(0, 0.01): the official Transformer-XL."""
+        """Initialise tables with N(0, 0.02), projections with N(0, 0.01), as in the official Transformer-XL."""
         for table in self.tables:
             nn.init.normal_(table, std=0.02)
         for projection in self.projections or ():
@@ -106,7 +106,7 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class AdaptiveHead(nn.Module):
-    """Softmax over a shortlist and the names of clusters, and a second one within a cluster.
+    """Softmax over a shortlist and the other clusters, and a second softmax within a cluster.
 
         >>> head = AdaptiveHead(1000, 16, cutoffs=(100, 400), d_embed=16, div_value=2)
         >>> hidden, targets = torch.randn(5, 16), torch.tensor([3, 250, 999, 0, 1])
@@ -122,8 +122,8 @@ class AdaptiveHead(nn.Module):
         d_model: width of the hidden states.
 
     Shape: tables[i] (cluster's size, its width), biases[i] (size,); with div_value 1 all clusters are rows of one table
-        and one bias. projections[i] (d_model, width), or none at all where every width is d_model. cluster_weight
-        (clusters - 1, d_embed): row i - 1 names cluster i.
+        and one bias. projections[i] (d_model, width), or None if every width is d_model. cluster_weight (clusters - 1,
+        d_embed): row i - 1 is cluster i's.
     """
 
     def __init__(self, vocab_size: int, d_model: int, *, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
@@ -140,7 +140,7 @@ class AdaptiveHead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02), projections N(0, 0.01), biases zero."""
+        """Initialise tables with N(0, 0.02), projections with N(0, 0.01), biases with zero."""
         for table in (*self.tables, *([] if self.cluster_weight is None else [self.cluster_weight])):
             nn.init.normal_(table, std=0.02)
         for projection in self.projections or ():
@@ -149,7 +149,7 @@ class AdaptiveHead(nn.Module):
             nn.init.zeros_(bias)
 
     def log_probs(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
-        """Log-probabilities of all tokens in the vocabulary's order, in float32 at least."""
+        """Return log-probabilities of all tokens in the vocabulary's order, in float32 or float64."""
         first = _log_softmax(linear(self._project(0, hidden), *self._first()))
         shortlist = self.clusters.sizes[0]
         parts = [first[..., :shortlist]]
@@ -168,11 +168,12 @@ class AdaptiveHead(nn.Module):
         chunk_tokens: int = 2048,
         num_sampled: int = 0,
     ) -> HeadLoss:
-        """Summed loss over the positions to keep; see `LinearHead.loss`.
+        """Return the summed loss over the positions to keep; see `LinearHead.loss`.
 
-        Raises: ConfigError: label_smoothing is not 0: a share for every token has no place in two softmaxes; or
-            num_sampled is not: clusters and candidates are two ways to the same end.
-        Cost: a token of the shortlist never meets a tail; memory chunk_tokens x the largest cluster.
+        Raises: ConfigError: label_smoothing is not 0, because it is not defined for two softmaxes; or num_sampled is
+            not 0,
+            because sampling needs a plain softmax.
+        Cost: a token of the shortlist needs no other cluster; memory chunk_tokens x the largest cluster.
         """
         if label_smoothing:
             raise ConfigError(f"label_smoothing is {label_smoothing}; an adaptive softmax has none. Set it to 0.")
@@ -199,7 +200,7 @@ class AdaptiveHead(nn.Module):
     def token_losses(
         self, hidden: Float[Tensor, "tokens d_model"], targets: Int[Tensor, " tokens"]
     ) -> Float[Tensor, " tokens"]:
-        """Each token's own loss, in the tokens' order."""
+        """Return each token's loss, in the tokens' order."""
         first = _log_softmax(linear(self._project(0, hidden), *self._first()))
         shortlist = self.clusters.sizes[0]
         losses = torch.empty(len(targets), dtype=first.dtype, device=first.device)
@@ -220,14 +221,14 @@ class AdaptiveHead(nn.Module):
         return hidden if self.projections is None else linear(hidden, self.projections[index].t())
 
     def _rows(self, index: int) -> tuple[Tensor, Tensor]:
-        """Table and bias of a cluster."""
+        """Return table and bias of a cluster."""
         if len(self.tables) > 1:
             return self.tables[index], self.biases[index]
         low, high = self.clusters.ranges[index]
         return self.tables[0][low:high], self.biases[0][low:high]
 
     def _first(self) -> tuple[Tensor, Tensor]:
-        """Table and bias of the shortlist and the names of clusters."""
+        """Return table and bias of the shortlist and the other clusters."""
         table, bias = self._rows(0)
         if self.cluster_weight is None or self.cluster_bias is None:
             return table, bias

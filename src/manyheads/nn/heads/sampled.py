@@ -1,4 +1,4 @@
-"""Sampled softmax: a training loss against a few candidates in place of the whole vocabulary."""
+"""Sampled softmax: a training loss over a few candidates instead of the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ __all__ = ["LogUniformCandidates", "sampled_loss"]
 
 
 class LogUniformCandidates:
-    """Draws candidate ids, the frequent ones often: P(k) = log((k + 2) / (k + 1)) / log(V + 1).
+    """Draws candidate ids, frequent ones more often: P(k) = log((k + 2) / (k + 1)) / log(V + 1).
 
-    Paper: Jean et al. 2015, arXiv:1412.2007, sec. 3. Symbols: V = vocab_size. Ids must be ordered by falling frequency,
-    as those of a word vocabulary are.
+    Paper: Jean et al. 2015, arXiv:1412.2007, sec. 3. Symbols: V = vocab_size. Ids must be ordered by decreasing
+        frequency,
+    as in a word vocabulary.
     Args:
         vocab_size: number of tokens.
-        num_draws: draws with replacement for one set of candidates; what is drawn twice is one candidate.
+        num_draws: draws with replacement for one set of candidates; an id that is drawn twice is one candidate.
     """
 
     def __init__(self, vocab_size: int, num_draws: int) -> None:
@@ -29,14 +30,14 @@ class LogUniformCandidates:
             raise ConfigError(f"vocab_size {vocab_size} and num_draws {num_draws} must be at least 2 and 1.")
         ranks = torch.arange(vocab_size, dtype=torch.float64)
         self.probabilities = ((ranks + 2).log() - (ranks + 1).log()) / math.log(vocab_size + 1)
-        # Chance to be among the candidates: 1 - (1 - p)^n, in a form that keeps the digits of a small p.
+        # Probability of being among the candidates: 1 - (1 - p)^n, in a form that is precise for a small p.
         inclusion = -torch.expm1(num_draws * torch.log1p(-self.probabilities))
         self.log_inclusion = inclusion.log().float()
         self.num_draws = num_draws
         self._cumulated = self.probabilities.cumsum(0)
 
     def draw(self, generator: torch.Generator | None = None) -> Int[Tensor, " candidates"]:
-        """Distinct ids in rising order; at most num_draws of them."""
+        """Return distinct ids in increasing order, at most num_draws of them."""
         uniform = torch.rand(self.num_draws, dtype=torch.float64, generator=generator) * self._cumulated[-1]
         drawn = torch.searchsorted(self._cumulated, uniform, right=True).clamp_(max=len(self.probabilities) - 1)
         return torch.unique(drawn)  # type: ignore[no-any-return]
@@ -50,13 +51,14 @@ def sampled_loss(
     candidates: Int[Tensor, " candidates"],
     log_inclusion: Float[Tensor, " vocab_size"],
 ) -> Float[Tensor, " tokens"]:
-    """Cross-entropy of each target against itself and the candidates.
+    """Return the cross-entropy of each target over itself and the candidates.
 
     Paper: Jean et al. 2015, sec. 3, with Z estimated after Horvitz and Thompson (1952): exp(logit) of the target, which
-        is always there, plus exp(logit) / inclusion of each other candidate. Its mean is the whole vocabulary's sum
-        exactly, so with more draws the loss tends to the full softmax's.
+        is always included, plus exp(logit) / inclusion of each other candidate. Its mean is exactly the whole
+        vocabulary's
+        sum, so with more draws the loss tends to that of the full softmax.
 
-    Shape: log_inclusion[k] = log of the chance that k is among the candidates.
+    Shape: log_inclusion[k] = log of the probability that k is among the candidates.
     Cost: memory tokens x candidates.
     """
     candidates, log_inclusion = candidates.to(hidden.device), log_inclusion.to(hidden.device)

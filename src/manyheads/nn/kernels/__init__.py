@@ -1,1 +1,4 @@
-"""Code that depends on processors, compilers, devices and number types. `policy` measures which precision is faster."""
+"""The computation behind the modules of `nn`. In each file the formula stands first, the fast implementations below it.
+
+`policy` decides between them: only it asks about processors, compilers, number types and sizes.
+"""

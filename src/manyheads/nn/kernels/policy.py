@@ -1,133 +1,265 @@
-"""Measures which precision is faster on a device. The name of the processor is never used."""
+"""Decides which implementation is faster here: the only file that asks about processors, compilers, types and sizes.
+
+A kernel asks one question and takes the implementation that the answer names. The rules are fixed, and cite where they
+were measured: a run that is resumed must compute as it did before. Only `kernels.precision` measures, and the run
+stores its result.
+"""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from manyheads.errors import ConfigError
-from manyheads.nn.linear import linear
+__all__ = [
+    "adds_masks",
+    "attention_path",
+    "can_look",
+    "compiles_a_step",
+    "compiling_a_step",
+    "has_bf16",
+    "has_packing",
+    "is_compiled",
+    "joins_weights",
+    "logit_rows_at_once",
+    "logit_rows_in_a_tile",
+    "onednn_is_faster",
+    "pads_rows_to",
+    "packs",
+    "sdpa_zeroes_empty_rows",
+    "shares_draws",
+    "size_is_known",
+    "uses_onednn",
+    "uses_packed",
+    "uses_torch_dropout",
+    "wants_one_piece",
+]
 
-__all__ = ["LEAST_SPEED_UP", "OVERRIDE", "FixedPrecision", "PrecisionMeasurement", "measure_precision"]
+AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
 
-FixedPrecision = Literal["fp32", "bf16"]
-
-OVERRIDE = "MANYHEADS_PRECISION"
-"""Environment variable: `fp32` or `bf16` takes the place of the measurement (for tests)."""
-
-LEAST_SPEED_UP = 1.3
-"""bf16 must be this many times as fast as fp32 to be chosen: it rounds to 8 bits, and casting costs time as well."""
-
-MAX_SECONDS = 0.1
-_CALLS = 3  # of each product; the first one is not counted, since libraries prepare kernels in it
-_FIRST_SIZE, _LAST_SIZE = (64, 256), (2048, 8192)  # rows, and features of input and output
-
-
-@dataclass(frozen=True)
-class PrecisionMeasurement:
-    """How fast a device multiplies matrices in both precisions.
-
-    Attributes:
-        fp32_gflops: rate of float32 products, in 10^9 operations a second; None if the override decided.
-        bf16_gflops: the same of bfloat16; 0 if the device has no such product.
-        override: what the environment variable says, or None.
-    """
-
-    fp32_gflops: float | None
-    bf16_gflops: float | None
-    override: FixedPrecision | None = None
-
-    @property
-    def bf16_factor(self) -> float | None:
-        """Rate of bf16 products as a multiple of the rate of fp32 products; None if the override decided."""
-        if self.fp32_gflops is None or self.bf16_gflops is None:
-            return None
-        return self.bf16_gflops / self.fp32_gflops
-
-    @property
-    def has_bf16(self) -> bool:
-        """Whether the device computes bf16 products at all, fast or slow."""
-        return self.bf16_factor != 0
-
-    @property
-    def choice(self) -> FixedPrecision:
-        """The precision that `auto` selects on this device."""
-        if self.override is not None:
-            return self.override
-        return "bf16" if (self.bf16_factor or 0.0) >= LEAST_SPEED_UP else "fp32"
+_compiles = False
 
 
-def measure_precision(device: torch.device) -> PrecisionMeasurement:
-    """Multiply small matrices in fp32 and bf16, for at most about a tenth of a second.
+def compiles_a_step() -> bool:
+    """Whether a compiler reads this for one step of a search (`decoding.compiled`), and not for another purpose."""
+    return torch.compiler.is_compiling() and _compiles
 
-    On a CPU one thread does it: on a busy machine two threads wait for each other for far longer than a product takes,
-    and the wait would be measured. The outcome is kept for the process, so a second call costs nothing.
 
-    Raises: ConfigError: the environment variable MANYHEADS_PRECISION holds an unknown word.
-    """
-    asked = os.environ.get(OVERRIDE)
-    if not asked:
-        return _measure(str(device))
-    if asked not in get_args(FixedPrecision):
-        known = " or ".join(get_args(FixedPrecision))
-        raise ConfigError(f"The environment variable {OVERRIDE} is {asked!r}; set it to {known}, or unset it.")
-    return PrecisionMeasurement(None, None, "bf16" if asked == "bf16" else "fp32")
+@contextmanager
+def compiling_a_step() -> Iterator[None]:
+    """Within the block, what is compiled is a step of a search. Not for several threads at once."""
+    global _compiles
+    before, _compiles = _compiles, True
+    try:
+        yield
+    finally:
+        _compiles = before
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether a number of x can be read at once: on a GPU the program would wait, and a compiler has no numbers."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def size_is_known() -> bool:
+    """Whether a size that depends on numbers is a number itself; to a compiler it is a symbol."""
+    return not is_compiled()
+
+
+def is_compiled() -> bool:
+    """Whether a compiler reads this code instead of running it."""
+    return torch.compiler.is_compiling()
+
+
+# Linear maps (decision 015).
+
+# Products with fewer multiplications take microseconds in either library, and oneDNN makes a kernel for each new shape.
+# With a packed weight oneDNN is faster from fewer on.
+_LEAST_WORK, _LEAST_PACKED_WORK = 1 << 20, 1 << 17
 
 
 @cache
-def _measure(device: str) -> PrecisionMeasurement:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def onednn_is_faster() -> bool:
+    """Whether float32 products go to oneDNN: on a processor with AVX-512 whose maker MKL has no AVX-512 code for."""
+    return (
+        torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+        and _maker() not in ("GenuineIntel", "")
+        and has_packing()
+    )
+
+
+@cache
+def has_packing() -> bool:
+    """Whether this build of torch has oneDNN, and its operations on packed weights."""
+    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")  # type: ignore[no-untyped-call]
+
+
+@cache
+def has_bf16() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this processor."""
+    return has_packing() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _maker() -> str:
+    """The processor's vendor as it names itself, such as `AuthenticAMD`; empty where the system does not tell it."""
     try:
-        return _grow(torch.device(device))
-    finally:
-        torch.set_num_threads(threads)
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor().rpartition(", ")[2]  # Windows: `AMD64 Family 26 Model 2 Stepping 1, AuthenticAMD`
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
-def _grow(device: torch.device) -> PrecisionMeasurement:
-    """The best rates at the largest size that there is time for; what is left of the time goes into repetitions."""
-    started = time.perf_counter()
-    rows, width = _FIRST_SIZE
-    fp32 = bf16 = float("inf")
-    while True:
-        round_started = time.perf_counter()
-        fp32 = min(fp32, _seconds(device, torch.float32, rows, width))
-        try:
-            bf16 = min(bf16, _seconds(device, torch.bfloat16, rows, width))
-        except (RuntimeError, NotImplementedError, TypeError):
-            break  # this device or build of torch has no such product
-        now = time.perf_counter()
-        time_left = MAX_SECONDS - (now - started)
-        if (rows, width) != _LAST_SIZE and 8 * (now - round_started) < time_left:
-            rows, width = 2 * rows, 2 * width  # 8 times the work
-            fp32 = bf16 = float("inf")
-        elif now - round_started > time_left:
-            break
-    work = 2 * rows * width**2 / 1e9
-    return PrecisionMeasurement(work / fp32, work / bf16)
+def uses_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether x W^T goes to oneDNN and not to the library that torch chooses."""
+    return (
+        not torch.compiler.is_compiling()  # first, because a compiler also reads what follows
+        and onednn_is_faster()
+        and x.dtype is torch.float32
+        and weight.dtype is torch.float32
+        and x.numel() * weight.shape[0] >= _LEAST_WORK
+        and type(weight) in (Tensor, nn.Parameter)
+        and not torch.is_autocast_enabled("cpu")
+        and _is_plain(x)
+    )
 
 
-@torch.no_grad()
-def _seconds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> float:
-    """The least time of a product; other programs on the machine only ever add to it."""
-    x = torch.ones(rows, width, device=device, dtype=dtype)
-    weight = torch.ones(width, width, device=device, dtype=dtype)
-    times = []
-    for _ in range(_CALLS):
-        started = time.perf_counter()
-        _wait_for(device, linear(x, weight))
-        times.append(time.perf_counter() - started)
-    return max(min(times[1:]), 1e-9)
+def packs(weight: Tensor) -> bool:
+    """Whether products with this weight are faster from a packed copy of it."""
+    if weight.device.type != "cpu" or weight.is_inference():
+        return False
+    return onednn_is_faster() if weight.dtype is torch.float32 else weight.dtype is torch.bfloat16 and has_bf16()
 
 
-def _wait_for(device: torch.device, product: Tensor) -> None:
-    waits: dict[str, Callable[[], None]] = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}
-    if device.type in waits:
-        waits[device.type]()
+def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
+    """Whether x is multiplied by a packed weight of that type and so many rows."""
+    compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    least = 0 if dtype is torch.bfloat16 else _LEAST_PACKED_WORK
+    is_large = x.numel() * out_features >= least
+    return compute is dtype and not torch.is_grad_enabled() and is_large and _is_plain(x)
+
+
+def joins_weights(rows: int, out_features: int) -> bool:
+    """Whether maps of one input, out_features each, are one product with their joined weights.
+
+    With fewer rows (a step of decoding) joining the weights costs more than the product saves.
+    """
+    return rows >= out_features
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether x is a tensor on a CPU whose operations no tracer or counter follows, and oneDNN is not turned off."""
+    return (
+        type(x) is Tensor
+        and x.is_cpu
+        and torch._C._get_mkldnn_enabled()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+# Attention (decision 001).
+
+# The largest q_len x k_len for which matrix products may be faster than SDPA on a CPU.
+_SHORT = 128 * 128
+# At most so many queries and keys, and at least so many (batch, head) pairs: a step of a search.
+_FEW_QUERIES, _FEW_KEYS, _MANY_PAIRS = 8, 512, 64
+
+
+def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float) -> AttentionPath:
+    """The fastest implementation of dot-product attention for these heads.
+
+    On a CPU, at short lengths, matrix products are faster in three cases. With dropout SDPA has no kernel but draws a
+    number for every weight. In 16 bits its backward pass has a cost for each (batch, head) pair, which short sentences
+    never earn back. Where MKL has no AVX-512 code, so has its forward pass with few queries a pair, as in a step of a
+    search; there, keys of 16 bits that are a part of a cache are also rounded up in length (decision 006).
+    """
+    if query.device.type != "cpu":
+        return "sdpa"
+    if compiles_a_step():
+        return "sums"
+    q_len, k_len = query.shape[2], key.shape[2]
+    if q_len * k_len > _SHORT:
+        return "sdpa"
+    if dropout_rate:
+        return "products"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return "products" if query.element_size() < 4 else "sdpa"
+    few = q_len <= _FEW_QUERIES and k_len <= _FEW_KEYS and query.shape[0] * query.shape[1] >= _MANY_PAIRS
+    if not few or torch.compiler.is_compiling() or not onednn_is_faster():
+        return "sdpa"
+    return "rounded products" if key.element_size() < 4 and not key.is_contiguous() else "products"
+
+
+def sdpa_zeroes_empty_rows(mask: Tensor) -> bool:
+    """Whether torch's kernel gives zeros for a fully masked row: on a CPU, under a mask of True and False."""
+    return mask.device.type == "cpu" and mask.dtype is torch.bool
+
+
+def wants_one_piece(x: Tensor) -> bool:
+    """Whether products copy x if it is not contiguous: oneDNN's of 16 bits do, and turn keys over in doing so."""
+    return x.element_size() < 4 and x.device.type == "cpu"
+
+
+def adds_masks(scores: Tensor, blocked: Tensor) -> bool:
+    """Whether a mask is added to the scores and not filled in: if it serves many queries or heads at once.
+
+    Not in float16, where the lowest number does not absorb every score.
+    """
+    return blocked.numel() < scores.numel() and scores.dtype is not torch.float16
+
+
+# Dropout (decision 007).
+
+
+def shares_draws(device: torch.device) -> bool:
+    """Whether four numbers share one draw of 64 bits: on a CPU, where torch draws in one thread."""
+    return device.type == "cpu"
+
+
+def uses_torch_dropout(x: Tensor) -> bool:
+    """Whether torch's own dropout is faster: GPUs and compilers fuse it with what stands around it."""
+    return torch.compiler.is_compiling() or not shares_draws(x.device)
+
+
+# Losses (decisions 002 and 006).
+
+# Numbers that each thread of a CPU works on at once: 1 MB in float32, which stays in a core's own cache from one
+# operation to the next.
+_TILE_NUMBERS = 1 << 18
+# Logits at once on a CPU, whatever `chunk_tokens` allows: 80 MB in float32. For every chunk the whole weight is read
+# again and its gradient added up again, so large ones pay.
+_CHUNK_NUMBERS = 20 << 20
+# On a processor with AMX a product of logits that had left the cores' shared cache was slow (5 ms against 25 ms, at a
+# small vocabulary). So, but where large chunks were measured to be faster, a chunk is kept to 10 MB in bf16, as long as
+# it has rows enough to be worth the reading.
+_CACHED_NUMBERS, _WORTHWHILE_ROWS = 5 << 20, 512
+# Rows of a product on a CPU: oneDNN makes a kernel for every number of rows, and the count of real tokens is always
+# another.
+_ROWS_MULTIPLE = 64
+
+
+def logit_rows_at_once(chunk_tokens: int, vocab_size: int, device: torch.device) -> int:
+    """Rows of logits that exist at once: `chunk_tokens`, or fewer on a CPU."""
+    if device.type != "cpu":
+        return chunk_tokens
+    fitting = _CHUNK_NUMBERS // vocab_size
+    if torch.compiler.is_compiling() or not onednn_is_faster():  # in this order: a compiler reads on from here
+        fitting = min(fitting, max(_CACHED_NUMBERS // vocab_size, _WORTHWHILE_ROWS))
+    return min(chunk_tokens, max(fitting // _ROWS_MULTIPLE * _ROWS_MULTIPLE, _ROWS_MULTIPLE))
+
+
+def logit_rows_in_a_tile(rows: int, vocab_size: int, device: torch.device) -> int:
+    """Of `rows` rows, how many to work on at once, element by element."""
+    return max(1, torch.get_num_threads() * _TILE_NUMBERS // vocab_size) if device.type == "cpu" else rows
+
+
+def pads_rows_to(count: int, device: torch.device) -> int:
+    """The number of rows that `count` rows are padded to before a product."""
+    return -(-count // _ROWS_MULTIPLE) * _ROWS_MULTIPLE if device.type == "cpu" else count

@@ -1,0 +1,193 @@
+"""The decoding options of `translate` and `evaluate`: named as in transformers, with the names NMT people type."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from manyheads.cli.command_line.parsing import option
+from manyheads.cli.machine import keep_compiled
+from manyheads.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyheads.nn.kernels.precision import FixedPrecision
+    from manyheads.text.sides import TranslationTokenizer
+
+__all__ = ["DecodingOptions", "DeviceOptions", "SearchDeviceOptions"]
+
+_MODELS = "(default: the model's)"
+_SAME_NAME = (
+    "num_beams",
+    "length_penalty",
+    "length_penalty_kind",
+    "max_new_tokens",
+    "min_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "max_tokens",
+    "too_long",
+    "seed",
+    "rules",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Where the model runs."""
+
+    device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "bf16 computes in mixed precision; auto takes it where this device is faster in it.", default="fp32"
+    )
+
+    def fixed_precision(self) -> FixedPrecision:
+        """fp32 or bf16: what `auto` means here. Warns if bf16 is asked for where it is slower.
+
+        Raises: RequestError: the device has no bf16 products. ConfigError: `auto` with several processes.
+        """
+        if self.precision == "fp32":
+            return "fp32"
+        from manyheads.cli.lines.sharding import local_device
+        from manyheads.decoding.device import choose_device, choose_precision
+        from manyheads.distributed.place import find_place
+        from manyheads.nn.kernels.precision import measure_precision
+
+        place = find_place()
+        if self.precision == "auto" and place.world > 1:
+            raise ConfigError(
+                "--precision auto is measured by each process, and several must agree; give fp32 or bf16."
+            )
+        device = choose_device(local_device(self.device))
+        chosen = choose_precision(self.precision, device)
+        factor = measure_precision(device).bf16_factor
+        if chosen == "bf16" and factor is not None and factor < 1 and place.is_main:
+            print(
+                f"warning: on this machine ({device}) bf16 matrix products run at {factor:.2g} times the rate of fp32"
+                " ones; --precision fp32 or auto is faster.",
+                file=sys.stderr,
+            )
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchDeviceOptions(DeviceOptions):
+    """Device and precision."""
+
+    compile: bool = option(
+        "Compile the steps of the search: half a minute once, some seconds from the cache, then faster. Needs"
+        " a C++ compiler.",
+        default=False,
+    )
+
+    def announce(self) -> None:
+        """If something is to be compiled, say that it takes its time, and see to it that it is kept."""
+        if self.compile:
+            keep_compiled()
+            print("Compiling: half a minute the first time, some seconds from the cache.", file=sys.stderr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions:
+    """Search; the defaults come from the model's generation_config.json."""
+
+    num_beams: int | None = option(
+        "Beam width; 1 is greedy search.", default=None, metavar="N", default_is="the model's", aliases=("--beam",)
+    )
+    length_penalty: float | None = option(
+        "Exponent of the length penalty; 0 turns it off.", default=None, metavar="X", default_is="the model's"
+    )
+    length_penalty_kind: Literal["gnmt", "power", "none"] | None = option(
+        "gnmt: ((5 + length) / 6) ** penalty; power: length ** penalty.", default=None, default_is="the model's"
+    )
+    lenpen: float | None = option(
+        "fairseq's: --length-penalty X with --length-penalty-kind power.", default=None, metavar="X"
+    )
+    early_stopping: bool = option("Stop a sentence as soon as num_beams hypotheses have ended.", default=False)
+    no_early_stopping: bool = option(
+        "Go on until no hypothesis can become better, whatever the model's settings say.", default=False
+    )
+    max_new_tokens: int | None = option(
+        "Most tokens of a translation; 0: in proportion to the source.",
+        default=None,
+        metavar="N",
+        default_is="the model's",
+    )
+    min_new_tokens: int | None = option(
+        "Fewest tokens of a translation.", default=None, metavar="N", default_is="the model's"
+    )
+    do_sample: bool = option("Draw tokens at random instead of searching.", default=False)
+    no_do_sample: bool = option("Search, whatever the model's settings say.", default=False)
+    temperature: float | None = option(
+        "Of sampling; below 1 keeps to likely tokens, above 1 gives unlikely ones a chance.",
+        default=None,
+        metavar="X",
+        default_is="the model's",
+    )
+    top_k: int | None = option(
+        "Draw among the N likeliest tokens; 0: all.", default=None, metavar="N", default_is="the model's"
+    )
+    top_p: float | None = option(
+        "Draw among the likeliest tokens that hold this much probability.",
+        default=None,
+        metavar="X",
+        default_is="the model's",
+    )
+    repetition_penalty: float | None = option(
+        "Above 1: tokens produced before become less likely.", default=None, metavar="X", default_is="the model's"
+    )
+    no_repeat_ngram_size: int | None = option(
+        "No n-gram of this size occurs twice; 0 is off.", default=None, metavar="N", default_is="the model's"
+    )
+    forced_prefix: str | None = option("Every translation begins with this text.", default=None, metavar="TEXT")
+    banned_ids: tuple[int, ...] = option("Token ids that are never produced.", default=(), metavar="ID ...")
+    rules: Literal["manyheads", "marian", "marian-5"] | None = option(
+        "How beams are scored and stopped: ours, or as Marian models in transformers 4 or 5.",
+        default=None,
+        default_is="the model's",
+    )
+    no_well_formed: bool = option(
+        "Of parsers: allow output that is not a tree over the words; it is repaired afterwards.", default=False
+    )
+    seed: int | None = option(
+        "Of sampling; the same seed gives the same translations.", default=None, metavar="N", default_is="the model's"
+    )
+    max_tokens: int | None = option(
+        "A batch's budget: rows x beams x longest source.", default=None, metavar="N", default_is="the model's"
+    )
+    too_long: Literal["fail", "truncate"] | None = option(
+        "A source that does not fit: stop and name its line, or cut it and say how many were cut.",
+        default=None,
+        default_is="the model's",
+    )
+
+    def overrides(self, tokenizer: TranslationTokenizer) -> dict[str, Any]:
+        """The fields of `DecodingSettings` that were given, for `Translator`.
+
+        Raises: ConfigError: two options contradict each other.
+        """
+        values = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
+        if self.lenpen is not None:
+            if "length_penalty" in values or "length_penalty_kind" in values:
+                raise ConfigError(
+                    f"--lenpen {self.lenpen} means --length-penalty {self.lenpen} --length-penalty-kind power;"
+                    " give one or the other."
+                )
+            values |= {"length_penalty": self.lenpen, "length_penalty_kind": "power"}
+        for name in ("early_stopping", "do_sample"):
+            yes, no = getattr(self, name), getattr(self, f"no_{name}")
+            if yes and no:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} and --no-{option} contradict each other; give one of them.")
+            if yes or no:
+                values[name] = yes
+        if self.no_well_formed:
+            values["well_formed"] = False
+        if self.banned_ids:
+            values["banned_ids"] = self.banned_ids
+        if self.forced_prefix is not None:
+            values["forced_prefix_ids"] = tuple(tokenizer.target.encode(self.forced_prefix))
+        return values

@@ -1,0 +1,351 @@
+"""The grammar of all commands: a dataclass of options, which argparse fills with text and pydantic with values.
+
+Every value of an option may begin with a dash. Options may stand before, between and after arguments. `_` and `-` in
+the name of an option are alike. See docs/decisions/018.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, get_origin
+
+from manyheads.cli.command_line.pages import help_page, option_lines
+from manyheads.config.build import convert
+from manyheads.config.describe import kind_of, show_value
+from manyheads.config.files import Source
+from manyheads.config.merge import dotted_names, field_types, from_dotted
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError
+
+__all__ = [
+    "Given",
+    "argument",
+    "fill",
+    "given_options",
+    "group",
+    "make_parser",
+    "option",
+    "option_rows",
+    "parse",
+    "read",
+]
+
+T = TypeVar("T")
+_NO_VALUE = object()
+_REQUIRED = dataclasses.MISSING
+# Metavars of files and folders, and what completes them.
+_FILES = ("FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE")
+
+
+def option(
+    text: str,
+    default: Any = _REQUIRED,
+    *,
+    metavar: str = "",
+    default_is: str | None = None,
+    aliases: Sequence[str] = (),
+    name: str = "",
+    repeats: bool = False,
+) -> Any:
+    """A field of a dataclass of options.
+
+    Args:
+        text: for the help page.
+        default: its value if it is not given; without one, it must be given.
+        metavar: what a value looks like; from the type if empty.
+        default_is: for the help page, in place of `default`.
+        aliases: other names, such as `-o`.
+        name: on the command line, if it is not the field's.
+        repeats: it may be given several times, each time with one value or several.
+    """
+    about: dict[str, Any] = {"text": text, "metavar": metavar, "default_is": default_is, "aliases": aliases}
+    about |= {"name": name, "repeats": repeats}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def argument(text: str, default: Any = _REQUIRED, *, metavar: str = "", default_is: str | None = None) -> Any:
+    """As `option`, for an argument that is given by its place."""
+    about = {"text": text, "metavar": metavar, "default_is": default_is, "positional": True}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def group(cls: type) -> Any:
+    """A field that holds another dataclass of options. On the help page, the class's docstring is their heading."""
+    return dataclasses.field(default_factory=cls, metadata={"group": cls})
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One option or argument of a dataclass, or of one that it holds.
+
+    Attributes:
+        path: names of the fields that lead to it, joined by dots.
+        names: `--output` and its aliases; of an argument, its metavar alone.
+        annotation: its type.
+        about: the field's metadata.
+        default: of the field.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    annotation: Any
+    about: Mapping[str, Any]
+    default: Any
+
+    @property
+    def is_positional(self) -> bool:
+        return bool(self.about.get("positional"))
+
+    @property
+    def is_flag(self) -> bool:
+        return self.annotation is bool
+
+    @property
+    def takes_several(self) -> bool:
+        return get_origin(self.annotation) in (tuple, list)
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that a value may be; empty if it may be any."""
+        return [word for word in kind_of(self.annotation).split("|") if word not in ("null", word.upper())]
+
+    @property
+    def metavar(self) -> str:
+        """What a value looks like."""
+        return self.about["metavar"] or kind_of(self.annotation).removesuffix("|null")
+
+    def row(self) -> tuple[str, str]:
+        """The two columns of the help page."""
+        default = self.about["default_is"]
+        if default is None:
+            default = "" if self.default in (_REQUIRED, None, False, (), "") else show_value(self.default)
+        elif default:
+            default = f"default: {default}"
+        left = (
+            ", ".join(self.names) if self.is_flag or self.is_positional else f"{', '.join(self.names)} {self.metavar}"
+        )
+        return left, f"{self.about['text']}{f' [{default}]' if default else ''}"
+
+
+def _options(cls: type, path: str = "") -> Iterator[_Option]:
+    for item in fields(cls):
+        about, inner = item.metadata, f"{path}{item.name}"
+        if "group" in about:
+            yield from _options(about["group"], f"{inner}.")
+            continue
+        names = [f"--{(about.get('name') or item.name).replace('_', '-')}", *about.get("aliases", ())]
+        if about.get("positional"):
+            names = [about["metavar"] or item.name.upper()]
+        yield _Option(inner, tuple(names), field_types(cls)[item.name], about, item.default)
+
+
+@dataclass
+class Given:
+    """What a command line holds, as text.
+
+    Attributes:
+        options: field's path -> a string, several, or True.
+        settings: those that were given by dotted names.
+        mistakes: a sentence each.
+        wants_help: -h or --help is among them.
+    """
+
+    options: dict[str, Any]
+    settings: Source
+    mistakes: list[str]
+    wants_help: bool
+
+
+def make_parser(cls: type, settings: Sequence[type] = (), *, complete: bool = False) -> argparse.ArgumentParser:
+    """The parser of a dataclass of options.
+
+    Args:
+        cls: the dataclass.
+        settings: classes whose settings are options, too, by their dotted names, such as `--model.d_model`.
+        complete: for tab completion: with the words that a value may be, and which values are files.
+    """
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="show this page")
+    for one in _options(cls):
+        about: dict[str, Any] = {"help": one.about["text"].replace("%", "%%")}
+        if one.is_flag:
+            parser.add_argument(*one.names, action="store_true", dest=one.path, **about)
+            continue
+        about |= {"nargs": "*"} if one.takes_several else {"nargs": "?"}
+        if one.is_positional:
+            action = parser.add_argument(one.path, metavar=one.names[0], **about)
+        else:
+            about |= {"action": "extend"} if one.about["repeats"] else {}
+            about |= {} if one.takes_several else {"const": _NO_VALUE}
+            action = parser.add_argument(*one.names, dest=one.path, **about)
+        if complete:
+            action.choices = one.choices or None
+            if one.about["metavar"].partition(" ")[0] in _FILES:
+                import shtab
+
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    for name in _dotted(settings):
+        # With underscores for completion, as the help page has them; else with dashes, see `_tokens`.
+        shown = name if complete and "." in name else name.replace("_", "-")
+        parser.add_argument(f"--{shown}", nargs="?", const=True, dest=f"setting {name}")
+    return parser
+
+
+def _dotted(settings: Sequence[type]) -> list[str]:
+    return list(dict.fromkeys(name for one in settings for name in dotted_names(one)))
+
+
+def read(cls: type, arguments: Sequence[str], settings: Sequence[type] = ()) -> Given:
+    """Sort arguments into options, settings and mistakes.
+
+    Args:
+        cls: the dataclass of options.
+        arguments: after the command's name.
+        settings: classes of settings; `--section.key value` is a setting of any of them, `--section.flag` means true.
+    """
+    names = list(dict.fromkeys(name for one in settings for name in dotted_names(one)))
+    parser = make_parser(cls, settings)
+    known = {name: action for action in parser._actions for name in action.option_strings}
+    mistakes: list[str] = []
+    try:
+        found, rest = parser.parse_known_intermixed_args(list(_tokens(arguments, known, mistakes)))
+    except argparse.ArgumentError as error:
+        return Given({}, Source({}, ""), [*mistakes, f"{error.argument_name}: {error.message}."], False)
+    # As the help page has them: the sections of settings with underscores.
+    shown = [name[2:] for one in _options(cls) for name in one.names if name.startswith("--")]
+    shown += ["help", *(name if "." in name else name.replace("_", "-") for name in names)]
+    strange = [argument.partition("=")[0] for argument in rest if re.match(r"--?[A-Za-z]", argument)]
+    for name in dict.fromkeys(strange):
+        near = did_you_mean(name[2:], shown, prefix="--") if name.startswith("--") else ""
+        mistakes.append(f"There is no option {name}.{near}")
+    if rest and not strange:
+        mistakes.append(f"Unexpected argument{'s' * (len(rest) > 1)}: {', '.join(map(repr, rest))}.")
+    options = vars(found)
+    wants_help = options.pop("help", False)
+    given = {name: options.pop(f"setting {name}") for name in names if f"setting {name}" in options}
+    for one in _options(cls):
+        if options.get(one.path) in (_NO_VALUE, []):
+            mistakes.append(f"{one.names[0]} needs a value.")
+            del options[one.path]
+    return Given(options, from_dotted(settings, given), mistakes, wants_help)
+
+
+def _tokens(arguments: Sequence[str], known: Mapping[str, argparse.Action], mistakes: list[str]) -> Iterator[str]:
+    """The arguments in argparse's form: dashes in names; a value that begins with a dash is joined to its option."""
+    left = list(arguments)
+    while left:
+        token = left.pop(0)
+        if token == "--":
+            yield from (token, *left)
+            return
+        name, has_value, value = token.partition("=")
+        if not token.startswith("--"):
+            yield token
+            continue
+        name = name.replace("_", "-")
+        action = known.get(name)
+        if action is not None and action.nargs == 0:
+            if has_value and value not in ("true", "false"):
+                mistakes.append(f"{name} is {value!r}; it takes no value.")
+            if value != "false":
+                yield name
+            continue
+        begins = not has_value and action is not None and action.nargs == "?" and left
+        if begins and re.match(r"-[^-]", left[0]) and left[0] not in known:
+            has_value, value = "=", left.pop(0)
+        yield f"{name}{has_value}{value}"
+
+
+def parse(cls: type[T], arguments: Sequence[str], *, command: str, description: str, examples: Sequence[str]) -> T:
+    """Fill `cls` from `arguments`; prints help and leaves by SystemExit where that is asked for.
+
+    Args:
+        cls: a dataclass of `option`, `argument` and `group` fields.
+        arguments: after the command's name.
+        command: the command's name.
+        description: one or two sentences.
+        examples: command lines that run as they stand.
+
+    Raises: ConfigError: an option is unknown (with the nearest name), lacks its value, or has one that does not fit.
+    """
+    given = read(cls, arguments)
+    if given.wants_help:
+        print(help_page(f"manyheads {command} {_usage(cls)}", description, examples, _sections(cls)))
+        raise SystemExit(0)
+    missing = [one.names[0] for one in _options(cls) if one.default is _REQUIRED and one.path not in given.options]
+    if missing and not given.mistakes:
+        given.mistakes.append(f"Missing: {', '.join(missing)}.")
+    values = _values(cls, given)
+    if given.mistakes:
+        raise ConfigError(f"{' '.join(given.mistakes)} See manyheads {command} --help.")
+    return _build(cls, values)
+
+
+def fill(cls: type[T], given: Given) -> T:
+    """The options, with their values. Those that do not fit are left out and added to the mistakes."""
+    return _build(cls, _values(cls, given))
+
+
+def _values(cls: type, given: Given) -> dict[str, Any]:
+    values = {}
+    for one in _options(cls):
+        if one.path in given.options:
+            try:
+                values[one.path] = convert(one.annotation, given.options[one.path], one.names[0])
+            except ConfigError as error:
+                given.mistakes.append(str(error))
+    return values
+
+
+def _build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
+    own = {}
+    for item in fields(cls):  # type: ignore[arg-type]
+        inner = f"{path}{item.name}"
+        if "group" in item.metadata:
+            own[item.name] = _build(item.metadata["group"], values, f"{inner}.")
+        elif inner in values:
+            own[item.name] = values[inner]
+    return cls(**own)
+
+
+def _usage(cls: type) -> str:
+    """The arguments, then the options that must be given."""
+    shown = []
+    for one in sorted(_options(cls), key=lambda one: not one.is_positional):
+        if one.default is _REQUIRED:
+            shown.append(one.names[0] if one.is_positional else f"{one.names[0]} {one.metavar}")
+        elif one.is_positional:
+            shown.append(f"[{one.names[0]}]")
+    return " ".join([*shown, "[OPTIONS]"])
+
+
+def option_rows(cls: type) -> list[tuple[str, str]]:
+    """Rows of the help page for the options of a dataclass, without those of the groups in it."""
+    return [one.row() for one in _options(cls) if not one.is_positional and "." not in one.path]
+
+
+def _sections(cls: type) -> Iterator[tuple[str, list[str]]]:
+    arguments = [one.row() for one in _options(cls) if one.is_positional]
+    if arguments:
+        yield "arguments", option_lines(arguments)
+    yield "options", option_lines([*option_rows(cls), ("-h, --help", "Show this page.")])
+    for item in fields(cls):
+        if "group" in item.metadata:
+            inner = item.metadata["group"]
+            yield (inner.__doc__ or item.name).strip().rstrip("."), option_lines(one.row() for one in _options(inner))
+
+
+def given_options(*groups: Any) -> list[str]:
+    """The options that were given, such as `--num-beams`, of dataclasses of options: those not at their defaults."""
+    return [
+        one.names[0]
+        for options in groups
+        for one in _options(type(options))
+        if getattr(options, one.path) != one.default
+    ]

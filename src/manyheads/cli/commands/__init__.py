@@ -1,0 +1,1 @@
+"""One file a command: it reads its arguments, calls the library, prints."""

@@ -1,0 +1,69 @@
+"""`manyheads completion bash|zsh|fish`: a script that completes commands, options, settings and presets."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.cli.command_line.parsing import argument, make_parser, parse
+from manyheads.cli.commands.inspect import KINDS
+from manyheads.cli.main import COMMANDS, module_of
+from manyheads.tasks.presets import PRESETS
+from manyheads.tasks.table import RUNS
+
+__all__ = ["CompletionOptions", "program_parser", "run"]
+
+_DESCRIPTION = "Print a script for your shell that completes commands, options, settings and presets."
+_EXAMPLES = (
+    "source <(manyheads completion bash)",
+    "manyheads completion fish > ~/.config/fish/completions/manyheads.fish",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
+    """Options of `manyheads completion`."""
+
+    shell: Literal["bash", "zsh", "fish"] = argument("bash, zsh or fish.", metavar="SHELL")
+
+
+OPTIONS = (CompletionOptions,)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Returns: 0."""
+    options = parse(CompletionOptions, arguments, command="completion", description=_DESCRIPTION, examples=_EXAMPLES)
+    import shtab
+
+    print(shtab.complete(program_parser(), options.shell))
+    return 0
+
+
+def program_parser() -> argparse.ArgumentParser:
+    """A parser of all commands, for `shtab`; commands themselves make their own."""
+    program = argparse.ArgumentParser("manyheads")
+    program.add_argument("--version", action="store_true", help="print the version")
+    commands = program.add_subparsers()
+    for name, about in COMMANDS.items():
+        if name != "inspect":
+            _add(commands, name, about, module_of(name).OPTIONS)
+            continue
+        kinds = commands.add_parser(name, help=about).add_subparsers()
+        for kind, shown in KINDS.items():
+            module = importlib.import_module(f"manyheads.cli.commands.inspect.{kind}")
+            _add(kinds, kind, shown, module.OPTIONS)
+    return program
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, options: Sequence[type]
+) -> None:
+    settings = list(RUNS.values()) if name == "train" else []
+    parents = [make_parser(one, settings, complete=True) for one in options]
+    parser = commands.add_parser(name, help=about, parents=parents, add_help=False, conflict_handler="resolve")
+    for action in parser._actions:
+        if "--preset" in action.option_strings:
+            action.choices = list(PRESETS)

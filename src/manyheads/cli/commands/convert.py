@@ -1,0 +1,91 @@
+"""`manyheads convert SOURCE -o DIR`: other implementations' models to ours, and back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.cli.command_line.parsing import argument, option, parse
+from manyheads.cli.commands.average import check_output
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError
+from manyheads.interop import MODEL_PEERS
+
+__all__ = ["ConvertOptions", "run"]
+
+_DESCRIPTION = """Convert a model of another implementation into a model folder, which translate, score, evaluate and
+info read; or with --to, a model folder into the other's. PEER is transformers/Marian (OPUS-MT, with its tokenizer and
+generation options; needs manyheads[spm]), annotated-transformer, torch/Transformer (--to only: its two stacks),
+transformers/TransfoXL, transformers/Reformer, or kimiyoung/TransformerXL (the original code; its model.pt needs
+--from-pickle).
+SOURCE holds config.json and model.safetensors. What cannot be kept is said on standard error, or refused."""
+
+_EXAMPLES = (
+    "manyheads convert opus-mt-en-de --output models/en-de",
+    "manyheads convert opus-mt-en-de --from-pickle --output models/en-de",
+    "manyheads convert models/en-de --to transformers/Marian --output opus-mt-en-de-again",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Options of `manyheads convert`."""
+
+    source: str = argument(
+        "A folder, or owner/name on the Hugging Face hub (no pickle is ever fetched from there).", metavar="SOURCE"
+    )
+    output: str = option("The folder to be made.", metavar="DIR", aliases=("-o",))
+    origin: str | None = option(
+        "Who made SOURCE.", default=None, metavar="PEER", default_is="as its config.json says", name="from"
+    )
+    to: str | None = option(
+        "Convert a model folder of ours into this implementation's.",
+        default=None,
+        metavar="PEER",
+        default_is="a model folder of ours",
+    )
+    from_pickle: bool = option(
+        "Without a model.safetensors, read pytorch_model.bin or model.pt: by an allow-list, in a process of its own.",
+        default=False,
+    )
+    revision: str | None = option("Branch, tag or commit of a model on the hub.", default=None, metavar="NAME")
+    replace: bool = option("Replace a model folder of that name.", default=False)
+
+    def __post_init__(self) -> None:
+        for name, peer in (("--from", self.origin), ("--to", self.to)):
+            if peer is not None and peer not in MODEL_PEERS:
+                near = did_you_mean(peer, MODEL_PEERS)
+                raise ConfigError(f"{name} is {peer!r}; it must be one of {', '.join(MODEL_PEERS)}.{near}")
+        if self.to is not None and (self.origin is not None or self.from_pickle):
+            raise ConfigError("--to begins with a model folder of ours; leave out --from and --from-pickle.")
+
+
+OPTIONS = (ConvertOptions,)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Convert a model. Returns: the exit code."""
+    options = parse(ConvertOptions, arguments, command="convert", description=_DESCRIPTION, examples=_EXAMPLES)
+    output = Path(options.output)
+    check_output(output, options.replace)
+    from manyheads.architectures.hub import resolve_model_path
+
+    source = resolve_model_path(options.source, revision=options.revision)
+    if output.exists() and output.samefile(source):
+        raise ConfigError(f"{output} is the folder that is read; choose another for --output.")
+    from manyheads.interop.convert import export_folder, import_folder
+
+    if options.to is not None:
+        done = export_folder(source, output, options.to)
+        way = f"to {done.peer}"
+    else:
+        done = import_folder(source, output, peer=options.origin, from_pickle=options.from_pickle)
+        way = f"from {done.peer}"
+    for note in done.notes:
+        print(f"manyheads: {note}", file=sys.stderr)
+    print(f"converted {options.source} {way}, {done.num_parameters:,} parameters, into {output}")
+    if options.to is None and done.has_tokenizer:
+        print(f"next: manyheads translate {output}")
+    return 0

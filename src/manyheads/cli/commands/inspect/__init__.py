@@ -1,0 +1,45 @@
+"""`manyheads inspect WHAT ...`: look inside a model. Each kind of picture or table has a file of its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from manyheads.cli.command_line.pages import help_page
+from manyheads.config.suggest import did_you_mean
+
+__all__ = ["KINDS", "run"]
+
+# what -> what it shows; the code is in `manyheads.cli.commands.inspect.NAME`, with `run(arguments) -> exit code`.
+KINDS = {
+    "attention": "where each head of a model looks: a page to touch, or pictures",
+    "shapes": "every tensor from input to output, with its shape and equation",
+    "buckets": "into which buckets a Reformer's hashing puts each token",
+    "positions": "position encodings: the table, and some features as curves",
+    "schedule": "learning rates over a run",
+    "smoothing": "what label smoothing asks for, and what being sure costs",
+}
+
+_EXAMPLES = (
+    'manyheads inspect attention runs/demo --text "I am hungry."',
+    'manyheads inspect shapes runs/demo --text "I am hungry."',
+    "manyheads inspect positions --d-model 64 --length 100",
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one kind. Returns: its exit code; 2 for a kind that there is not."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, KINDS))
+        lines = [f"  {name:<{width}}  {what}" for name, what in KINDS.items()]
+        usage = "manyheads inspect WHAT [OPTIONS]     manyheads inspect WHAT --help"
+        print(help_page(usage, "Look inside: tables and pictures of a model.", _EXAMPLES, [("what", lines)]))
+        return 0
+    name = arguments[0]
+    if name not in KINDS:
+        print(f"manyheads: there is nothing to inspect called {name!r}.{did_you_mean(name, KINDS)}", file=sys.stderr)
+        print(f"There are: {', '.join(KINDS)}.", file=sys.stderr)
+        return 2
+    code: int = importlib.import_module(f"manyheads.cli.commands.inspect.{name}").run(arguments[1:])
+    return code

@@ -1,0 +1,124 @@
+"""`manyheads inspect attention MODEL --text TEXT`: where each head looks, as a page or as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.cli.command_line.decoding_options import DeviceOptions
+from manyheads.cli.command_line.parsing import argument, group, option, parse
+from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds
+from manyheads.cli.machine import set_up_machine
+from manyheads.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from manyheads.visualise.attention_views import AttentionView
+
+__all__ = ["AttentionOptions", "run"]
+
+_DESCRIPTION = """Draw where each head of a model looks as it reads and writes a text. The default is one HTML file that
+needs no network: a grid of all heads, a matrix and lines of each, weights under the pointer, and pictures to save.
+Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and each of them."""
+
+_EXAMPLES = (
+    'manyheads inspect attention runs/demo --text "I am hungry."',
+    'manyheads inspect attention runs/demo --text "I am hungry." --target "Ich habe Hunger." --output look.html',
+    'manyheads inspect attention runs/demo --text "I am hungry." --output cross.png cross.pdf --view cross --layer 3',
+    'manyheads inspect attention runs/xl-demo --text "He opened the door and went in." --memory 10',
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions:
+    """Options of `manyheads inspect attention`."""
+
+    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    text: str = option("What the model reads.", metavar="TEXT")
+    target: str | None = option(
+        "The translation that it writes.", default=None, metavar="TEXT", default_is="the model's own"
+    )
+    output: tuple[str, ...] = option(
+        "What to write, by the ends of their names: .html, .png, .svg, .pdf. [attention.html]",
+        default=("attention.html",),
+        metavar="FILE ...",
+        default_is="",
+        aliases=("-o",),
+    )
+    memory: int | None = option(
+        "Tokens at the beginning of the text that a language model with memory has read before.",
+        default=None,
+        metavar="N",
+        default_is="half of the text",
+    )
+    view: str | None = option(
+        "In pictures: encoder, decoder or cross.", default=None, metavar="NAME", default_is="the last"
+    )
+    layer: int | None = option(
+        "In pictures: the layer, counted from 1.", default=None, metavar="N", default_is="the last"
+    )
+    max_cells: int = option("Rows and columns of a picture; longer texts are thinned.", default=512, metavar="N")
+    run_on: DeviceOptions = group(DeviceOptions)
+
+
+OPTIONS = (AttentionOptions,)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Draw. Returns: the exit code. The paths of what was written go to standard output."""
+    set_up_machine()
+    options = parse(
+        AttentionOptions, arguments, command="inspect attention", description=_DESCRIPTION, examples=_EXAMPLES
+    )
+    check_kinds(options.output, (*PICTURES, "html"))
+    if options.max_cells < 1:
+        raise ConfigError(f"--max-cells is {options.max_cells}; it must be at least 1.")
+    from manyheads.decoding.attending import open_model, text_views, translation_views
+    from manyheads.decoding.generator import Generator
+
+    model = open_model(options.model, options.run_on.device, options.run_on.fixed_precision())
+    if isinstance(model, Generator):
+        if options.target is not None:
+            raise RequestError(f"{options.model} is a language model, which reads one text; leave --target out.")
+        views = text_views(model, options.text, options.memory)
+    else:
+        if options.memory is not None:
+            raise RequestError(f"{options.model} translates and has no memory; leave --memory out.")
+        views = translation_views(model, options.text, options.target)
+    for name in options.output:
+        write = _write_page if name.lower().endswith(".html") else _write_picture
+        print(write(views, Path(name), options))
+    return 0
+
+
+def _write_page(views: list[AttentionView], path: Path, options: AttentionOptions) -> Path:
+    from manyheads.visualise.attention_page import attention_page, save_page
+
+    sizes = [f"{view.name} {len(view.layers)} layers x {len(view.layers[0])} heads" for view in views]
+    page = attention_page(
+        views, title=options.text, note=f"{options.model}: {', '.join(sizes)}", most=options.max_cells
+    )
+    return save_page(page, path)
+
+
+def _write_picture(views: list[AttentionView], path: Path, options: AttentionOptions) -> Path:
+    from manyheads.visualise.attention import attention_figure
+    from manyheads.visualise.attention_views import thinned
+    from manyheads.visualise.figure import save_figure
+
+    named = {view.name: view for view in views}
+    if options.view is not None and options.view not in named:
+        raise RequestError(f"--view {options.view}: this model shows {', '.join(named)}.")
+    view = thinned(named[options.view or views[-1].name], options.max_cells)
+    layer = len(view.layers) if options.layer is None else options.layer
+    if not 1 <= layer <= len(view.layers):
+        raise RequestError(f"--layer {layer}: the {view.name} has layers 1 to {len(view.layers)}.")
+    figure = attention_figure(
+        view.layers[layer - 1],
+        query_tokens=view.query_tokens,
+        key_tokens=view.key_tokens,
+        num_memory=view.num_memory,
+        title=f"{view.name}, layer {layer} of {len(view.layers)}",
+    )
+    return save_figure(figure, path, [path.suffix[1:].lower()])[0]

@@ -1,0 +1,118 @@
+"""`manyheads inspect schedule`: learning rates over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manyheads.cli.command_line.parsing import argument, option, parse
+from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError
+
+__all__ = ["ScheduleOptions", "run"]
+
+_DESCRIPTION = """Draw learning rates over a run. With presets: theirs. Without: the rates of "Attention Is All You
+Need", sec. 5.3, for widths and warm-ups, each width with each warm-up."""
+
+_EXAMPLES = (
+    "manyheads inspect schedule --d-model 256 512 --warmup-steps 4000 8000",
+    "manyheads inspect schedule base big --steps 100000 --output rates.svg",
+)
+_MOST_POINTS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """Options of `manyheads inspect schedule`."""
+
+    presets: tuple[str, ...] = argument("Presets of `manyheads train`.", default=(), metavar="PRESET ...")
+    d_model: tuple[int, ...] = option(
+        "Widths, where no preset is given.", default=(), metavar="N ...", default_is="256 512"
+    )
+    warmup_steps: tuple[int, ...] = option(
+        "Warm-ups, where no preset is given.", default=(), metavar="N ...", default_is="4000 8000"
+    )
+    steps: int | None = option("Length of the run.", default=None, metavar="N", default_is="the preset's, or 20000")
+    output: tuple[str, ...] = option(
+        "What to write, by the ends of their names: .png, .svg, .pdf. [schedule.png]",
+        default=("schedule.png",),
+        metavar="FILE ...",
+        default_is="",
+        aliases=("-o",),
+    )
+
+
+OPTIONS = (ScheduleOptions,)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Draw. Returns: the exit code. The paths of what was written go to standard output."""
+    options = parse(
+        ScheduleOptions, arguments, command="inspect schedule", description=_DESCRIPTION, examples=_EXAMPLES
+    )
+    check_kinds(options.output)
+    if min((1, *options.d_model, *options.warmup_steps, 1 if options.steps is None else options.steps)) < 1:
+        raise ConfigError("--d-model, --warmup-steps and --steps must be at least 1.")
+    if options.presets and (options.d_model or options.warmup_steps):
+        raise ConfigError("--d-model and --warmup-steps are a preset's own where one is given; leave them out.")
+    curves = _of_presets(options) if options.presets else _of_paper(options)
+    from manyheads.visualise.schedules import schedule_figure
+
+    write_figure(
+        schedule_figure(
+            {name: rates for name, (_, rates) in curves.items()},
+            steps={name: steps for name, (steps, _) in curves.items()},
+        ),
+        options.output,
+    )
+    return 0
+
+
+def _of_paper(options: ScheduleOptions) -> dict[str, tuple[list[int], list[float]]]:
+    from manyheads.nn.schedules import noam
+
+    steps = _steps(options.steps or 20_000)
+    return {
+        f"width {width}, warm-up {warmup:,}": (
+            steps,
+            [noam(step, factor=1.0, d_model=width, warmup_steps=warmup) for step in steps],
+        )
+        for width in options.d_model or (256, 512)
+        for warmup in options.warmup_steps or (4000, 8000)
+    }
+
+
+def _of_presets(options: ScheduleOptions) -> dict[str, tuple[list[int], list[float]]]:
+    from manyheads.tasks.presets import PRESETS
+    from manyheads.training.optim.schedule import learning_rate
+
+    curves = {}
+    for name in options.presets:
+        if name not in PRESETS:
+            raise ConfigError(f"there is no preset {name!r}.{did_you_mean(name, PRESETS)}")
+        config = PRESETS[name]()
+        last = options.steps or config.training.max_steps
+        if not last:
+            raise ConfigError(f"preset {name} ends by the clock; say by --steps how many steps it takes.")
+        steps = _steps(last)
+        curves[name] = (
+            steps,
+            [
+                learning_rate(
+                    config.schedule,
+                    peak=config.optimiser.learning_rate,
+                    d_model=config.model.d_model,  # type: ignore[attr-defined]  # of every kind of run
+                    step=step,
+                    progress=step / last,
+                )
+                for step in steps
+            ],
+        )
+    return curves
+
+
+def _steps(last: int) -> list[int]:
+    """Steps 1 to the last, evenly thinned to what a picture can show."""
+    count = min(last, _MOST_POINTS)
+    return sorted({1 + place * (last - 1) // max(1, count - 1) for place in range(count)})

@@ -1,0 +1,121 @@
+"""`manyheads sample-data DIR`: writes the small text files that README and the guides use in their examples."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.cli.command_line.pages import program
+from manyheads.cli.command_line.parsing import argument, option, parse
+from manyheads.errors import ConfigError, SaveError
+
+__all__ = ["SampleDataOptions", "run", "sample_files"]
+
+_DESCRIPTION = """Write the text files that README and the guides use: English-German sentence pairs (train.en,
+train.de, valid.en, valid.de, sentences.en, references.de), a novel (novel.txt), and where they come from
+(ATTRIBUTION.txt).
+sentences.en and its translations, references.de, are in no training data: neither in train.* nor in the demo's.
+The files come with the package; nothing is downloaded. A file that is there and has other content is not replaced."""
+
+_EXAMPLES = (
+    "manyheads sample-data sample",
+    "manyheads sample-data sample/all --pairs 60000",
+)
+
+_NUM_SENTENCES = 100
+
+_ATTRIBUTION = """train.en, train.de, valid.en, valid.de, sentences.en, references.de
+
+Sentences from tatoeba.org by way of www.manythings.org/anki, CC BY 2.0 FR
+(https://creativecommons.org/licenses/by/2.0/fr/)
+
+A selection was made and the two sides were written to files of their own; the sentences were not changed. The source
+warns that the sentences contain errors.
+
+novel.txt
+
+Crime and Punishment by Fyodor Dostoevsky, translated by Constance Garnett, whole and unchanged. The novel (1866) and
+this translation (1914) are in the public domain in the United States and, as far as is known, elsewhere.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleDataOptions:
+    """Options of `manyheads sample-data`."""
+
+    folder: str = argument("Where the files go; the folder is made if it is not there.", metavar="DIR")
+    pairs: int = option("Sentence pairs in train.en and train.de, at most 60,000.", default=20_000, metavar="N")
+
+
+OPTIONS = (SampleDataOptions,)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write the files. Returns: the exit code."""
+    options = parse(SampleDataOptions, arguments, command="sample-data", description=_DESCRIPTION, examples=_EXAMPLES)
+    folder = Path(options.folder)
+    files = sample_files(options.pairs)
+    missing = _missing(folder, files)
+    from manyheads.files.commit import write_file
+
+    for name in missing:
+        write_file(folder / name, files[name])
+    width = max(len(str(folder / name)) for name in files)
+    for name, content in files.items():
+        state = "" if name in missing else "  (was there already)"
+        print(f"{folder / name!s:<{width}}  {content.count(10):>6,} lines{state}")
+    sides = (("source", "train.en"), ("target", "train.de"), ("valid-source", "valid.en"), ("valid-target", "valid.de"))
+    given = " ".join(f"--{option} {shlex.quote(str(folder / name))}" for option, name in sides)
+    print(f"\nnext: {program()} prepare {given} --vocab-size 4000 --output data/mine")
+    return 0
+
+
+def sample_files(num_pairs: int) -> dict[str, bytes]:
+    """Name -> content of every file.
+
+    Args: num_pairs: of train.en and train.de; the first ones of the embedded corpus.
+
+    Raises: ConfigError: there are not so many. DataError: the installed corpora are damaged.
+    """
+    from manyheads.data.corpora.novel import load_novel
+    from manyheads.data.corpora.tatoeba import load_tatoeba
+
+    train = load_tatoeba("train")
+    if not 1 <= num_pairs <= len(train):
+        raise ConfigError(f"--pairs is {num_pairs}; it must be at least 1 and at most {len(train)}, which is all.")
+    parts = {
+        "train": ("train.en", "train.de", train[:num_pairs]),
+        "valid": ("valid.en", "valid.de", load_tatoeba("valid")),
+        "test": ("sentences.en", "references.de", load_tatoeba("test")[:_NUM_SENTENCES]),
+    }
+    files: dict[str, bytes] = {}
+    for source_name, target_name, pairs in parts.values():
+        files[source_name] = "".join(f"{source}\n" for source, _ in pairs).encode()
+        files[target_name] = "".join(f"{target}\n" for _, target in pairs).encode()
+    files["novel.txt"] = b"".join(load_novel().values())
+    files["ATTRIBUTION.txt"] = _ATTRIBUTION.encode()
+    return files
+
+
+def _missing(folder: Path, files: dict[str, bytes]) -> list[str]:
+    """The files that are not there yet. Nothing has been written when this refuses.
+
+    Raises: SaveError: the folder is a file, or one of the names is taken by something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise SaveError(f"{folder} is a file, so no files can be written into it; name another folder.")
+    missing = [name for name in files if not (folder / name).is_symlink() and not (folder / name).exists()]
+    for name in files:
+        if name not in missing and not _is_file_of(folder / name, files[name]):
+            raise SaveError(
+                f"{folder / name} is there already and has other content, so nothing was written; move it away, or name"
+                " another folder."
+            )
+    return missing
+
+
+def _is_file_of(path: Path, content: bytes) -> bool:
+    """Whether it is a regular file of this content. The size is compared first: the file may be huge."""
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content

@@ -1,0 +1,1 @@
+"""Commands that read lines and write lines: input, output, several processes, checks."""

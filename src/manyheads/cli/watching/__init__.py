@@ -1,0 +1,1 @@
+"""Progress shown while a command works, and an orderly end when it is interrupted."""

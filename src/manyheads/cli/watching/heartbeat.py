@@ -1,0 +1,76 @@
+"""A thread that shows how long work has taken, while the thread that works is inside one long computation."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Heartbeat", "Phase"]
+
+
+class Phase:
+    """The current phase of the work: its name, its progress, and the time since it began.
+
+    Args: clock: seconds, of any origin.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._now = ("", 0, 0, clock())
+
+    def begin(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Set all of it; the time starts again where `what` changes. total: 0 while it is unknown."""
+        before, _, _, since = self._now
+        # One assignment: the thread that shows never sees half of a change.
+        self._now = (what, done, total, since if what == before else self._clock())
+
+    def seconds(self) -> float:
+        """Since `what` changed."""
+        return self._clock() - self._now[3]
+
+    def describe(self) -> str:
+        """`translating: 512 of 1,000, 12s so far`; empty before the first `begin`."""
+        from manyheads.training.record.log import format_seconds  # not before it is needed: --help must be quick
+
+        what, done, total, since = self._now
+        if not what:
+            return ""
+        count = f"{done:,} of {total:,}, " if total else f"{done:,}, " if done else ""
+        return f"{what}: {count}{format_seconds(self._clock() - since)} so far"
+
+
+class Heartbeat:
+    """Calls a function again and again, from a thread of its own, inside a `with` block.
+
+    The thread ends with the block. If the function cannot write any more (a closed terminal), the thread ends early.
+
+    Args:
+        beat: must be safe to call beside the thread that works, and short.
+        seconds: between two calls.
+    """
+
+    def __init__(self, beat: Callable[[], None], seconds: float) -> None:
+        self._beat = beat
+        self._seconds = seconds
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._end.wait(self._seconds):
+                self._beat()
+        except (OSError, ValueError):
+            return  # the stream is closed; whoever works finds out by itself

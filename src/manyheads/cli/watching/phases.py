@@ -1,0 +1,236 @@
+"""Progress of work in phases: a bar for each in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from manyheads.cli.watching.heartbeat import Heartbeat, Phase
+from manyheads.distributed.place import find_place
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from rich.console import Console
+    from rich.progress import TaskID
+
+__all__ = [
+    "PhaseBars",
+    "PhaseLines",
+    "Phases",
+    "Progress",
+    "showing_if_long",
+    "showing_phases",
+    "telling",
+]
+
+Progress = Callable[[str, int, int], None]  # (what, done, total); total is 0 where it is not known yet
+
+DELAY_SECONDS = 2.0
+PLAIN_SECONDS = 10.0
+BEAT_SECONDS = 0.5
+
+
+class Phases(Protocol):
+    """Shows the progress of work; it is a `Progress` function."""
+
+    def __call__(self, what: str, done: int, total: int, /) -> None:
+        """The work is now at `done` of `total` of a phase."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing is done until the next call, for example while input is awaited; nothing is shown meanwhile."""
+        ...
+
+    def hidden(self, when: bool) -> AbstractContextManager[None]:
+        """Where `when` is true, clear the terminal's last lines for what is written in the block."""
+        ...
+
+
+@contextmanager
+def showing_phases(*, delay: float = 0.0, quiet: bool = False) -> Iterator[Phases]:
+    """Show phases on standard error: a bar each in a terminal, else lines, at least one every ten seconds.
+
+    Args:
+        delay: seconds before anything is shown; with a delay, bars vanish at the end.
+        quiet: show nothing, for all ranks but the main one.
+    """
+    if quiet:
+        yield _Nothing()
+        return
+    shown: PhaseLines | PhaseBars = PhaseLines(delay)
+    if sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        if not console.is_dumb_terminal:
+            shown = PhaseBars(console, delay)
+    try:
+        with Heartbeat(shown.beat, BEAT_SECONDS):
+            shown.beat()
+            yield shown
+    finally:
+        shown.close()
+
+
+@contextmanager
+def showing_if_long() -> Iterator[Phases]:
+    """Show phases of a command that is usually quick: nothing for two seconds; of several ranks the main one shows."""
+    with showing_phases(delay=DELAY_SECONDS, quiet=not find_place().is_main) as show:
+        yield show
+
+
+def telling(show: Progress, what: str, total: int, first: int = 0) -> Callable[[int], None]:
+    """Begin a phase.
+
+    Args:
+        show: shows it.
+        what: its name.
+        total: 0 while it is unknown.
+        first: how much was done before.
+
+    Returns: a function to be called with how much more is done.
+    """
+    show(what, first, total)
+    return lambda done: show(what, first + done, total)
+
+
+class _Nothing:
+    def __call__(self, what: str, done: int, total: int, /) -> None: ...
+
+    def rest(self) -> None: ...
+
+    @contextmanager
+    def hidden(self, when: bool) -> Iterator[None]:
+        yield
+
+
+class PhaseLines:
+    """Plain lines: every ten seconds, and without a delay also when a phase begins or ends.
+
+    Args:
+        delay: seconds before the first line.
+        clock: seconds, of any origin.
+    """
+
+    def __init__(self, delay: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._delay = delay
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began: float | None = clock()
+        self._shown: float | None = None
+        self._name = ""
+        self._phase = Phase(clock)
+
+    def __call__(self, what: str, done: int, total: int, /) -> None:
+        with self._lock:
+            if self._began is None:
+                self._began = self._clock()
+            self._phase.begin(what, done, total)
+            changed, self._name = what != self._name, what
+            if not self._delay and (changed or done == total or self._is_due()):
+                self._write(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+
+    def beat(self) -> None:
+        """Write a line if one is due; called several times a second."""
+        with self._lock:
+            if self._name and self._began is not None and self._is_due():
+                self._write(self._phase.describe())
+
+    def rest(self) -> None:
+        """See `Phases.rest`."""
+        with self._lock:
+            self._began, self._name, self._phase = None, "", Phase(self._clock)
+
+    @contextmanager
+    def hidden(self, when: bool) -> Iterator[None]:
+        """See `Phases.hidden`: lines are in nobody's way."""
+        yield
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+    def _is_due(self) -> bool:
+        now = self._clock()
+        if self._began is None or now - self._began < self._delay:
+            return False
+        return self._shown is None or now - self._shown >= PLAIN_SECONDS - BEAT_SECONDS
+
+    def _write(self, line: str) -> None:
+        self._shown = self._clock()
+        sys.stderr.write(line + "\n")  # one call: other threads' lines stay whole
+        sys.stderr.flush()
+
+
+class PhaseBars:
+    """A bar for each phase at the bottom of a terminal.
+
+    Args:
+        console: of the terminal.
+        delay: seconds before the bars appear; they then vanish at the end.
+        clock: seconds, of any origin.
+    """
+
+    def __init__(self, console: Console, delay: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as TimeRemaining
+
+        columns = (
+            TextColumn("{task.description:<20}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        # Standard output is never redirected: results go there as they are.
+        self._bars = Progress(*columns, TimeRemaining(), console=console, transient=bool(delay), redirect_stdout=False)
+        self._delay = delay
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began: float | None = clock()
+        self._started = False
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int, /) -> None:
+        with self._lock:
+            if self._began is None:
+                self._began = self._clock()
+            if what not in self._tasks:
+                self._tasks[what] = self._bars.add_task(what, total=None)
+            self._bars.update(self._tasks[what], completed=done, total=total or None)
+
+    def beat(self) -> None:
+        """Let the bars appear if it is time; called several times a second. They redraw themselves."""
+        with self._lock:
+            if not self._started and self._began is not None and self._clock() - self._began >= self._delay:
+                self._bars.start()
+                self._started = True
+
+    def rest(self) -> None:
+        """See `Phases.rest`."""
+        with self._lock:
+            self._stop()
+            for task in self._tasks.values():
+                self._bars.remove_task(task)
+            self._began, self._tasks = None, {}
+
+    @contextmanager
+    def hidden(self, when: bool) -> Iterator[None]:
+        """See `Phases.hidden`."""
+        with self._lock:
+            if when:
+                self._stop()  # the next beat lets them appear again
+            yield
+
+    def close(self) -> None:
+        """Leave the terminal as the bars are at last, or without them if there was a delay."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._started:
+            self._bars.stop()
+            self._started = False

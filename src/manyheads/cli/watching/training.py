@@ -1,0 +1,243 @@
+"""A run as it is seen: in a terminal moving lines at the bottom and above them what stays, elsewhere plain lines.
+
+A step, a validation or a save may take minutes, so a heartbeat shows every few seconds what the run is doing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from manyheads.cli.watching.heartbeat import Heartbeat, Phase
+from manyheads.training.record.log import PlainReporter, Stream, format_seconds
+from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
+
+__all__ = ["LineReporter", "LiveReporter", "QuietReporter", "watching"]
+
+_REDRAW_SECONDS = 0.2
+_BEAT_SECONDS = 1.0
+_SILENT_SECONDS = 9.0
+"""With a beat a second, so there is a line at least every ten seconds. A step that ends says so a second earlier."""
+_LONG_SECONDS = 2.0
+"""The live display names a phase only after it has taken this long."""
+_STARTING = "starting"
+
+
+@contextmanager
+def watching(*, quiet: bool = False, verbose: bool = False) -> Iterator[Reporter]:
+    """The reporter that fits stderr: moving lines in a terminal, plain lines elsewhere, warnings alone if `quiet`."""
+    console = Console(stderr=True, highlight=False)
+    if quiet:
+        yield QuietReporter(sys.stderr)
+    elif console.is_terminal and not console.is_dumb_terminal:
+        with LiveReporter(console, verbose=verbose) as reporter, Heartbeat(reporter.beat, _BEAT_SECONDS):
+            yield reporter
+    else:
+        lines = LineReporter(sys.stderr)
+        with Heartbeat(lines.beat, _BEAT_SECONDS):
+            yield lines
+
+
+class QuietReporter(PlainReporter):
+    """Warnings alone."""
+
+    def start(self, start: RunStart) -> None: ...
+
+    def step(self, report: StepReport) -> None: ...
+
+    def validation(self, report: ValidationReport) -> None: ...
+
+    def done(self, result: TrainResult) -> None: ...
+
+    def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:
+        if level == "warning":
+            super().message(text, level)
+
+
+class LineReporter(PlainReporter):
+    """Plain lines, of which at least one comes every ten seconds if `beat` is called every second.
+
+    Args:
+        stream: open text file.
+        clock: seconds, of any origin.
+    """
+
+    def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream, clock=clock)
+        self._lock = threading.RLock()
+        self._phase = Phase(clock)
+        self._phase.begin(_STARTING)
+        self._report: tuple[StepReport, float] | None = None
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Shown by the next beat that comes after nine silent seconds."""
+        self._phase.begin(what, done, total)
+
+    def step(self, report: StepReport) -> None:
+        self._report = (report, self._clock())
+        super().step(report)
+
+    def beat(self) -> None:
+        """Called every second from another thread."""
+        with self._lock:
+            if self._silent_seconds() >= _SILENT_SECONDS:
+                self._line(self._phase.describe() + self._figures())
+
+    def _figures(self) -> str:
+        """Of the last step, with the time that has passed since."""
+        if self._report is None:
+            return ""
+        report, reported = self._report
+        since = self._clock() - reported
+        figures = f" | after step {report.step}: loss {report.loss:.4f} | {report.tokens_per_second:,.0f} tokens/s"
+        figures += f" | {format_seconds(report.elapsed_seconds + since)}"
+        if report.eta_seconds is None:
+            return figures
+        return f"{figures} | eta {format_seconds(max(report.eta_seconds - since, 0.0))}"
+
+    def _line(self, text: str) -> None:
+        with self._lock:
+            super()._line(text)
+
+
+class LiveReporter:
+    """Moving lines, redrawn a few times a second while steps are short, else by `beat`, from another thread.
+
+    Args:
+        console: of a terminal.
+        verbose: also a line that stays for every logged step.
+        clock: seconds, of any origin.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._verbose = verbose
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._phase = Phase(clock)
+        self._phase.begin(_STARTING)
+        self._report: StepReport | None = None
+        self._reported = 0.0
+        self._max_minutes = 0.0
+        self._loss = 0.0
+        self._drawn = 0.0
+        self._live = Live(console=console, auto_refresh=False, transient=True, get_renderable=self._render)
+
+    def __enter__(self) -> LiveReporter:
+        self._live.__enter__()
+        self._live.refresh()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._live.__exit__(None, None, None)
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Shown where it takes long."""
+        self._phase.begin(what, done, total)
+
+    def beat(self) -> None:
+        """Called every second from another thread."""
+        with self._lock:
+            self._live.refresh()
+
+    def start(self, start: RunStart) -> None:
+        where = f"going on at step {start.step:,}" if start.step else "a new run"
+        self._print(Text.assemble((str(start.run_dir), "bold"), f": {where}"))
+        self._print(Text(f"  {start.num_parameters:,} parameters, {start.device}, {start.precision}", "dim"))
+        for line in start.data.split("\n"):
+            self._print(Text(f"  {line}", "dim"))
+        self._max_minutes = start.max_minutes
+        self._redraw(now=True)
+
+    def step(self, report: StepReport) -> None:
+        first = self._report is None
+        self._loss = report.loss if first or report.logged else 0.9 * self._loss + 0.1 * report.loss
+        self._report, self._reported = report, self._clock()
+        if self._verbose and report.logged:
+            self._print(Text(f"  {self._figures(report)}  gradient norm {report.grad_norm:.2f}", "dim"))
+        self._redraw()
+
+    def validation(self, report: ValidationReport) -> None:
+        scores = f"  loss {report.loss:.4f}  perplexity {report.perplexity:.2f}"
+        scores += "".join(f"  {score}" for score in report.scores())
+        best = ("  best so far", "green") if report.best else ("", "")
+        self._print(Text.assemble("\n", (f"validation, step {report.step:,}", "bold cyan"), scores, best))
+        if self._verbose:
+            for signature in report.signatures():
+                self._print(Text(f"  {signature}", "dim"))
+        for sample in report.samples:
+            if sample.source:
+                self._print(Text(f"  {_line(sample.source)}", "dim"))
+            if sample.reference is not None:
+                self._print(Text.assemble("  = ", (_line(sample.reference), "dim")))
+            self._print(Text.assemble(("  > ", "green"), _line(sample.text)))
+        self._redraw(now=True)
+
+    def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:
+        self._print(Text(f"warning: {text}", "yellow") if level == "warning" else Text(text))
+
+    def done(self, result: TrainResult) -> None:
+        with self._lock:
+            self._live.stop()
+
+    def _print(self, text: Text) -> None:
+        with self._lock:
+            self._console.print(text, overflow="fold")
+
+    def _redraw(self, *, now: bool = False) -> None:
+        if now or self._clock() - self._drawn >= _REDRAW_SECONDS:
+            with self._lock:
+                self._live.refresh()
+            self._drawn = self._clock()
+
+    def _render(self) -> Group | Text:
+        report = self._report
+        if report is None:
+            return Text(self._phase.describe(), "dim")
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            ProgressBar(
+                total=1.0,
+                completed=report.progress,
+                width=min(40, max(self._console.width - 45, 10)),
+                complete_style="cyan",
+            ),
+            Text(f"{report.progress:4.0%}", "bold"),
+            Text(self._times(report), no_wrap=True),
+        )
+        lines = [Text(self._figures(report), no_wrap=True, overflow="ellipsis")]
+        if self._phase.seconds() >= _LONG_SECONDS:
+            lines.append(Text(self._phase.describe(), "dim", no_wrap=True, overflow="ellipsis"))
+        return Group(bar, *lines)
+
+    def _times(self, report: StepReport) -> str:
+        since = self._clock() - self._reported
+        elapsed = format_seconds(report.elapsed_seconds + since)
+        if self._max_minutes:
+            elapsed += f" of {format_seconds(60 * self._max_minutes)}"
+        if report.eta_seconds is None:
+            return elapsed
+        return f"{elapsed}  ETA {format_seconds(max(report.eta_seconds - since, 0.0))}"
+
+    def _figures(self, report: StepReport) -> str:
+        total = f"/{report.max_steps:,}" if report.max_steps else ""
+        return (
+            f"step {report.step:,}{total}  epoch {report.epoch + 1}  loss {self._loss:.3f}"
+            f"  rate {report.learning_rate:.2e}  {report.tokens_per_second:,.0f} tokens/s"
+            f"  {report.memory_bytes / 2**20:,.0f} MiB"
+        )
+
+
+def _line(text: str) -> str:
+    return text.replace("\n", "\\n")

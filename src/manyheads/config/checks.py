@@ -1,0 +1,65 @@
+"""Ranges of settings, for `__post_init__` of the dataclasses of settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.errors import ConfigError
+
+__all__ = ["ABOVE_ZERO", "BELOW_ONE", "FRACTION", "POSITIVE_FRACTION", "Range", "at_least", "between", "check"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`; NaN and infinity are in none.
+
+    Args:
+        low: the least number.
+        high: the greatest.
+        wanted: completes the sentence "it must be ...".
+        excluded: one of the bounds, if that number itself is not allowed.
+    """
+
+    low: float
+    high: float
+    wanted: str
+    excluded: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and value != self.excluded and math.isfinite(value)
+
+
+def at_least(low: float) -> Range:
+    """All numbers from `low` on."""
+    return Range(low, math.inf, f"at least {low}")
+
+
+def between(low: float, high: float) -> Range:
+    """All numbers from `low` to `high`."""
+    return Range(low, high, f"from {low:,} to {high:,}")
+
+
+ABOVE_ZERO = Range(0, math.inf, "above 0", excluded=0)
+BELOW_ONE = Range(0, 1, "in [0, 1)", excluded=1)
+FRACTION = Range(0, 1, "in [0, 1]")
+POSITIVE_FRACTION = Range(0, 1, "in (0, 1]", excluded=0)
+
+
+def check(settings: Any, section: str, allowed: Range, *names: str, hint: str = "") -> None:
+    """Compare fields with a range. None is in every range.
+
+    Args:
+        settings: a dataclass.
+        section: its name and a dot, for the message; empty if it has no name.
+        allowed: the range of each field.
+        names: of the fields.
+        hint: added to the message.
+
+    Raises: ConfigError: a number is outside.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value not in allowed:
+            raise ConfigError(f"{section}{name} is {value}; it must be {allowed.wanted}{hint}.", fields=[name])

@@ -1,0 +1,150 @@
+"""Greedy search and sampling: rows do not compete with each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.sampling import Sampler
+from manyheads.decoding.search_problem import SearchProblem
+from manyheads.decoding.topk import likeliest
+
+__all__ = ["greedy_and_sampling_search"]
+
+
+class _Choose(Protocol):
+    """Chooses each row's next token from (rows, vocab_size) log-probabilities; step counts from 0. Returns (rows,)."""
+
+    def __call__(self, log_probs: Tensor, sentence: Tensor, step: int) -> Tensor: ...
+
+
+@dataclass
+class _Rows:
+    """The state of all paths. A path never branches, so its tokens are a list of columns, one per step.
+
+    Shape: sentence, limits (sentences,); sums, lengths, over (sentences, paths); tokens, log_probs: (rows, 1) each.
+    """
+
+    sentence: Tensor
+    limits: Tensor
+    sums: Tensor
+    lengths: Tensor
+    over: Tensor
+    tokens: list[Tensor]
+    log_probs: list[Tensor]
+
+    def select(self, lines: Tensor, rows: Tensor) -> _Rows:
+        """Return these sentences only. rows: the rows of their paths."""
+        sentence, limits, sums, lengths, over = (
+            column.index_select(0, lines) for column in (self.sentence, self.limits, self.sums, self.lengths, self.over)
+        )
+        tokens, log_probs = ([torch.cat(steps, 1).index_select(0, rows)] for steps in (self.tokens, self.log_probs))
+        return _Rows(sentence, limits, sums, lengths, over, tokens, log_probs)
+
+
+def _likeliest(log_probs: Tensor, sentence: Tensor, step: int) -> Tensor:
+    return likeliest(log_probs)
+
+
+@torch.no_grad()
+def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]:
+    """Follow the most probable token, or with `do_sample` sample num_return_sequences paths for each sentence.
+
+    A path ends at EOS, at its limit, or if all tokens are forbidden. A sentence is finished when all its paths have
+    ended;
+    finished sentences leave the batch together (see `SearchProblem.leave_now`).
+
+    Returns: for each sentence its hypotheses, best first.
+    Raises: SearchStopped: the hook returned true. NonFiniteError: the model gives NaN.
+    """
+    constraints, settings = problem.constraints(), problem.settings
+    paths = settings.num_return_sequences
+    choose: _Choose = Sampler(settings, problem.limits, problem.indices) if settings.do_sample else _likeliest
+    harvest = []
+    rows = _first_rows(problem, paths)
+    state = problem.model.start(problem.source, problem.source_lengths)
+    tokens, length = problem.prompt(), len(problem.prefix)
+    history: Tensor | None = None
+    shortest = int(problem.limits.min())
+    if paths > 1:
+        state = state.reorder(rows.sentence[:, None].expand(-1, paths))
+        tokens = tokens.repeat_interleave(paths, 0)
+    if constraints.needs_history or problem.grammar is not None:
+        history = tokens[:, 1:]
+    while True:
+        problem.check_stop()
+        log_probs, state = problem.model.step(tokens, state)
+        allowed = problem.allowed(history, rows.sentence, rows.limits)
+        adjusted = constraints.apply(log_probs, history, length, allowed)
+        length += 1
+        if length >= shortest:
+            problem.last_step(log_probs, adjusted, rows.limits <= length)
+        tokens = choose(adjusted, rows.sentence, length - 1 - len(problem.prefix))[:, None]
+        gained = adjusted.gather(1, tokens)
+        _advance(problem, rows, tokens, gained, gained if adjusted is log_probs else log_probs.gather(1, tokens))
+        if length >= shortest:
+            rows.over |= (rows.limits <= length)[:, None]
+        done = rows.over.all(1)
+        num_done, is_nan = torch.stack([done.sum(), rows.sums.isnan().any()]).tolist()
+        problem.check_finite(bool(is_nan), length)
+        if history is not None:
+            history = torch.cat([history, tokens], 1)
+        if problem.leave_now(num_done, len(done)):
+            out, on = (lines.nonzero()[:, 0] for lines in (done, ~done))
+            out_rows, on_rows = (lines[:, None] * paths + torch.arange(paths, device=on.device) for lines in (out, on))
+            harvest.append(rows.select(out, out_rows.flatten()))
+            if not on.numel():
+                return _hypotheses(problem, harvest)
+            rows = rows.select(on, on_rows.flatten())
+            shortest = int(rows.limits.min())
+            state, tokens = state.reorder(on_rows), tokens[on_rows.flatten()]
+            history = None if history is None else history[on_rows.flatten()]
+
+
+def _first_rows(problem: SearchProblem, paths: int) -> _Rows:
+    sentences, device = problem.source.size(0), problem.source.device
+    sums = torch.zeros(sentences, paths, device=device)
+    return _Rows(
+        sentence=torch.arange(sentences, device=device),
+        limits=problem.limits,
+        sums=sums,
+        lengths=torch.full_like(sums, len(problem.prefix), dtype=torch.int64),
+        over=sums.bool(),
+        tokens=[],
+        log_probs=[],
+    )
+
+
+def _advance(problem: SearchProblem, rows: _Rows, tokens: Tensor, gained: Tensor, log_probs: Tensor) -> None:
+    """Append the chosen tokens to the paths that have not ended. tokens, gained, log_probs: (rows, 1).
+
+    gained: log-probabilities for the search score; log_probs: the model's log-probabilities.
+    """
+    rows.tokens.append(tokens)
+    rows.log_probs.append(log_probs)
+    tokens, gained = tokens.view(rows.sums.shape), gained.view(rows.sums.shape)
+    none = rows.over | gained.isneginf()  # a path without an allowed token ends
+    rows.sums = torch.where(none, rows.sums, rows.sums + gained)
+    rows.lengths = rows.lengths + ~none
+    rows.over = none | (tokens == problem.eos_id)
+
+
+def _hypotheses(problem: SearchProblem, harvest: list[_Rows]) -> list[list[Hypothesis]]:
+    """Read the columns and build the lists of hypotheses."""
+    results: list[list[Hypothesis]] = [[] for _ in range(problem.source.size(0))]
+    prefix = list(problem.prefix)
+    for rows in harvest:
+        said = zip(*(torch.cat(steps, 1).tolist() for steps in (rows.tokens, rows.log_probs)), strict=True)
+        for sentence, *lines in zip(rows.sentence.tolist(), rows.sums.tolist(), rows.lengths.tolist(), strict=True):
+            for total, length in zip(*lines, strict=True):
+                ids, log_probs = (column[: length - len(prefix)] for column in next(said))
+                score = float(problem.rules.score(torch.tensor(total), max(length, 1)))
+                ended = ids[-1:] == [problem.eos_id]
+                all_log_probs = [0.0] * len(prefix) + log_probs
+                results[sentence].append(Hypothesis(prefix + ids[: len(ids) - ended], score, all_log_probs, ended))
+            results[sentence].sort(key=lambda hypothesis: -hypothesis.score)
+    return results

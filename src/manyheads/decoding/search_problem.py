@@ -1,0 +1,119 @@
+"""One batch to search, with the parts that all searches share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyheads.architectures.protocols import Searchable
+from manyheads.decoding.constraints import Constraints
+from manyheads.decoding.grammar import SentenceGrammar
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.rules import Rules
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import NonFiniteError
+
+__all__ = ["SearchProblem", "length_limits"]
+
+# Finished sentences leave a batch when they are at least this fraction (one in ...) of it.
+_LEAVE_AT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchProblem:
+    """A batch and its options.
+
+    Shape: source (sentences, source_len), source_lengths and limits (sentences,) on the model's device; indices has a
+        number for each sentence that does not depend on its batch.
+    """
+
+    model: Searchable
+    source: Tensor
+    source_lengths: Tensor
+    limits: Tensor
+    indices: Sequence[int]
+    settings: DecodingSettings
+    pad_id: int
+    bos_id: int
+    eos_id: int
+    rules: Rules
+    grammar: SentenceGrammar | None = None
+    stop: Callable[[], bool] | None = None
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return self.settings.forced_prefix_ids
+
+    def prompt(self) -> Tensor:
+        """The first input of every sentence's decoder: BOS and the forced prefix. (sentences, 1 + prefix)"""
+        return self.source.new_tensor([[self.bos_id, *self.prefix]]).expand(self.source.size(0), -1)
+
+    def constraints(self) -> Constraints:
+        return Constraints(
+            self.settings, pad_id=self.pad_id, bos_id=self.bos_id, eos_id=self.eos_id, device=self.source.device
+        )
+
+    def allowed(self, history: Tensor | None, sentence: Tensor, limits: Tensor) -> Tensor | None:
+        """Return the next tokens that the grammar permits; None: all.
+
+        Shape: history (rows, length), with the same number of rows for each sentence; sentence, limits (sentences,).
+            Returns
+            (rows, vocab_size).
+        """
+        if self.grammar is None or history is None:
+            return None
+        sentences = sentence.numel()
+        each = history.size(0) // sentences
+        room = limits - history.size(1)
+        return self.grammar.allowed(history, sentence.repeat_interleave(each), room.repeat_interleave(each))
+
+    def last_step(self, log_probs: Tensor, adjusted: Tensor, at_limit: Tensor) -> None:
+        """Let the rules change the log-probabilities of sentences at their limit. Both are (rows, vocab_size), or the
+        same tensor.
+        """
+        for values in (log_probs,) if adjusted is log_probs else (log_probs, adjusted):
+            self.rules.last_step(values.view(at_limit.numel(), -1, values.size(-1)), at_limit, self.eos_id)
+
+    def leave_now(self, num_done: int, count: int) -> bool:
+        """Return whether finished sentences leave a batch of `count` now: all together, when they are an eighth of it.
+
+        Until then the search continues them without effect. This costs less than copying the state of all others
+        whenever one
+        sentence is finished, and than products with one more number of rows (see decision 006). With a grammar they
+        leave at
+        once, because a grammar is defined only within a sentence's limit.
+        """
+        return num_done > 0 and (self.grammar is not None or _LEAVE_AT * num_done >= count)
+
+    def check_stop(self) -> None:
+        """Raises: SearchStopped: the hook returned true."""
+        if self.stop is not None and self.stop():
+            raise SearchStopped
+
+    @staticmethod
+    def check_finite(is_nan: bool, length: int) -> None:
+        """Raises: NonFiniteError: a log-probability is NaN."""
+        if is_nan:
+            raise NonFiniteError(
+                f"The model gave NaN log-probabilities for target token {length}; its weights are damaged or overflow"
+                " in this precision. Check the model, or use precision fp32."
+            )
+
+
+def length_limits(source_lengths: Tensor, settings: DecodingSettings, max_len: int | None = None) -> Tensor:
+    """Most target tokens of each sentence, EOS included. (sentences,) int64
+
+    `max_new_tokens`, or max_len_ratio x source length + max_len_offset, at most `max_len` (a model's table of
+    positions); at least one token after the forced prefix, and room for `min_new_tokens` and EOS.
+    """
+    if settings.max_new_tokens:
+        limits = torch.full_like(source_lengths, settings.max_new_tokens, dtype=torch.int64)
+    else:
+        limits = (source_lengths * settings.max_len_ratio).long() + settings.max_len_offset
+        limits = limits.clamp(min=settings.min_new_tokens + 1)
+    if max_len is not None:
+        limits = limits.clamp(max=max_len)
+    return limits.clamp(min=len(settings.forced_prefix_ids) + 1)

@@ -1,0 +1,193 @@
+"""Writing so that a crash at any instant leaves either the old file or the new one, whole.
+
+Order: write aside, fsync every file, manifest last, fsync the folder, rename, fsync the parent. A rename before
+the fsyncs could survive a power cut that the contents do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from manyheads.files.faults import check_free_space, saving
+from manyheads.files.verify import MANIFEST, list_files, list_folders, make_manifest
+
+__all__ = ["make_folder", "remove_folder", "remove_stale", "swap", "sync", "write_file", "write_folder", "write_text"]
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_TEMPORARY = re.compile(r"(.+?)(\.old)?\.tmp-(\d+)")
+
+
+def write_folder(final: Path, write: Callable[[Path], None], *, manifest: bool = True, needed_bytes: int = 0) -> None:
+    """Create (or replace) the folder `final` in one step.
+
+    Args:
+        final: the folder's final name; nothing incomplete is ever seen under it.
+        write: fills the folder that it is given.
+        manifest: add a manifest, see `files.verify`; False: `write` writes a `manifest.json` of its own.
+        needed_bytes: an estimate, compared with the free space before anything is written.
+
+    Raises: SaveError: the disk is full, read-only, failing...; nothing is left behind, an older `final` is as it was.
+    """
+    temporary = _aside(final)
+    with saving(final, needed_bytes):
+        check_free_space(final.parent, needed_bytes)
+        make_folder(final.parent)
+        _discard(temporary)
+        try:
+            temporary.mkdir()
+            write(temporary)
+            for name in list_files(temporary):
+                sync(temporary / name)
+            for path in list_folders(temporary):
+                sync(path)
+            if manifest:
+                (temporary / MANIFEST).write_bytes(make_manifest(temporary).encode())
+            sync(temporary / MANIFEST)
+            sync(temporary)
+            if not os.path.lexists(final):  # a link that leads nowhere is replaced too
+                temporary.rename(final)
+            elif not swap(temporary, final):
+                _exchange(temporary, final)
+            sync(final.parent)
+        finally:
+            _discard(temporary)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, so that a crash cannot take them away again under what is written in them."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.absolute().parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        with suppress(PermissionError):  # a parent that may be passed through but not opened
+            sync(folder.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small text file in one step, durably.
+
+    Raises: SaveError: it could not be written; an older file is as it was.
+    """
+    write_file(path, text.encode())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """The same of any small file."""
+    temporary = _aside(path)
+    with saving(path, len(data)):
+        make_folder(path.parent)
+        try:
+            if os.path.lexists(temporary):
+                _discard(temporary)
+            with temporary.open("xb") as file:  # x: a link of this name is never written through
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync(path.parent)
+        finally:
+            _discard(temporary)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder so that its final name goes first: a crash half-way leaves no half-empty folder under it."""
+    temporary = _aside(folder)
+    with saving(folder, 0):
+        _discard(temporary)
+        folder.rename(temporary)
+        sync(folder.parent)
+        _discard(temporary)
+
+
+def remove_stale(parent: Path, name: str | None = None) -> list[str]:
+    """Delete what dead processes (and failed saves of this one) left aside in `parent`.
+
+    Args: name: of the file or folder whose leftovers are deleted; None: of all.
+
+    A folder that was cut off between the two renames of `_exchange` gets its name back instead.
+
+    Returns: the names that were deleted.
+    """
+    removed = []
+    for path in sorted(parent.glob("*.tmp-*")):
+        match = _TEMPORARY.fullmatch(path.name)
+        if not match or (name is not None and match[1] != name) or _is_other_process(int(match[3])):
+            continue
+        if match[2] and not path.with_name(match[1]).exists():
+            with suppress(OSError):
+                path.rename(path.with_name(match[1]))
+                continue
+        _discard(path)
+        removed.append(path.name)
+    return removed
+
+
+def _is_other_process(pid: int) -> bool:
+    """Whether another process of that number exists, as far as can be known.
+
+    If not, files that bear its number are leftovers. So are those of this process, whose writes follow one another.
+    """
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def swap(new: Path, old: Path) -> bool:
+    """Exchange two names by one system call, so that `old` exists at every instant. Returns: False if there is none."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return bool(
+        rename and rename(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0
+    )  # some file systems cannot
+
+
+def _aside(final: Path) -> Path:
+    return final.with_name(f"{final.name}.tmp-{os.getpid()}")
+
+
+def _discard(path: Path) -> None:
+    """Delete what may not be there; cleaning up must never hide the error that made it necessary."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Exchange two names by renaming: `old` is free for an instant, and `remove_stale` mends a crash there."""
+    spare = old.with_name(f"{old.name}.old.tmp-{os.getpid()}")
+    _discard(spare)
+    old.rename(spare)
+    try:
+        new.rename(old)
+    except OSError:
+        spare.rename(old)
+        raise
+    spare.rename(new)

@@ -1,0 +1,217 @@
+"""The linear map Y = X W^T + b, by the library that multiplies fastest here.
+
+`F.linear` is the formula. On processors with AVX-512 that are not Intel's, oneDNN multiplies float32 up to twice as
+fast as MKL, which torch would take; a step of a search reads packed weights without copying them (decision 015).
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.nn.kernels import policy
+from manyheads.nn.precision import low_precision
+
+__all__ = ["Packed", "define_packed_linear", "linear", "linear_by", "linears", "product", "product_of_rows"]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `F.linear`: (*batch, in_features), (out_features, in_features), (out_features,) -> (*batch, out_features).
+
+    >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
+    [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
+    """
+    if not policy.uses_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return cast(Tensor, _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
+    return _by_onednn(x, weight, bias)
+
+
+def product(
+    left: Float[Tensor, "*rows inner"], right: Float[Tensor, "inner columns"]
+) -> Float[Tensor, "*rows columns"]:
+    """left @ right, computed as `linear`.
+
+    >>> product(torch.ones(2, 3), torch.ones(3, 4)).shape
+    torch.Size([2, 4])
+    """
+    return linear(left, right.t())
+
+
+def product_of_rows(left: Float[Tensor, "rows m"], right: Float[Tensor, "rows n"]) -> Float[Tensor, "m n"]:
+    """left^T right, the sum of the rows' outer products, computed as `linear`; it may be a view of its transpose.
+
+    >>> product_of_rows(torch.ones(5, 2), torch.ones(5, 3)).tolist()
+    [[5.0, 5.0, 5.0], [5.0, 5.0, 5.0]]
+    """
+    if left.shape[1] > right.shape[1] and policy.uses_onednn(left, right.t()):
+        # oneDNN copies the left factor into another layout, so the narrower one stands there.
+        return product(right.t(), left).t()
+    return product(left.t(), right)
+
+
+def linear_by(module: nn.Module, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+    """`linear` with a module's weight and bias, or with their packed copy.
+
+    Args: module: with the parameters of `nn.Linear`, and its `Packed` weights or None as `packed`.
+    """
+    packed = cast("Packed | None", module.packed)
+    if packed is not None and packed.serves(x, module):
+        return packed.linear(x)
+    return linear(x, cast(Tensor, module.weight), cast("Tensor | None", module.bias))
+
+
+def linears(
+    x: Float[Tensor, "batch length in_features"], *maps: nn.Module, packed: Packed | None = None
+) -> tuple[Tensor, ...]:
+    """Each map of the same x: one product where that is faster. The weights stay apart in memory and in files.
+
+    Args:
+        maps: with the parameters of `nn.Linear`, all of the same sizes.
+        packed: made of these maps.
+    """
+    if packed is not None and packed.serves(x, *maps):
+        return packed.linear(x).chunk(len(maps), dim=-1)
+    weights, biases = [cast(Tensor, one.weight) for one in maps], [cast("Tensor | None", one.bias) for one in maps]
+    mixed = any(bias is None for bias in biases) and not all(bias is None for bias in biases)
+    if mixed or not policy.joins_weights(x.shape[0] * x.shape[1], weights[0].shape[0]):
+        return tuple(one(x) for one in maps)
+    # Under autocast the parts are narrowed first: half as many bytes are joined.
+    weight = torch.cat([low_precision(one) for one in weights])
+    bias = None if mixed or biases[0] is None else torch.cat([low_precision(one) for one in biases if one is not None])
+    return linear(x, weight, bias).chunk(len(maps), dim=-1)
+
+
+class Packed:
+    """A copy of the weights of one map, or of several of one input, in the layout in which oneDNN multiplies them.
+
+    A product of few rows, as in a step of a search, takes more time to read its weight than to multiply it, and reads
+    a packed weight without copying: 503 us in place of 1,029 for 32 x 256 x 8,000 in float32 (decision 015). After a
+    parameter or a map is changed or exchanged, the copy is not used any more; only changes through `weight.data`, which
+    autograd does not count, go unseen.
+
+    Args: maps: modules with the parameters of `nn.Linear`, that pass `is_worthwhile`.
+    Cost: the memory of the weights once more, from the first use on.
+    """
+
+    def __init__(self, *maps: nn.Module) -> None:
+        self._maps = maps
+        given = [(one._parameters, name) for one in maps for name in ("weight", "bias")]
+        self._made_of = [
+            (owner, name, one, one._version) for owner, name in given if (one := owner.get(name)) is not None
+        ]
+        self._weights = [one.detach() for _, name, one, _ in self._made_of if name == "weight"]
+        self._biases = [one.detach() for _, name, one, _ in self._made_of if name == "bias"]
+        self._dtype, self._out_features = self._weights[0].dtype, sum(len(weight) for weight in self._weights)
+        self._packed: tuple[Tensor, Tensor | None] | None = None
+        # The lowest free number: so the next run gives the same numbers and finds what was compiled.
+        self._number = next(number for number in itertools.count() if number not in _BY_NUMBER)
+        _BY_NUMBER[self._number] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _none, ()  # a copy of the module, here or in another process, packs its own weights or none
+
+    @staticmethod
+    def is_worthwhile(*maps: nn.Module) -> bool:
+        """Whether these maps can be one product, and are faster when packed."""
+        weights = [cast(Tensor, one.weight) for one in maps]
+        biased = [one.bias is not None for one in maps]
+        if len({(w.shape[1:], w.dtype, w.device) for w in weights}) != 1 or any(biased) != all(biased):
+            return False
+        return all(policy.packs(weight) for weight in weights)
+
+    def serves(self, x: Tensor, *maps: nn.Module) -> bool:
+        """Whether this may multiply x in place of these maps: it was made of them, and they are unchanged.
+
+        In a compiled step of a search it may: who has the step compiled promises that they stay unchanged.
+        """
+        if torch.compiler.is_compiling():  # first, because a compiler also reads what follows
+            return policy.compiles_a_step()
+        if maps != self._maps or not policy.uses_packed(x, self._dtype, self._out_features):
+            return False
+        for owner, name, parameter, version in self._made_of:
+            if owner.get(name) is not parameter or parameter._version != version:
+                return False
+        return True
+
+    def linear(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
+        """The outputs of the maps, side by side."""
+        if torch.compiler.is_compiling():
+            # A compiler cannot write packed weights into its cache, so the program holds their number.
+            x = x.to(self._dtype)
+            return cast(Tensor, torch.ops.manyheads.packed_linear(x, self._number, self._out_features))
+        return _by_onednn(x.to(self._dtype), *self.made())
+
+    def made(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias as oneDNN takes them; made at the first call."""
+        if self._packed is None:
+            weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), _PACKED_ROWS)
+            self._packed = weight, torch.cat(self._biases) if self._biases else None
+        return self._packed
+
+
+_BY_NUMBER: WeakValueDictionary[int, Packed] = WeakValueDictionary()
+
+# The number of rows that oneDNN chooses a layout for; the layout serves any number.
+_PACKED_ROWS = 128
+
+
+@cache
+def define_packed_linear() -> None:
+    """Define the operation that stands for `Packed.linear` in compiled graphs: x, the number, the output's width.
+
+    Call it before compiling, and not on import: it loads the compiler.
+    """
+    torch.library.define("manyheads::packed_linear", "(Tensor x, int number, int out_features) -> Tensor")
+    multiply: Any = torch.ops.mkldnn._linear_pointwise.default if policy.has_packing() else None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # what a compiled graph calls would be compiled, too
+    def multiplied(x: Tensor, number: int, out_features: int) -> Tensor:
+        return cast(Tensor, multiply(x, *_BY_NUMBER[number].made(), "none", [], ""))
+
+    def shaped(x: Tensor, number: int, out_features: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], out_features)
+
+    torch.library.impl("manyheads::packed_linear", "CPU", multiplied)
+    torch.library.register_fake("manyheads::packed_linear", shaped)
+
+
+def _none() -> None:
+    return None
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The operation that torch's own compiler emits: 2,643 us in place of MKL's 5,773 for 2,048 x 256 x 1,024."""
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
+
+
+class _Linear(torch.autograd.Function):
+    """`_by_onednn` with gradients. With G the gradient of Y: G W of X, G^T X of W, and G's sum of b; differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _by_onednn(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        grad_x = product(grad, weight) if needs[0] else None
+        grad_weight = grad_bias = None
+        rows = grad.reshape(-1, grad.shape[-1])
+        if needs[1]:
+            grad_weight = product_of_rows(rows, x.reshape(-1, x.shape[-1])).contiguous()
+        if needs[2]:
+            grad_bias = rows.sum(0)
+        return grad_x, grad_weight, grad_bias

@@ -1,0 +1,198 @@
+"""The label-smoothed cross-entropy of a linear head.
+
+`plain_loss` is the formula. `smoothed_loss` computes gradients along with the loss, chunk by chunk: it keeps one chunk
+of logits and not all, and on a CPU works on each while it is in the cache (decision 002).
+
+Paper: Szegedy et al. 2016, arXiv:1512.00567, sec. 7. Symbols: epsilon = label_smoothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.torch_version import TorchVersion
+
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.linear import linear, product, product_of_rows
+
+__all__ = ["HeadLoss", "add_tiles", "pad_rows", "plain_loss", "smoothed_loss"]
+
+HeadLoss = tuple[Tensor, Tensor]
+
+_LOG2_E = math.log2(math.e)
+
+
+def plain_loss(
+    hidden: Float[Tensor, "tokens d_model"],
+    targets: Int[Tensor, " tokens"],
+    weight: Float[Tensor, "vocab_size d_model"],
+    bias: Float[Tensor, " vocab_size"] | None,
+    label_smoothing: float = 0.0,
+) -> HeadLoss:
+    """As `smoothed_loss`, by plain autograd, which keeps all logits: its oracle."""
+    log_probs = torch.log_softmax(F.linear(hidden, weight, bias), dim=1)
+    nll = -log_probs.gather(1, targets[:, None]).sum()
+    return (1 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=1).sum(), nll.detach()
+
+
+def smoothed_loss(
+    hidden: Float[Tensor, "tokens d_model"],
+    targets: Int[Tensor, " tokens"],
+    weight: Float[Tensor, "vocab_size d_model"],
+    bias: Float[Tensor, " vocab_size"] | None,
+    label_smoothing: float = 0.0,
+    chunk_tokens: int = 2048,
+) -> HeadLoss:
+    """Cross-entropy against 1 - s on the target plus s / vocab_size on every token (s = label_smoothing), summed.
+
+    Args: chunk_tokens: rows of logits that exist at once.
+    Returns: (loss_sum, nll_sum), float32 at least; the gradient flows through the first alone.
+    """
+    if not torch.is_grad_enabled():
+        # autograd.Function does not see no_grad: without this, validation would compute gradients too.
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
+    compute = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
+    return _apply(hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)
+
+
+def _apply(*arguments: Any) -> HeadLoss:
+    result: HeadLoss = _SmoothedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result
+
+
+if TorchVersion(torch.__version__) < "2.13":
+    # Dynamo of torch 2.11 traces the function below and silently gets zeros for the gradient of `hidden`, so it is kept
+    # from tracing it. (2.12 was not tried.)
+    _apply = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
+
+
+def add_tiles(total: Tensor, part: Tensor) -> None:
+    """total += part, on a CPU some rows at a time.
+
+    Before it adds, torch copies a part of a narrower type into a wider one; the copy of a tile stays in the cache.
+    """
+    rows = policy.logit_rows_in_a_tile(len(total), total[0].numel(), total.device)
+    for there, more in zip(torch.split(total, rows), torch.split(part, rows), strict=True):
+        there += more
+
+
+def pad_rows(x: Tensor, most: int) -> Tensor:
+    """x with rows of zeros behind it, up to a round number of rows that is at most `most`.
+
+    With few different shapes oneDNN compiles few kernels: 7,900 tokens a second in place of 7,000 (decision 006).
+    """
+    missing = min(policy.pads_rows_to(x.shape[0], x.device), most) - x.shape[0]
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+def _exponentiate(logits: Tensor, highest: Tensor, totals: Tensor, needs_error: bool, grad_bias: Tensor | None) -> None:
+    """Turn some rows of logits into E = exp(logits - row's highest), if it is needed; add to `grad_bias` E / total.
+
+    Shape: logits (rows, vocab_size), highest and totals (rows, 1), grad_bias (vocab_size,).
+    Fills in `highest`, and `totals` with the sums of E's rows. Softmax is E / total; the division is left to the small
+    sides of the products, which have vocab_size times fewer numbers.
+    """
+    z = logits.to(highest.dtype)
+    torch.amax(z, dim=1, keepdim=True, out=highest)
+    # exp2 is torch's own; exp is MKL's, four times as slow on processors that are not Intel's (decision 015).
+    z = z.sub_(highest) if z is not logits or needs_error else z - highest
+    z.mul_(_LOG2_E).exp2_()
+    torch.sum(z, dim=1, keepdim=True, out=totals)
+    if grad_bias is not None:
+        # Here the numbers are in full precision and in the cache; widened later, 81 ms in place of 71 (decision 002).
+        grad_bias.addmv_(z.t(), totals.reciprocal()[:, 0])
+    if needs_error and z is not logits:
+        logits.copy_(z)
+
+
+def _put(values: Tensor, columns: Tensor, numbers: Tensor) -> None:
+    """As `values.scatter_(1, columns, numbers)` of one number per row: 4 us in place of 66 (decision 015)."""
+    values[torch.arange(len(values), device=values.device), columns[:, 0]] = numbers[:, 0]
+
+
+class _SmoothedLoss(torch.autograd.Function):
+    """With p = softmax(logits) and t the smoothed target, d loss / d logits = p - t, known as soon as the loss is."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        smoothing: float,
+        chunk_tokens: int,
+        compute: torch.dtype | None,
+    ) -> HeadLoss:
+        statistics = torch.promote_types(hidden.dtype, torch.float32)
+        compute = compute or hidden.dtype
+        vocab_size = weight.shape[0]
+        share = smoothing / vocab_size
+        sums = hidden.new_zeros(2, dtype=statistics)
+        needs = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden) if needs[0] else None
+        chunk_tokens = policy.logit_rows_at_once(chunk_tokens, vocab_size, hidden.device)
+        tile_rows = policy.logit_rows_in_a_tile(chunk_tokens, vocab_size, hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            low_weight = weight.to(compute)
+            low_bias = None if bias is None else bias.to(compute)
+            summed_weight = weight.sum(dim=0, dtype=statistics)  # unrounded: torch would widen a copy of what is
+            summed_hidden = hidden.to(compute).sum(dim=0, dtype=statistics)
+            # Known before any logits: smoothing's share of the gradients, and the targets' share of the bias's.
+            grad_weight = (-share * summed_hidden).expand(vocab_size, -1).contiguous() if needs[2] else None
+            grad_bias = None
+            if bias is not None and needs[3]:
+                grad_bias = torch.full_like(bias, -share * hidden.shape[0], dtype=statistics)
+                grad_bias.index_add_(0, targets, grad_bias.new_full(targets.shape, smoothing - 1))
+            for start in range(0, hidden.shape[0], chunk_tokens):
+                wanted = targets[start : start + chunk_tokens, None]
+                count = wanted.shape[0]
+                low_hidden = pad_rows(hidden[start : start + chunk_tokens].to(compute), chunk_tokens)
+                padded = linear(low_hidden, low_weight, low_bias)
+                padded[count:].zero_()  # rows of padding: no error, so no gradient, whatever the bias
+                logits = padded[:count]
+                target_logits = logits.gather(1, wanted).to(statistics)
+                totals = torch.ones_like(padded[:, :1], dtype=statistics)
+                highest = torch.empty_like(target_logits)
+                tiles = (torch.split(x, tile_rows) for x in (logits, highest, totals[:count]))
+                for tile, tile_highest, tile_totals in zip(*tiles, strict=True):
+                    _exponentiate(tile, tile_highest, tile_totals, any(needs), grad_bias)
+                normalisers = highest + totals[:count].log()
+                sums += torch.stack([(normalisers - target_logits).sum(), normalisers.sum()])
+                if any(needs):
+                    # In full precision and only then rounded: a confident row's error is a small difference of near
+                    # equals.
+                    error = target_logits.sub_(highest).mul_(_LOG2_E).exp2_()
+                    _put(logits, wanted, error.sub_(totals[:count], alpha=1 - smoothing).to(compute))
+                # From here on `padded` holds the error times the totals, but for smoothing's share.
+                if grad_hidden is not None:
+                    error = product(padded, low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
+                    grad_hidden[start : start + chunk_tokens] = error
+                if grad_weight is not None:
+                    add_tiles(grad_weight, product_of_rows(padded, (low_hidden / totals).to(compute)))
+            summed_bias = 0.0 if low_bias is None else low_bias.sum(dtype=statistics)
+            mean_logits = (summed_hidden @ summed_weight + hidden.shape[0] * summed_bias) / vocab_size
+        nll_sum, normaliser_sum = sums.unbind()
+        nll_sum = nll_sum.clone()
+        loss_sum = nll_sum.clone()
+        if smoothing:  # without smoothing, a token that a bias forbids would make this NaN
+            loss_sum = (1 - smoothing) * nll_sum + smoothing * (normaliser_sum - mean_logits)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.weight_dtype = weight.dtype
+        ctx.mark_non_differentiable(nll_sum)
+        return loss_sum, nll_sum
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+
+        def scaled(grad: Tensor | None) -> Tensor | None:
+            return None if grad is None else (grad * grad_loss).to(ctx.weight_dtype)
+
+        hidden = None if grad_hidden is None else grad_hidden * grad_loss.to(grad_hidden.dtype)
+        return hidden, None, scaled(grad_weight), scaled(grad_bias), None, None, None

@@ -1,0 +1,133 @@
+"""Measures which precision is faster on a device. The name of the processor is never used (decision 017)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import ConfigError
+from manyheads.nn.kernels.linear import linear
+
+__all__ = ["LEAST_SPEED_UP", "OVERRIDE", "FixedPrecision", "PrecisionMeasurement", "measure_precision"]
+
+FixedPrecision = Literal["fp32", "bf16"]
+
+OVERRIDE = "MANYHEADS_PRECISION"
+"""Environment variable: `fp32` or `bf16` takes the place of the measurement (for tests)."""
+
+LEAST_SPEED_UP = 1.3
+"""bf16 must be this many times as fast as fp32 to be chosen: it rounds to 8 bits, and casting costs time as well."""
+
+MAX_SECONDS = 0.1
+_CALLS = 3  # of each product; the first one is not counted, since libraries prepare kernels in it
+_FIRST_SIZE, _LAST_SIZE = (64, 256), (2048, 8192)  # rows, and features of input and output
+
+
+@dataclass(frozen=True)
+class PrecisionMeasurement:
+    """How fast a device multiplies matrices in both precisions.
+
+    Attributes:
+        fp32_gflops: rate of float32 products, in 10^9 operations a second; None if the override decided.
+        bf16_gflops: the same of bfloat16; 0 if the device has no such product.
+        override: what the environment variable says, or None.
+    """
+
+    fp32_gflops: float | None
+    bf16_gflops: float | None
+    override: FixedPrecision | None = None
+
+    @property
+    def bf16_factor(self) -> float | None:
+        """Rate of bf16 products as a multiple of the rate of fp32 products; None if the override decided."""
+        if self.fp32_gflops is None or self.bf16_gflops is None:
+            return None
+        return self.bf16_gflops / self.fp32_gflops
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the device computes bf16 products at all, fast or slow."""
+        return self.bf16_factor != 0
+
+    @property
+    def choice(self) -> FixedPrecision:
+        """The precision that `auto` selects on this device."""
+        if self.override is not None:
+            return self.override
+        return "bf16" if (self.bf16_factor or 0.0) >= LEAST_SPEED_UP else "fp32"
+
+
+def measure_precision(device: torch.device) -> PrecisionMeasurement:
+    """Multiply small matrices in fp32 and bf16, for at most about a tenth of a second.
+
+    On a CPU one thread does it: on a busy machine two threads wait for each other for far longer than a product takes,
+    and the wait would be measured. The outcome is kept for the process, so a second call costs nothing.
+
+    Raises: ConfigError: the environment variable MANYHEADS_PRECISION holds an unknown word.
+    """
+    asked = os.environ.get(OVERRIDE)
+    if not asked:
+        return _measure(str(device))
+    if asked not in get_args(FixedPrecision):
+        known = " or ".join(get_args(FixedPrecision))
+        raise ConfigError(f"The environment variable {OVERRIDE} is {asked!r}; set it to {known}, or unset it.")
+    return PrecisionMeasurement(None, None, "bf16" if asked == "bf16" else "fp32")
+
+
+@cache
+def _measure(device: str) -> PrecisionMeasurement:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _grow(torch.device(device))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _grow(device: torch.device) -> PrecisionMeasurement:
+    """The best rates at the largest size that there is time for; what is left of the time goes into repetitions."""
+    started = time.perf_counter()
+    rows, width = _FIRST_SIZE
+    fp32 = bf16 = float("inf")
+    while True:
+        round_started = time.perf_counter()
+        fp32 = min(fp32, _seconds(device, torch.float32, rows, width))
+        try:
+            bf16 = min(bf16, _seconds(device, torch.bfloat16, rows, width))
+        except (RuntimeError, NotImplementedError, TypeError):
+            break  # this device or build of torch has no such product
+        now = time.perf_counter()
+        time_left = MAX_SECONDS - (now - started)
+        if (rows, width) != _LAST_SIZE and 8 * (now - round_started) < time_left:
+            rows, width = 2 * rows, 2 * width  # 8 times the work
+            fp32 = bf16 = float("inf")
+        elif now - round_started > time_left:
+            break
+    work = 2 * rows * width**2 / 1e9
+    return PrecisionMeasurement(work / fp32, work / bf16)
+
+
+@torch.no_grad()
+def _seconds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> float:
+    """The least time of a product; other programs on the machine only ever add to it."""
+    x = torch.ones(rows, width, device=device, dtype=dtype)
+    weight = torch.ones(width, width, device=device, dtype=dtype)
+    times = []
+    for _ in range(_CALLS):
+        started = time.perf_counter()
+        _wait_for(device, linear(x, weight))
+        times.append(time.perf_counter() - started)
+    return max(min(times[1:]), 1e-9)
+
+
+def _wait_for(device: torch.device, product: Tensor) -> None:
+    waits: dict[str, Callable[[], None]] = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}
+    if device.type in waits:
+        waits[device.type]()

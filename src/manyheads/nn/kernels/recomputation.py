@@ -1,0 +1,154 @@
+"""Operations whose inside is computed again for the backward pass, so that only their inputs are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from manyheads.nn.chunking import chunk_slices
+
+__all__ = ["Replay", "Sums", "apply_uncompiled", "autocast_as_now", "recomputed"]
+
+
+_uncompiled: Any = None
+
+
+def apply_uncompiled(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """function.apply, unseen by a compiler, which would have to look into a backward pass that makes gradients itself.
+
+    Said at the first call, since it imports the compiler, which takes as long as importing torch.
+    """
+    global _uncompiled
+    if _uncompiled is None:
+        _uncompiled = torch.compiler.disable(_applied)  # type: ignore[no-untyped-call]
+    return _uncompiled(function, *arguments)
+
+
+def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def recomputed(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor], chunk_len: int
+) -> Tensor:
+    """function(*inputs), worked out some positions at a time, and again for the backward pass: only inputs are kept.
+
+    Args:
+        function: of pieces of the inputs, (batch, some, width) each, to (batch, some, out_width); alike at every
+            position. Random numbers and autocast's state are replayed.
+        inputs: (batch, length, width) each, of the same length.
+        parameters: all further tensors that it reads and that may have gradients.
+        chunk_len: positions at once; 0 is all.
+
+    Cost: of what happens within the function, memory for chunk_len positions.
+    """
+    return cast(Tensor, apply_uncompiled(_Recomputed, function, len(inputs), chunk_len, *inputs, *parameters))
+
+
+class _Recomputed(torch.autograd.Function):
+    """See `recomputed`."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], num_inputs: int, chunk_len: int, *tensors: Tensor) -> Tensor:
+        inputs = tensors[:num_inputs]
+        ctx.function, ctx.num_inputs, ctx.chunk_len = function, num_inputs, chunk_len
+        ctx.replay = Replay(inputs[0].device)
+        ctx.save_for_backward(*tensors)
+        out: Tensor | None = None
+        with autocast_as_now(inputs[0].device.type):
+            for part in chunk_slices(inputs[0].shape[1], chunk_len):
+                piece = function(*(one[:, part] for one in inputs))
+                if out is None:
+                    out = piece.new_empty(*inputs[0].shape[:2], piece.shape[2])
+                out[:, part] = piece
+        assert out is not None
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, count = ctx.saved_tensors, ctx.num_inputs
+        needed = ctx.needs_input_grad[3:]
+        inputs, parameters = tensors[:count], [one for one in tensors[count:] if one.requires_grad]
+        grads = [torch.empty_like(one) if wanted else None for one, wanted in zip(inputs, needed, strict=False)]
+        sums = Sums(len(parameters))
+        with ctx.replay:
+            for part in chunk_slices(inputs[0].shape[1], ctx.chunk_len):
+                pieces = [
+                    one[:, part].detach().requires_grad_(wanted) for one, wanted in zip(inputs, needed, strict=False)
+                ]
+                with torch.enable_grad():
+                    out = ctx.function(*pieces)
+                asked = [one for one in pieces if one.requires_grad]
+                found = torch.autograd.grad(out, [*asked, *parameters], grad[:, part], allow_unused=True)
+                of_pieces = iter(found)
+                for one in grads:
+                    if one is not None:
+                        piece = next(of_pieces)
+                        one[:, part] = 0.0 if piece is None else piece
+                sums.add(found[len(asked) :])
+        of_parameters = iter(sums.totals)
+        others = [next(of_parameters) if one.requires_grad else None for one in tensors[count:]]
+        return None, None, None, *grads, *others
+
+
+class Sums:
+    """Gradients of the same tensors, from chunk to chunk."""
+
+    def __init__(self, count: int) -> None:
+        self.totals: list[Tensor | None] = [None] * count
+        self._ours = [False] * count
+
+    def add(self, found: Sequence[Tensor | None]) -> None:
+        for place, one in enumerate(found):
+            total = self.totals[place]
+            if total is None or one is None:
+                self.totals[place] = one if total is None else total
+            elif self._ours[place]:
+                total.add_(one)
+            else:  # the first sum makes a tensor that nobody else has
+                self.totals[place], self._ours[place] = total + one, True
+
+
+def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> AbstractContextManager[Any]:
+    """Autocast as it stands or stood, but without its cache of weights.
+
+    The cache would remember a weight's copy from the forward pass, where it had no gradient, and give it to the replay.
+    """
+    enabled, dtype = like or (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+    return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+
+class Replay(AbstractContextManager[None]):
+    """Random numbers and autocast as they stood when this was made; undone on leaving."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._autocast_state = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+        self._cpu_state = torch.get_rng_state()
+        self._device_state = None
+        if device.type != "cpu":
+            self._device_state = torch.get_device_module(device).get_rng_state(device)
+        self._open: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        kind = self._device.type
+        devices = [] if self._device_state is None else [self._device]
+        self._open = [
+            torch.random.fork_rng(devices, device_type=kind if devices else "cuda"),
+            autocast_as_now(kind, self._autocast_state),
+        ]
+        for one in self._open:
+            one.__enter__()
+        torch.set_rng_state(self._cpu_state)
+        if self._device_state is not None:
+            torch.get_device_module(self._device).set_rng_state(self._device_state, self._device)
+
+    def __exit__(self, *error: Any) -> None:
+        for one in reversed(self._open):
+            one.__exit__(*error)
+        self._open = []

@@ -1,0 +1,1 @@
+"""The duplication task of the Reformer paper: 0w0w."""

@@ -1,0 +1,128 @@
+"""Learning the duplication task: a second half that repeats the first, judged by how much of it is right."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.data.duplication import DuplicationData, DuplicationStream, held_out
+from manyheads.data.preparing import Progress
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.errors import ConfigError
+from manyheads.evaluation.duplication import evaluate_duplication
+from manyheads.tasks.text.objective import begin_hashing
+from manyheads.tasks.text.settings import TextConfig
+from manyheads.training.record.report import ValidationReport
+from manyheads.training.run.objective import Translate
+from manyheads.training.run.signals import StopFlag
+
+__all__ = ["DuplicationJudge", "DuplicationObjective", "open_objective"]
+
+
+def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None = None) -> DuplicationObjective:
+    """See `tasks.runs.open_objective`. The sequences are computed, so nothing is read or written."""
+    return DuplicationObjective(config)
+
+
+class DuplicationObjective:
+    """0w0w for a language model; `data.lanes` sequences of `data.segment_len` tokens a step.
+
+    Args: config: of the run.
+
+    Raises: ConfigError: the length is odd, or the model knows too few ids.
+    """
+
+    def __init__(self, config: TextConfig) -> None:
+        self.data = DuplicationData(config.seed, config.data.segment_len)
+        needed = self.data.vocabulary.vocab_size
+        size = config.model.vocab_size or needed
+        if size < needed:
+            raise ConfigError(f"model.vocab_size is {size}; the duplication task has {needed} ids, set it to 0.")
+        self.config = replace(config, model=replace(config.model, vocab_size=size))
+        self.stream = DuplicationStream(config.data, config.seed)
+
+    @property
+    def model_config(self) -> TransformerXLConfig | ReformerConfig:
+        """See `Objective.model_config`."""
+        return self.config.model
+
+    @property
+    def generation(self) -> GenerationSettings:
+        """See `Objective.generation`."""
+        return self.config.generation
+
+    @property
+    def next_command(self) -> str:
+        """See `Objective.next_command`."""
+        hashes = self.config.model.hash_rounds is not None
+        return "evaluate {run} --num-hashes full 8 4 2 1" if hashes else "evaluate {run}"
+
+    def describe(self) -> str:
+        """See `Objective.describe`."""
+        return f"{self.data.describe()}\n{self.stream.describe()}"
+
+    def first_state(self, model: LanguageModel) -> Any:
+        """See `Objective.first_state`."""
+        return model.start(1, projected=False)
+
+    def begin(self, model: LanguageModel, lanes: int, seed: int) -> Any:
+        """See `Objective.begin`."""
+        return begin_hashing(self.config, model, lanes, seed)
+
+    def judge(
+        self, model: LanguageModel, device: torch.device, stop: StopFlag, translate: Translate | None
+    ) -> DuplicationJudge:
+        """See `Objective.judge`."""
+        return DuplicationJudge(model, self.config, device, stop)
+
+    def lighter(self) -> str:
+        """See `Objective.lighter`."""
+        data = self.config.data
+        return (
+            f"(data.lanes {data.lanes}, data.segment_len {data.segment_len}, data.accumulate {data.accumulate}): lower"
+            " one of the first two, or raise accumulate; either makes it a new run."
+        )
+
+
+class DuplicationJudge:
+    """Judges a model on sequences that it has never seen.
+
+    Args:
+        model: a composite.
+        config: of the run.
+        device: where the model is.
+        stop: looked at between batches.
+    """
+
+    def __init__(self, model: LanguageModel, config: TextConfig, device: torch.device, stop: StopFlag) -> None:
+        self._model = model
+        self._config = config
+        self._device = device
+        self._stop = stop
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to validate on: always."""
+        return True
+
+    def run(self, step: int) -> ValidationReport | None:
+        """See `Judge.run`."""
+        config = self._config
+        rows = max(1, config.data.lanes // config.data.accumulate)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+            found = evaluate_duplication(
+                self._model,
+                held_out(config.seed, "valid", config.data.segment_len, rows),
+                device=self._device,
+                stop=lambda: bool(self._stop),
+            )
+        if found is None:
+            return None
+        loss = found.nats_per_token
+        return ValidationReport(step=step, loss=loss, perplexity=math.exp(min(loss, 700.0)), accuracy=found.accuracy)

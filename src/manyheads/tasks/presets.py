@@ -1,0 +1,294 @@
+"""Whole runs by name: model, data and loop together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from manyheads.architectures.reformer import presets as reformer_models
+from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.architectures.transformer import presets as models
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.architectures.transformer_xl import presets as xl_models
+from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.evaluation.reading import Reading
+from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
+from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
+from manyheads.text.settings import TokenizerSettings
+from manyheads.training.settings import OptimiserSettings, RunConfig, ScheduleSettings, TrainingSettings
+
+__all__ = [
+    "PRESETS",
+    "SIZED_BY_PRECISION",
+    "base",
+    "big",
+    "copy",
+    "debug",
+    "demo",
+    "duplication",
+    "reformer_debug",
+    "reformer_demo",
+    "tiny",
+    "xl_debug",
+    "xl_demo",
+]
+
+
+def debug() -> TrainConfig:
+    """Every part of a run in under 5 seconds on a CPU: the copy task, two small layers, twenty steps."""
+    return TrainConfig(
+        run_dir="runs/debug",
+        precision="fp32",
+        num_threads=1,
+        data=DataSettings(
+            path="copy-task", max_tokens=512, max_source_len=128, max_target_len=128, accumulate=2, num_train_pairs=500
+        ),
+        tokenizer=TokenizerSettings(kind="word", vocab_size=32),
+        model=models.debug(),
+        optimiser=OptimiserSettings(learning_rate=3e-3, clip_norm=1.0),
+        schedule=ScheduleSettings(kind="inverse_sqrt", warmup_steps=10),
+        training=TrainingSettings(max_steps=20, log_every=5, save_every=10, ema_decay=0.99, keep=2),
+        validation=ValidationSettings(every_steps=10, bleu_sentences=8, num_samples=2),
+        decoding=DecodingSettings(num_beams=2, max_len_offset=10),
+    )
+
+
+def copy() -> TrainConfig:
+    """The copy task (Annotated Transformer): unseen sequences are copied exactly in under a minute on two cores."""
+    return TrainConfig(
+        run_dir="runs/copy",
+        precision="fp32",
+        num_threads=1,
+        data=DataSettings(path="copy-task", max_tokens=768, max_source_len=32, max_target_len=32),
+        tokenizer=TokenizerSettings(kind="word", vocab_size=64),
+        model=TransformerConfig(
+            d_model=64,
+            num_heads=4,
+            d_ff=128,
+            num_encoder_layers=2,
+            num_decoder_layers=2,
+            dropout=0.0,
+            norm_position="pre",
+        ),
+        optimiser=OptimiserSettings(learning_rate=5e-3, clip_norm=1.0),
+        schedule=ScheduleSettings(kind="cosine", warmup_steps=50),
+        training=TrainingSettings(max_steps=500, label_smoothing=0.0, log_every=20, save_every=250, keep=2),
+        validation=ValidationSettings(every_steps=250, bleu_sentences=100, num_samples=3),
+        decoding=DecodingSettings(num_beams=1, max_len_offset=10),
+    )
+
+
+def demo(precision: str = "bf16") -> TrainConfig:
+    """A translator from 60,000 embedded sentence pairs in five minutes on two cores.
+
+    Small batches and Muon, because only a few passes over the data fit into the time. See EXPERIMENTS.md.
+
+    Args: precision: of the run. In fp32 a machine has a quarter of the speed or less, and a smaller model learns more
+        in the same time.
+    """
+    is_fast = precision == "bf16"
+    return TrainConfig(
+        run_dir="runs/demo",
+        data=DataSettings(max_tokens=2048, max_source_len=128, max_target_len=128, pad_to_multiple=2),
+        tokenizer=TokenizerSettings(vocab_size=6000),
+        model=TransformerConfig(
+            d_model=256 if is_fast else 192,
+            num_heads=4,
+            d_ff=1024 if is_fast else 768,
+            num_encoder_layers=3,
+            num_decoder_layers=3,
+            dropout=0.0,
+            norm_position="pre",
+        ),
+        optimiser=OptimiserSettings(
+            name="muon",
+            learning_rate=6e-3 if is_fast else 0.01,
+            muon_learning_rate=0.02 if is_fast else 0.03,
+            clip_norm=1.0,
+        ),
+        schedule=ScheduleSettings(kind="linear", warmup_steps=50 if is_fast else 20),
+        training=TrainingSettings(max_steps=0, max_minutes=5.0, log_every=20, save_every=500, keep=2),
+        validation=ValidationSettings(every_steps=500, bleu_sentences=100, num_samples=3),
+        decoding=DecodingSettings(num_beams=4, max_len_offset=20),
+    )
+
+
+def tiny() -> TrainConfig:
+    """Multi30k as in Wu et al. 2021 (ACL), sec. 4.1: joint BPE of 10K, Adam at 0.005, 8,000 updates, beam 5.
+
+    data.path must be set to the prepared corpus.
+    """
+    return TrainConfig(
+        run_dir="runs/tiny",
+        data=DataSettings(max_tokens=8192, max_source_len=128, max_target_len=128),
+        tokenizer=TokenizerSettings(vocab_size=10_000),
+        model=models.tiny(),
+        optimiser=OptimiserSettings(learning_rate=5e-3, beta2=0.98, eps=1e-9),
+        schedule=ScheduleSettings(kind="inverse_sqrt", warmup_steps=2000),
+        training=TrainingSettings(max_steps=8000, log_every=50, save_every=400, keep=10),
+        validation=ValidationSettings(every_steps=400, bleu_sentences=200),
+        decoding=DecodingSettings(num_beams=5),
+    )
+
+
+def base() -> TrainConfig:
+    """Vaswani et al. 2017, table 3 "base" and sec. 5: 25K + 25K tokens a step, Noam with 4,000, 100K steps."""
+    return TrainConfig(
+        run_dir="runs/base",
+        data=DataSettings(max_tokens=25_000),
+        tokenizer=TokenizerSettings(vocab_size=37_000),
+        model=models.base(),
+        training=TrainingSettings(max_steps=100_000, save_every=1500, keep=5),
+        validation=ValidationSettings(every_steps=1500),
+    )
+
+
+def big() -> TrainConfig:
+    """Vaswani et al. 2017, table 3 "big": 300K steps, the last 20 checkpoints for averaging."""
+    small = base()
+    training = replace(small.training, max_steps=300_000, keep=20)
+    return replace(small, run_dir="runs/big", model=models.big(), training=training)
+
+
+def xl_debug() -> TextConfig:
+    """A language model's run in seconds on a CPU: a little Transformer-XL on the bytes of the embedded novel."""
+    return TextConfig(
+        run_dir="runs/xl-debug",
+        precision="fp32",
+        num_threads=1,
+        data=SegmentSettings(lanes=4, segment_len=16, accumulate=2),
+        model=xl_models.debug(),
+        optimiser=OptimiserSettings(learning_rate=3e-3, clip_norm=1.0),
+        schedule=ScheduleSettings(kind="inverse_sqrt", warmup_steps=10),
+        training=TrainingSettings(
+            max_steps=20, label_smoothing=0.0, log_every=5, save_every=10, ema_decay=0.99, keep=2
+        ),
+        validation=TextValidationSettings(every_steps=10, sample_tokens=40, prompt="He "),
+        reading=Reading(segment_len=32, memory_len=32, max_tokens=2000),
+    )
+
+
+def xl_demo(precision: str = "bf16") -> TextConfig:
+    """Crime and Punishment, byte by byte, in ten minutes on two cores; a sample is printed as it learns.
+
+    Muon, as in `demo`.
+
+    Args: precision: of the run. In fp32 there is time for few passes over the novel, and dropout would slow learning.
+    """
+    model = xl_models.demo()
+    if precision != "bf16":
+        model = replace(model, dropout=0.0)
+    return TextConfig(
+        run_dir="runs/xl-demo",
+        data=SegmentSettings(lanes=16, segment_len=128),
+        model=model,
+        optimiser=OptimiserSettings(name="muon", learning_rate=3e-3, muon_learning_rate=0.02, clip_norm=1.0),
+        schedule=ScheduleSettings(kind="linear", warmup_steps=50),
+        training=TrainingSettings(
+            max_steps=0, max_minutes=10.0, label_smoothing=0.0, log_every=20, save_every=200, keep=2
+        ),
+        validation=TextValidationSettings(every_steps=200, sample_tokens=300, prompt="Raskolnikov "),
+        reading=Reading(segment_len=128, memory_len=256, max_tokens=20_000),
+        generation=GenerationSettings(temperature=0.8),
+    )
+
+
+def reformer_debug() -> TextConfig:
+    """A Reformer's run in seconds on a CPU: two small layers, local and hashed, on the bytes of the embedded novel."""
+    small = xl_debug()
+    return replace(
+        small,
+        run_dir="runs/reformer-debug",
+        data=SegmentSettings(lanes=4, segment_len=48, accumulate=2),
+        model=reformer_models.debug(),
+        validation=TextValidationSettings(every_steps=10, sample_tokens=20, prompt="He "),
+        reading=Reading(segment_len=64, max_tokens=2000),
+    )
+
+
+def reformer_demo(precision: str = "bf16") -> TextConfig:
+    """Crime and Punishment in pieces of 16,384 bytes, on two cores; each byte sees what its chapter says before it.
+
+    Three local layers for near positions and a hashed layer for far ones, as in trax's enwik8 model.
+
+    Args: precision: of the run. In fp32 the pieces are 4,096 bytes long: ten minutes are enough for only about 180
+        steps of 16,384 bytes, and the number of steps decides.
+    """
+    length, side = (16_384, 128) if precision == "bf16" else (4_096, 64)
+    return TextConfig(
+        run_dir="runs/reformer-demo",
+        data=SegmentSettings(lanes=1, segment_len=length),
+        model=ReformerConfig(
+            d_model=192,
+            num_heads=4,
+            head_dim=48,
+            d_ff=768,
+            num_layers=4,
+            layers=("local", "local", "lsh", "local"),
+            max_len=length,
+            axial_shape=(side, side),
+            axial_dims=(96, 96),
+            local_chunk_len=64,
+            chunk_len=64,
+            num_hashes=2,
+            ff_chunk_len=4096,
+            dropout=0.0,
+        ),
+        optimiser=OptimiserSettings(name="muon", learning_rate=3e-3, muon_learning_rate=0.02, clip_norm=1.0),
+        schedule=ScheduleSettings(kind="linear", warmup_steps=20),
+        training=TrainingSettings(
+            max_steps=0, max_minutes=10.0, label_smoothing=0.0, log_every=10, save_every=50, keep=2
+        ),
+        validation=TextValidationSettings(
+            every_steps=50 if precision == "bf16" else 200, sample_tokens=300, prompt="Raskolnikov "
+        ),
+        reading=Reading(segment_len=length, lanes=1, max_tokens=16_384),
+        generation=GenerationSettings(temperature=0.8),
+    )
+
+
+def duplication() -> TextConfig:
+    """The duplication task of Kitaev et al. 2020, sec. 5.1, at length 256: one layer, d_model 256, four hashes."""
+    return TextConfig(
+        run_dir="runs/duplication",
+        precision="fp32",
+        data=SegmentSettings(path=DUPLICATION, lanes=32, segment_len=256),
+        model=ReformerConfig(
+            d_model=256,
+            num_heads=4,
+            d_ff=1024,
+            num_layers=1,
+            layers=("lsh",),
+            positions="learned",  # axial ones cannot point back by one distance across the ends of their rows
+            max_len=256,
+            chunk_len=32,
+            num_hashes=4,
+            dropout=0.0,
+        ),
+        optimiser=OptimiserSettings(learning_rate=1e-3, clip_norm=1.0),
+        schedule=ScheduleSettings(kind="constant", warmup_steps=200),
+        training=TrainingSettings(
+            max_steps=0, max_minutes=45.0, label_smoothing=0.0, log_every=100, save_every=500, keep=2
+        ),
+        validation=TextValidationSettings(every_steps=500, num_samples=0),
+    )
+
+
+PRESETS: dict[str, Callable[..., RunConfig]] = {
+    "debug": debug,
+    "copy": copy,
+    "demo": demo,
+    "tiny": tiny,
+    "base": base,
+    "big": big,
+    "xl-debug": xl_debug,
+    "xl-demo": xl_demo,
+    "reformer-debug": reformer_debug,
+    "reformer-demo": reformer_demo,
+    "duplication": duplication,
+}
+
+SIZED_BY_PRECISION = frozenset({"demo", "reformer-demo", "xl-demo"})
+"""Presets whose functions take the precision of the run: how much can be learned in some minutes depends on it."""

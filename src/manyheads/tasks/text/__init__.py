@@ -1,0 +1,1 @@
+"""Language modelling: a text, likelihood of each next token."""

@@ -1,0 +1,101 @@
+"""The text that a language model is scored on: a file, prepared data, an embedded text, or the run's own data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.config.build import build
+from manyheads.data.corpora.novel import load_novel
+from manyheads.data.prepared_text import NOVEL, open_text
+from manyheads.data.settings import SegmentSettings
+from manyheads.data.texts import TextFiles
+from manyheads.data.token_store import TokenStore
+from manyheads.decoding.generator import Generator
+from manyheads.errors import ConfigError, DataError
+from manyheads.files.guarded import check_no_link
+from manyheads.tasks.held_out import own_data
+from manyheads.text.id_vocabulary import IdVocabulary
+from manyheads.text.settings import VocabularySettings
+
+__all__ = ["HeldText", "held_text"]
+
+
+@dataclass(frozen=True)
+class HeldText:
+    """A text to be scored. counts: of the whole text, by unit."""
+
+    name: str
+    store: TokenStore
+    counts: dict[str, int]
+
+
+def held_text(
+    generator: Generator, model: str, *, text: str | None = None, data: str | None = None, split: str | None = None
+) -> HeldText:
+    """The text that a language model is scored on.
+
+    Args:
+        generator: of the model; its vocabulary encodes the text.
+        model: the folder of the model or of its run.
+        text: a text file; excludes `data` and `split`.
+        data: prepared data or an embedded text; None: that of the run.
+        split: `test`, `valid` or `train`; None: `test` if there is one, else `valid`.
+
+    Raises: DataError, ConfigError: there is no such text, or it was prepared with another vocabulary.
+    """
+    if text is not None:
+        return _text_file(generator, text)
+    folder = Path(model)
+    path = data or own_data(model)[0]
+    cache = next((place / "data" for place in (folder, folder.absolute().parent) if (place / "data").is_dir()), None)
+    if cache is not None:
+        check_no_link(cache)  # an embedded text may have to be prepared there again
+    vocabulary = generator.vocabulary
+    if path.startswith("embedded:") and cache is None:
+        return _embedded(generator, path, split)
+    # The way to make one counts only for the embedded text, which is made of what these settings can name.
+    known = {"level": vocabulary.kind, "documents": vocabulary.documents} if vocabulary.is_text else {}
+    found = open_text(SegmentSettings(path=path), build(VocabularySettings, known), cache or Path())
+    if found.vocabulary.digest != vocabulary.digest:
+        raise ConfigError(
+            f"{path} was prepared with another vocabulary ({found.vocabulary.digest[:12]}) than the model's"
+            f" ({vocabulary.digest[:12]}); give the text itself by --text."
+        )
+    stores = {"test": found.test, "valid": found.valid, "train": found.train}
+    for name in [split] if split else ["test", "valid"]:
+        store = stores[name]
+        if store is not None and len(store):
+            return HeldText(f"{path} {name}", store, found.counts(name))
+    raise DataError(f"{path} has no {split or 'test or valid'} text; give one by --text.")
+
+
+def _embedded(generator: Generator, path: str, split: str | None) -> HeldText:
+
+    if path != NOVEL:
+        raise ConfigError(f"There is no embedded text {path!r}; the embedded one is {NOVEL}.")
+    content = dict(zip(("train", "valid", "test"), load_novel().values(), strict=True))[split or "test"]
+    return _encoded(generator, f"{path} {split or 'test'}", content)
+
+
+def _text_file(generator: Generator, name: str) -> HeldText:
+
+    if isinstance(generator.vocabulary, IdVocabulary):
+        raise ConfigError("--text is a text, but the model knows ids; give --data, a folder made by prepare --format.")
+    content = b"".join(
+        block for block, _ in TextFiles(paths=[name]).read(as_bytes=generator.vocabulary.kind == "bytes")
+    )
+    return _encoded(generator, name, content)
+
+
+def _encoded(generator: Generator, name: str, content: bytes) -> HeldText:
+
+    vocabulary = generator.vocabulary
+    ids = list(content) if vocabulary.kind == "bytes" else vocabulary.encode(content.decode("utf-8"))
+    counts = {
+        "bytes": len(content),
+        "characters": len(content.decode("utf-8", "replace")),
+        "words": len(content.split()),
+        "lines": content.count(b"\n"),
+    }
+    return HeldText(name, TokenStore.from_lists([ids], vocabulary.vocab_size), counts)

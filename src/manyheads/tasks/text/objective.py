@@ -1,0 +1,223 @@
+"""Learning the next token of a text: lanes of segments with memory, judged by likelihood, shown by samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.data.prepared_text import TextData, open_text
+from manyheads.data.preparing import Progress
+from manyheads.data.segments import SegmentStream
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.generator import Generator
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.errors import ConfigError
+from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.evaluation.likelihood import Likelihood
+from manyheads.tasks.text.settings import TextConfig
+from manyheads.text.id_vocabulary import IdVocabulary
+from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.run.objective import Translate
+from manyheads.training.run.signals import StopFlag
+
+__all__ = ["LanguageObjective", "TextJudge", "begin_hashing", "open_objective"]
+
+
+def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None = None) -> LanguageObjective:
+    """See `tasks.runs.open_objective`."""
+    return LanguageObjective(config, data_dir, progress)
+
+
+NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
+
+
+class LanguageObjective:
+    """A text for a language model.
+
+    Args:
+        config: of the run.
+        data_dir: where an embedded text is prepared, and found again by a resumed run.
+        progress: told how far that is.
+
+    Raises: DataError, ConfigError, SaveError: the data cannot be used.
+    """
+
+    def __init__(self, config: TextConfig, data_dir: Path, progress: Progress | None = None) -> None:
+        self.data = open_text(config.data, config.vocabulary, data_dir, progress=progress)
+        vocabulary = self.data.vocabulary
+        if config.model.vocab_size and config.model.vocab_size < vocabulary.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size is {config.model.vocab_size}, but the vocabulary of {self.data.path} has"
+                f" {vocabulary.vocab_size} ids; set it to 0, which takes them all."
+            )
+        size = config.model.vocab_size or vocabulary.vocab_size
+        self.config = replace(config, model=replace(config.model, vocab_size=size))
+        self.stream = SegmentStream(
+            self.data.train,
+            config.data,
+            config.seed,
+            end_id=vocabulary.end_id,
+            begin_id=vocabulary.begin_id,
+            ext_len=getattr(config.model, "ext_len", 0),
+        )
+
+    @property
+    def model_config(self) -> TransformerXLConfig | ReformerConfig:
+        """See `Objective.model_config`."""
+        return self.config.model
+
+    @property
+    def generation(self) -> GenerationSettings:
+        """See `Objective.generation`."""
+        return self.config.generation
+
+    @property
+    def next_command(self) -> str:
+        """See `Objective.next_command`."""
+        return "generate {run}" if self.data.vocabulary.is_text else "generate {run} --output FILE"
+
+    def describe(self) -> str:
+        """See `Objective.describe`."""
+        lines = [self.data.describe(), self.stream.describe()]
+        count, valid = self.config.reading.max_tokens, self.data.valid
+        if valid is not None and 0 < count < len(valid):
+            lines.append(
+                f"validation reads the first {count:,} of {len(valid):,} tokens, because reading.max_tokens is {count};"
+                " 0 reads all"
+            )
+        return "\n".join(lines)
+
+    def first_state(self, model: LanguageModel) -> Any:
+        """See `Objective.first_state`."""
+        return model.start(1, projected=False)
+
+    def begin(self, model: LanguageModel, lanes: int, seed: int) -> Any:
+        """See `Objective.begin`."""
+        return begin_hashing(self.config, model, lanes, seed)
+
+    def judge(
+        self, model: LanguageModel, device: torch.device, stop: StopFlag, translate: Translate | None
+    ) -> TextJudge:
+        """See `Objective.judge`."""
+        return TextJudge(model, self.data, self.config, device, translate, stop)
+
+    def lighter(self) -> str:
+        """See `Objective.lighter`."""
+        data, model = self.config.data, self.config.model
+        more = min(2 * data.accumulate, data.lanes)
+        sizes = {"data.lanes": data.lanes, "data.segment_len": data.segment_len}
+        sizes |= {f"model.{name}": size for name, size in model.context_settings.items()}
+        named = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        return (
+            f"({named}, data.accumulate {data.accumulate}): lower one of the first"
+            f" {'three' if len(sizes) == 3 else 'two'}, or raise accumulate to {more}, which"
+            " splits each step into smaller parts; either makes it a new run."
+        )
+
+
+def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: int) -> Any:
+    """A state that holds the seed of the first hashes of an epoch, for models that hash; None for others.
+
+    The seed goes on with the state from call to call, and so into checkpoints.
+    """
+    return model.start(lanes, projected=False, hash_seed=seed) if config.model.draws_hashes else None
+
+
+class TextJudge:
+    """Judges a language model on held-out text.
+
+    Args:
+        model: a composite.
+        data: its validation text.
+        config: how it is read, what is written.
+        device: where the model is.
+        write: prompts to continuations; None takes the model's own generator.
+        stop: looked at between segments.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        data: TextData,
+        config: TextConfig,
+        device: torch.device,
+        write: Translate | None,
+        stop: StopFlag,
+    ) -> None:
+        self._model = model
+        self._data = data
+        self._config = config
+        self._device = device
+        self._write = write or self._writer()
+        self._stop = stop
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self._data.valid is not None and len(self._data.valid) > 0
+
+    def _writer(self) -> Translate:
+        config = self._config
+        settings = replace(
+            config.generation, max_new_tokens=config.validation.sample_tokens, min_new_tokens=0, num_return_sequences=1
+        )
+        generator = Generator(self._model, self._data.vocabulary, settings, self._device, config.precision)
+
+        def write(prompts: list[str], stop: Callable[[], bool]) -> list[str]:
+            return generator.generate(prompts, stop_asked=stop)
+
+        return write
+
+    def run(self, step: int) -> ValidationReport | None:
+        """See `Judge.run`."""
+        valid, vocabulary = self._data.valid, self._data.vocabulary
+        assert valid is not None
+        self._model.eval()
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
+            found = evaluate_text(
+                self._model,
+                valid,
+                self._config.reading,
+                end_id=vocabulary.end_id,
+                begin_id=vocabulary.begin_id,
+                device=self._device,
+                stop=lambda: bool(self._stop),
+            )
+        if found is None:
+            return None
+        prompts = [self._config.validation.prompt] * self._config.validation.num_samples
+        if prompts and not vocabulary.is_text:
+            return self._report(step, found, (Sample(source="", text=NO_TEXT),))
+        try:
+            texts = self._write(prompts, lambda: bool(self._stop)) if prompts else []
+        except SearchStopped:
+            return None
+        samples = tuple(Sample(source=prompt, text=text) for prompt, text in zip(prompts, texts, strict=True))
+        return self._report(step, found, samples)
+
+    def _report(self, step: int, found: Likelihood, samples: tuple[Sample, ...]) -> ValidationReport:
+        loss = found.nats_per_token
+        return ValidationReport(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)),
+            bits_per_byte=self._bits_per_byte(found),
+            samples=samples,
+        )
+
+    def _bits_per_byte(self, found: Likelihood) -> float | None:
+        """Of the whole text; of a part only where every token is a byte, since nobody counted the bytes of a part."""
+        vocabulary = self._data.vocabulary
+        if isinstance(vocabulary, IdVocabulary) and vocabulary.form != "bytes":
+            return None  # an id takes two bytes in the file, which says nothing of what is in it
+        if not self._config.reading.max_tokens:
+            return bits_per(found.nll_sum, self._data.counts("valid")["bytes"])
+        are_bytes = vocabulary.kind in ("bytes", "ids") and vocabulary.end_id is None
+        return bits_per(found.nll_sum, found.num_tokens) if are_bytes else None

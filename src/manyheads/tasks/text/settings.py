@@ -1,0 +1,105 @@
+"""Settings of a run that learns a language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.config.checks import at_least, check
+from manyheads.data.settings import DUPLICATION, SegmentSettings
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.errors import ConfigError
+from manyheads.evaluation.reading import Reading
+from manyheads.text.settings import VocabularySettings
+from manyheads.training.settings import JudgingSettings, RunConfig
+
+__all__ = ["TextConfig", "TextValidationSettings"]
+
+MOST_ABOVE = 15
+"""Tokens by which a segment of varied length may be longer than segment_len (`data.lanes`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextValidationSettings(JudgingSettings):
+    """How language models are judged: by the likelihood of held-out text, and by what they write.
+
+    Args:
+        sample_tokens: length of each sample.
+        prompt: what samples continue; empty begins a text.
+    """
+
+    num_samples: int = 1
+    sample_tokens: int = 200
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, "validation.", at_least(1), "sample_tokens")
+        if self.best_by != "loss":
+            raise ConfigError(
+                f"validation.best_by is {self.best_by!r}; a language model has no score but its 'loss'.",
+                fields=["best_by"],
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(RunConfig):
+    """A language model's run, as `TrainConfig` is a translator's.
+
+    Raises: ConfigError: segments are longer than the model's positions, or memory is asked of a model without any.
+    """
+
+    data: SegmentSettings = field(default_factory=SegmentSettings)
+    vocabulary: VocabularySettings = field(default_factory=VocabularySettings)
+    model: TransformerXLConfig | ReformerConfig = field(default_factory=TransformerXLConfig)
+    validation: TextValidationSettings = field(default_factory=TextValidationSettings)
+    reading: Reading = field(default_factory=Reading)
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training.r_drop:
+            raise ConfigError(
+                f"training.r_drop is {self.training.r_drop}; it is for translators and parsers, set it to 0.",
+                fields=["training"],
+            )
+        if self.training.num_sampled and self.model.has_adaptive_softmax:
+            raise ConfigError(
+                f"training.num_sampled is {self.training.num_sampled}, and the model's softmax is adaptive; take one"
+                " of the two: set num_sampled to 0, or make the model's plain.",
+                fields=("training", "model"),
+            )
+        if not self.model.reads_forwards:
+            raise ConfigError(
+                "model.causal is false; an encoder cannot learn to generate, set it to true.", fields=["model"]
+            )
+        if self.model.longest_input is not None:
+            self._check_lengths(self.model.longest_input)
+        self.reading.attending(self.model)  # raises its own errors
+
+    @property
+    def task(self) -> Literal["duplication", "text"]:
+        """See `RunConfig.task`. Prepared ids make a text task one of ids, which has the same settings."""
+        return "duplication" if self.data.path == DUPLICATION else "text"
+
+    def _check_lengths(self, longest: int) -> None:
+        """The segment is the context of a model without memory, so it must fit into its positions."""
+        lengths = [("data", self.data.segment_len)]
+        if self.task != "duplication":  # its validation uses whole sequences, not `reading`
+            lengths.append(("reading", self.reading.segment_len))
+        for name, length in lengths:
+            if length > longest:
+                raise ConfigError(
+                    f"{name}.segment_len is {length:,}, but model.max_len {longest:,} positions are all that the model"
+                    " has; lower the first, or raise the second.",
+                    fields=(name, "model"),
+                )
+        most = self.data.segment_len + MOST_ABOVE
+        if self.data.segment_lengths == "varied" and most > longest:
+            raise ConfigError(
+                f"data.segment_lengths is 'varied', up to {most:,} tokens, above model.max_len {longest:,}; use"
+                " 'fixed', or raise max_len.",
+                fields=("data", "model"),
+            )

@@ -1,0 +1,1 @@
+"""Translation: sentence pairs, an encoder-decoder, BLEU and chrF."""

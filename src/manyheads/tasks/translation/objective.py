@@ -1,0 +1,122 @@
+"""Learning to translate, or to parse: pairs of sentences, judged by likelihood and by what the search makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.data.corpora.tatoeba import NUM_TRAIN
+from manyheads.data.prepared import TATOEBA, PreparedData, open_data
+from manyheads.data.preparing import Progress
+from manyheads.data.stream import TrainingStream
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.tasks.translation.validator import Validator, build_translate
+from manyheads.training.run.objective import Translate
+from manyheads.training.run.signals import StopFlag
+
+__all__ = ["TranslationObjective", "open_objective"]
+
+
+def open_objective(config: TrainConfig, data_dir: Path, progress: Progress | None = None) -> TranslationObjective:
+    """See `tasks.runs.open_objective`."""
+    return TranslationObjective(config, data_dir, progress)
+
+
+class TranslationObjective:
+    """Sentence pairs for an encoder-decoder.
+
+    Args:
+        config: of the run.
+        data_dir: where an embedded corpus is prepared, and found again by a resumed run.
+        progress: told how far that is.
+
+    Raises: DataError, ConfigError, SaveError: the data cannot be used.
+    """
+
+    def __init__(self, config: TrainConfig, data_dir: Path, progress: Progress | None = None) -> None:
+        self.data = open_data(config.data, config.tokenizer, config.seed, data_dir, progress=progress)
+        self.config = _resolve(config, self.data)
+        tokenizer = self.data.tokenizer
+        ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+        available = NUM_TRAIN if config.data.path == TATOEBA else len(self.data.train)
+        self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids, available=available)
+
+    @property
+    def model_config(self) -> TransformerConfig | ReformerSeq2SeqConfig:
+        """See `Objective.model_config`."""
+        return self.config.model
+
+    @property
+    def generation(self) -> DecodingSettings:
+        """See `Objective.generation`."""
+        return self.config.decoding
+
+    @property
+    def next_command(self) -> str:
+        """See `Objective.next_command`."""
+        return "translate {run}"
+
+    def describe(self) -> str:
+        """See `Objective.describe`."""
+        lines = [self.data.describe(), self.stream.describe()]
+        count, found = self.config.validation.bleu_sentences, len(self.data.valid_text)
+        verb = "translates" if self.data.task is None else "parses"
+        if 0 <= count < found:
+            lines.append(
+                f"validation {verb} the first {count} of {found} pairs, because validation.bleu_sentences is {count};"
+                f" -1 {verb} all. The validation loss covers all pairs"
+            )
+        return "\n".join(lines)
+
+    def first_state(self, model: Seq2Seq) -> None:
+        """See `Objective.first_state`."""
+
+    def begin(self, model: Seq2Seq, lanes: int, seed: int) -> None:
+        """See `Objective.begin`."""
+
+    def judge(self, model: Seq2Seq, device: torch.device, stop: StopFlag, translate: Translate | None) -> Validator:
+        """See `Objective.judge`."""
+        if translate is None and self.config.validation.bleu_sentences:
+            translate = build_translate(model, self.data, self.config, device)
+        return Validator(model, self.data, self.config, device, translate, stop)
+
+    def lighter(self) -> str:
+        """See `Objective.lighter`."""
+        accumulate = self.config.data.accumulate
+        return (
+            f"(data.max_tokens {self.config.data.max_tokens}, data.accumulate {accumulate}): lower max_tokens, or raise"
+            f" accumulate to {2 * accumulate}, which splits each step into smaller parts; either makes it a new run."
+        )
+
+
+def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
+    """Fill in the vocabulary sizes that were left to the tokenizer.
+
+    A parser's targets need few of its ids; unless all embeddings are one matrix, its decoder has no others.
+
+    Raises: ConfigError: the best checkpoint is to be found by a score that the data's task does not have, or a
+        vocabulary size is below the ids that occur in the data.
+    """
+    best_by, task = config.validation.best_by, "translation" if data.task is None else "parsing"
+    if best_by == ("f1" if data.task is None else "bleu"):
+        raise ConfigError(f"validation.best_by is {best_by!r}, but {data.path} is prepared for {task}.")
+    size = data.tokenizer.vocab_size
+    model = config.model
+    target_size = size if model.tie_embeddings == "all" else data.tokenizer.num_target_ids
+    sizes = (model.source_vocab_size or size, model.target_vocab_size or target_size)
+    for name, given, least in zip(
+        ("source_vocab_size", "target_vocab_size"), sizes, (size, data.tokenizer.num_target_ids), strict=True
+    ):
+        if given < least:
+            raise ConfigError(
+                f"model.{name} is {given:,}, but the tokenizer of {data.path} gives {least:,} ids on that side; set it"
+                " to 0, which takes them all."
+            )
+    return replace(config, model=replace(model, source_vocab_size=sizes[0], target_vocab_size=sizes[1]))

@@ -1,0 +1,57 @@
+"""Settings of a run that learns to translate or to parse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.config.checks import at_least, check
+from manyheads.data.settings import DataSettings
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError
+from manyheads.text.settings import TokenizerSettings
+from manyheads.training.settings import JudgingSettings, RunConfig
+
+__all__ = ["TrainConfig", "ValidationSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings(JudgingSettings):
+    """How translators and parsers are judged.
+
+    Args:
+        bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF, or of a parser
+            for F1; 0 skips it; -1 is all.
+        bleu_tokenize: BLEU's tokenizer: `none` for text that is tokenised already, `13a` (sacreBLEU's default) else.
+    """
+
+    bleu_sentences: int = 500
+    bleu_tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, "validation.", at_least(-1), "bleu_sentences")
+        if self.best_by != "loss" and self.bleu_sentences == 0:
+            raise ConfigError(
+                f"validation.best_by is {self.best_by!r} but validation.bleu_sentences is 0; translate some, or use"
+                " 'loss'.",
+                fields=("best_by", "bleu_sentences"),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig):
+    """A translator's or parser's run: what presets, files and single options fill in, and `config.yaml` records."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    model: TransformerConfig | ReformerSeq2SeqConfig = field(default_factory=TransformerConfig)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    decoding: DecodingSettings = field(default_factory=DecodingSettings)
+
+    @property
+    def task(self) -> Literal["translation"]:
+        """See `RunConfig.task`. Prepared trees make it parsing, which has the same settings."""
+        return "translation"

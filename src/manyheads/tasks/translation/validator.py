@@ -1,0 +1,161 @@
+"""Held-out loss, and BLEU and chrF (of a parser F1) of the same search that `translate` uses."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.data.prepared import PreparedData
+from manyheads.data.stream import eval_batches
+from manyheads.decoding.fit import source_limit
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.translator import Translator
+from manyheads.errors import DataError
+from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
+from manyheads.evaluation.brackets import SIGNATURE
+from manyheads.evaluation.parses import judge_written
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.text.parsing import ParsingTask
+from manyheads.text.trees import format_tree
+from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.run.objective import Translate
+from manyheads.training.run.signals import StopFlag
+
+__all__ = ["Validator", "build_translate"]
+
+SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
+
+
+def build_translate(model: Seq2Seq, data: PreparedData, config: TrainConfig, device: torch.device) -> Translate:
+    """The search that `translate` uses, over the model as it is at the time of each call."""
+    translator = Translator(model, data.tokenizer, config.decoding, device=device, precision=config.precision)
+    return lambda texts, stop: translator.translate(texts, stop=stop)
+
+
+class Validator:
+    """Judges a model on held-out pairs.
+
+    Args:
+        model: forward gives an `Output`.
+        data: its validation pairs and texts.
+        config: budgets, precision, what to translate.
+        device: where the model is.
+        translate: source lines to target lines; None leaves out BLEU and chrF.
+        stop: looked at between batches.
+
+    Raises: DataError: a validation pair is too long; better now than hours later, at the first validation.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: PreparedData,
+        config: TrainConfig,
+        device: torch.device,
+        translate: Translate | None,
+        stop: StopFlag,
+    ) -> None:
+        self._model = model
+        self._data = data
+        self._config = config
+        self._device = device
+        self._translate = translate
+        self._stop = stop
+        if self:
+            self._refuse_too_long()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self._data.valid is not None and len(self._data.valid) > 0
+
+    def _refuse_too_long(self) -> None:
+        """Held-out text is judged whole, so what does not fit is neither cut nor left out unless that is asked for."""
+        store, config = self._data.valid, self._config
+        assert store is not None
+        max_len = getattr(self._model, "max_len", None)
+        budget = config.data.max_tokens if max_len is None else min(config.data.max_tokens, max_len)
+        why = "data.max_tokens" if budget == config.data.max_tokens else "the model's positions"
+        sides = [(side, getattr(store, f"{side}_lengths") + more, budget, why) for side, more in SPECIAL_TOKENS.items()]
+        count = config.validation.bleu_sentences
+        if self._translate is not None and config.decoding.too_long == "fail" and count:
+            searched = store.source_lengths[: count if count > 0 else None] + 1
+            sides.insert(0, ("source", searched, *source_limit(config.decoding, max_len)))
+        for side, lengths, limit, why in sides:
+            if len(lengths) and lengths.max() > limit:
+                raise DataError(
+                    f"Validation pair {int(lengths.argmax()) + 1} of {self._data.path} has {lengths.max()} {side}"
+                    f" tokens, but at most {limit} fit ({why}); shorten it, leave it out, or raise that limit."
+                )
+
+    def run(self, step: int) -> ValidationReport | None:
+        """Loss and scores now; None if the stop flag was raised meanwhile."""
+        self._model.eval()
+        loss = self._loss()
+        if loss is None:
+            return None
+        texts = self._data.valid_text
+        count = self._config.validation.bleu_sentences
+        texts = texts if count < 0 else texts[:count]
+        perplexity = math.exp(min(loss, 700.0))
+        if not texts or self._translate is None:
+            return ValidationReport(step=step, loss=loss, perplexity=perplexity)
+        try:
+            translations = self._translate([source for source, _ in texts], lambda: bool(self._stop))
+        except SearchStopped:
+            return None
+        references = [reference for _, reference in texts]
+        if self._data.task is not None:
+            return self._parses(step, loss, self._data.task, texts, translations)
+        bleu = corpus_bleu(translations, references, tokenize=self._config.validation.bleu_tokenize)
+        chrf = corpus_chrf(translations, references)
+        shown = zip(texts, translations, strict=True)
+        samples = [Sample(source=src, reference=ref, text=out) for (src, ref), out in shown]
+        return ValidationReport(
+            step=step,
+            loss=loss,
+            perplexity=perplexity,
+            bleu=bleu.value,
+            chrf=chrf.value,
+            bleu_signature=bleu.signature,
+            chrf_signature=chrf.signature,
+            samples=tuple(samples[: self._config.validation.num_samples]),
+        )
+
+    def _parses(
+        self, step: int, loss: float, task: ParsingTask, texts: list[tuple[str, str]], written: list[str]
+    ) -> ValidationReport:
+        """The report of a parser. texts: sentences and trees; written: what the model made of the sentences."""
+        report = judge_written(task, [sentence for sentence, _ in texts], written, [tree for _, tree in texts])
+        shown = list(zip(texts, report.trees, strict=True))[: self._config.validation.num_samples]
+        return ValidationReport(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)),
+            f1=report.all.f1,
+            exact_match=report.all.exact_match,
+            ill_formed=report.ill_formed,
+            brackets_signature=SIGNATURE,
+            samples=tuple(
+                Sample(source=sentence, reference=tree, text="" if found is None else format_tree(found))
+                for (sentence, tree), found in shown
+            ),
+        )
+
+    @torch.no_grad()
+    def _loss(self) -> float | None:
+        """Mean negative log-likelihood in nats a target token, without label smoothing."""
+        tokenizer, store = self._data.tokenizer, self._data.valid
+        assert store is not None
+        nll, num_tokens = 0.0, 0
+        ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+        for batch in eval_batches(store, self._config.data.max_tokens, **ids):
+            if self._stop:
+                return None
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
+                output = self._model(batch.to(self._device), chunk_tokens=self._config.training.chunk_tokens)
+            nll += float(output.nll_sum)
+            num_tokens += int(output.num_tokens)
+        return nll / max(num_tokens, 1)

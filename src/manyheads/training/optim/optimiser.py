@@ -1,0 +1,130 @@
+"""Adam, AdamW and Muon: fused if the device supports it, weight decay for matrices only, moments saved by parameter
+name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.distributed.shards import part_of
+from manyheads.errors import CheckpointError
+from manyheads.training.optim.muon import MuonWithAdam
+from manyheads.training.settings import OptimiserSettings
+
+__all__ = ["build_optimiser", "load_optimiser_tensors", "optimiser_tensors", "split_by_decay"]
+
+_ADAM_MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "step"})
+_MUON_MOMENTS = frozenset({"momentum_buffer"})
+
+
+def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return parameters with weight decay (matrices of linear layers) and without (embeddings, positions, norms,
+    biases).
+
+    A matrix that is an embedding anywhere has no decay, even if it is also a tied output matrix.
+    """
+    tables = {id(parameter) for module in model.modules() if _is_table(module) for parameter in module.parameters()}
+    decayed: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        decays = parameter.ndim >= 2 and id(parameter) not in tables
+        (decayed if decays else spared).append(parameter)
+    return decayed, spared
+
+
+def _is_table(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding) or type(module).__name__.endswith("Positions")
+
+
+def build_optimiser(model: nn.Module, settings: OptimiserSettings, precision: str = "fp32") -> torch.optim.Optimizer:
+    """Return an optimiser over all parameters of `model`, on their device.
+
+    Args: precision: of the run, `fp32` or `bf16`; Muon computes its matrix products in it.
+    """
+    decayed, spared = split_by_decay(model)
+    matrices = [parameter for parameter in decayed if parameter.ndim == 2] if settings.name == "muon" else []
+    taken = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in decayed if id(parameter) not in taken]
+    adam = _build_adam(others, spared, settings)
+    if not matrices:
+        return adam
+    return MuonWithAdam(
+        matrices,
+        adam,
+        rate_scale=settings.muon_learning_rate / settings.learning_rate,
+        momentum=settings.muon_momentum,
+        weight_decay=settings.weight_decay,
+        dtype=torch.bfloat16 if precision == "bf16" else None,
+    )
+
+
+def _build_adam(
+    decayed: list[nn.Parameter], spared: list[nn.Parameter], settings: OptimiserSettings
+) -> torch.optim.Optimizer:
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+    arguments: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "betas": (settings.beta1, settings.beta2),
+        "eps": settings.eps,
+    }
+    groups = [group for group in groups if group["params"]]
+    try:
+        return kind(groups, fused=True, **arguments)
+    except RuntimeError:  # this device or build has no fused kernel
+        return kind(groups, **arguments)
+
+
+def _moments_of(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> frozenset[str]:
+    by_muon = isinstance(optimiser, MuonWithAdam) and id(parameter) in optimiser.matrices
+    return _MUON_MOMENTS if by_muon else _ADAM_MOMENTS
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return moments and step counts as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, or `momentum_buffer.NAME`."""
+    tensors = {}
+    for name, parameter in named.items():
+        state = optimiser.state.get(parameter, {})
+        for key, value in state.items():
+            tensors[f"{key}.{name}"] = value
+    return tensors
+
+
+def load_optimiser_tensors(
+    optimiser: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    """Load the tensors that `optimiser_tensors` returned.
+
+    Raises: CheckpointError: a name or shape does not belong to this model.
+    """
+    states: dict[str, dict[str, Tensor]] = {}
+    for full_name, tensor in tensors.items():
+        key, _, name = full_name.partition(".")
+        if name not in named or key not in _moments_of(optimiser, named[name]):
+            raise CheckpointError(f"The optimiser's file has {full_name!r}, which does not belong to this run.")
+        parameter = named[name]
+        if key != "step" and tensor.shape != parameter.shape:
+            raise CheckpointError(
+                f"The optimiser's {full_name!r} has shape {tuple(tensor.shape)},"
+                f" the parameter {tuple(parameter.shape)}."
+            )
+        if not tensor.is_floating_point() or (key == "step" and tensor.numel() != 1):
+            raise CheckpointError(f"The optimiser's {full_name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}.")
+        states.setdefault(name, {})[key] = tensor
+    for name, state in states.items():
+        parameter = named[name]
+        if state.keys() != _moments_of(optimiser, parameter):
+            raise CheckpointError(f"The optimiser's file lacks a moment of {name!r}.")
+        moved: dict[str, Tensor] = {}
+        for key, tensor in state.items():
+            if key == "step":
+                # A fused or capturable optimiser counts steps on the device, the plain one on the CPU.
+                on_device = any(group.get("fused") or group.get("capturable") for group in optimiser.param_groups)
+                moved[key] = tensor.to(parameter.device if on_device else "cpu", copy=True)
+            else:
+                moved[key] = torch.empty_like(parameter, requires_grad=False).copy_(part_of(tensor, parameter))
+        optimiser.state[parameter] = moved

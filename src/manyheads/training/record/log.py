@@ -1,0 +1,245 @@
+"""metrics.jsonl, whose bytes do not depend on interruptions, and the plain text log."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from manyheads.files.faults import saving
+from manyheads.files.guarded import open_to_append
+from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
+
+__all__ = ["LogFile", "MetricsLog", "PlainReporter", "Reporters", "Stream", "format_seconds"]
+
+SILENT_SECONDS = 8.0
+"""After so long without a line, a step gets one though `log_every` does not ask for it."""
+
+
+class MetricsLog:
+    """Append-only file of one JSON object per line.
+
+    A checkpoint records the file's length. A resumed run truncates the file to it, so that every step is written once.
+    Values that depend on the clock belong in another file (timing.jsonl), because the bytes would differ otherwise. If
+    a
+    line cannot be written, it is written before the next one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._length: int | None = None  # of the complete lines in the file; None: the whole file
+        self._waiting = b""
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line; NaN and infinity, which JSON does not have, become null.
+
+        Raises: SaveError: the line could not be written yet.
+        """
+        plain = {key: _plain(value) for key, value in record.items()}
+        self._waiting += (json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        self._write(sync=False)
+
+    def flush(self) -> None:
+        """Write the lines of earlier failures.
+
+        Raises: SaveError: they still cannot be written.
+        """
+        if self._waiting:
+            self._write(sync=False)
+
+    def num_bytes(self) -> int:
+        """Return the file's length after syncing it.
+
+        Raises: SaveError: it could not be written or synced.
+        """
+        return self._write(sync=True)
+
+    def _write(self, *, sync: bool) -> int:
+        with saving(self.path, len(self._waiting)), open_to_append(self.path) as file:
+            if self._length is None or file.tell() < self._length:
+                self._length = file.tell()
+            elif file.tell() > self._length:
+                file.truncate(self._length)  # remove an incomplete line, for example after the disk was full
+            if self._waiting:
+                if file.write(self._waiting) < len(self._waiting):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._length += len(self._waiting)
+                self._waiting = b""
+            if sync:
+                os.fsync(file.fileno())
+            return self._length
+
+    def cut(self, num_bytes: int) -> bool:
+        """Truncate the file to `num_bytes`. Returns: False if the file is shorter, so that lines are lost.
+
+        Raises: SaveError: it could not be truncated.
+        """
+        with saving(self.path, 0), open_to_append(self.path) as file:
+            before = file.tell()
+            if before > num_bytes:
+                file.truncate(num_bytes)
+                os.fsync(file.fileno())
+        self._length, self._waiting = min(before, num_bytes), b""
+        return before >= num_bytes
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class LogFile:
+    """train.log as a text stream. A line that cannot be written is lost, which never ends a run.
+
+    Args:
+        path: the file, opened for appending.
+        warn: called once at the first lost line.
+
+    Raises: SaveError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._path = path
+        self._warn = warn
+        self._failed = False
+        with saving(path, 0):
+            self._file = open_to_append(path)
+
+    def write(self, text: str) -> None:
+        """Append the text immediately."""
+        try:
+            self._file.write(text.encode("utf-8", errors="backslashreplace"))
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                self._warn(f"{self._path} cannot be written ({error.strerror or error}); its lines are lost.")
+
+    def flush(self) -> None:
+        """Do nothing, because nothing is buffered."""
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            self._file.close()
+
+
+class Stream(Protocol):
+    """The destination of lines: a text file, or `LogFile`."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+class PlainReporter:
+    """Writes lines to a stream that is not a terminal, or to train.log: logged steps, and a step after eight silent
+    seconds.
+
+    Args:
+        stream: open text file.
+        timestamps: begin each line with date and time.
+        clock: returns seconds; any origin.
+    """
+
+    def __init__(
+        self, stream: Stream, *, timestamps: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._timestamps = timestamps
+        self._clock = clock
+        self._last_line = clock()
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Do nothing: lines report finished work only."""
+
+    def start(self, start: RunStart) -> None:
+        where = f"resuming at step {start.step}" if start.step else "a new run"
+        size = f"{start.num_parameters:,} parameters"
+        self._line(f"{start.run_dir}: {where}, {size}, {start.device}, {start.precision}")
+        for line in start.data.split("\n"):
+            self._line(f"  {line}")
+
+    def step(self, report: StepReport) -> None:
+        if not report.logged and self._silent_seconds() < SILENT_SECONDS:
+            return
+        total = f"/{report.max_steps}" if report.max_steps else ""
+        eta = "" if report.eta_seconds is None else f" | eta {format_seconds(report.eta_seconds)}"
+        self._line(
+            f"step {report.step}{total} | epoch {report.epoch + 1} | loss {report.loss:.4f} | nll {report.nll:.4f}"
+            f" | lr {report.learning_rate:.3e} | norm {report.grad_norm:.2f} | {report.tokens_per_second:,.0f} tokens/s"
+            f" | {format_seconds(report.elapsed_seconds)}{eta} | {report.memory_bytes / 2**20:,.0f} MiB"
+        )
+
+    def validation(self, report: ValidationReport) -> None:
+        scores = f"validation at step {report.step} | nll {report.loss:.4f} | perplexity {report.perplexity:.2f}"
+        scores += "".join(f" | {score}" for score in report.scores())
+        self._line(scores + (" | best so far" if report.best else ""))
+        for signature in report.signatures():
+            self._line(f"  {signature}")
+        for sample in report.samples:
+            for name, text in sample.labelled():
+                self._line(f"  {name:<11} {text}")
+
+    def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:
+        self._line(f"warning: {text}" if level == "warning" else text)
+
+    def done(self, result: TrainResult) -> None:
+        best = f"; best: {result.best()}" if result.best() is not None else ""
+        self._line(
+            f"ended at step {result.step} by {result.stopped_by} after {format_seconds(result.elapsed_seconds)}{best}"
+        )
+
+    def _silent_seconds(self) -> float:
+        return self._clock() - self._last_line
+
+    def _line(self, text: str) -> None:
+        self._last_line = self._clock()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S ") if self._timestamps else ""
+        self._stream.write(stamp + text.replace("\n", "\\n") + "\n")
+        self._stream.flush()
+
+
+class Reporters:
+    """Several reporters as one."""
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self._reporters = tuple(reporters)
+
+    def start(self, start: RunStart) -> None:
+        for reporter in self._reporters:
+            reporter.start(start)
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        for reporter in self._reporters:
+            reporter.doing(what, done, total)
+
+    def step(self, report: StepReport) -> None:
+        for reporter in self._reporters:
+            reporter.step(report)
+
+    def validation(self, report: ValidationReport) -> None:
+        for reporter in self._reporters:
+            reporter.validation(report)
+
+    def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:
+        for reporter in self._reporters:
+            reporter.message(text, level)
+
+    def done(self, result: TrainResult) -> None:
+        for reporter in self._reporters:
+            reporter.done(result)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return `45s`, `3:20`, `2:03:20`."""
+    whole = int(seconds + 0.5)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}" if minutes else f"{rest}s"

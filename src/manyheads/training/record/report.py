@@ -1,0 +1,172 @@
+"""Reports of a run as plain records; the command line shows them with rich."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+__all__ = ["Reporter", "RunStart", "Sample", "StepReport", "StopReason", "TrainResult", "ValidationReport"]
+
+StopReason = Literal["steps", "minutes", "patience", "signal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """Reported once, before the first step. data: a few lines about the data; step: 0, or the step of a resumed run."""
+
+    run_dir: Path
+    device: str
+    precision: str
+    num_parameters: int
+    data: str
+    step: int
+    max_steps: int
+    max_minutes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """Reported after every optimiser step.
+
+    loss: per token, with label smoothing. nll: per token in nats, without label smoothing. progress: fraction of the
+    run
+    that is done. eta_seconds: None while unknown. logged: metrics are written at this step, and values are means since
+    the
+    last such step.
+    """
+
+    step: int
+    max_steps: int
+    epoch: int
+    loss: float
+    nll: float
+    learning_rate: float
+    grad_norm: float
+    tokens: int
+    tokens_per_second: float
+    elapsed_seconds: float
+    eta_seconds: float | None
+    memory_bytes: int
+    progress: float
+    logged: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One output of the model: a translation with its reference, or the continuation of a prompt."""
+
+    source: str
+    text: str
+    reference: str | None = None
+
+    def labelled(self) -> list[tuple[str, str]]:
+        """Return each part with its name."""
+        if self.reference is None:
+            return [("prompt", self.source), ("text", self.text)] if self.source else [("text", self.text)]
+        return [("source", self.source), ("reference", self.reference), ("translation", self.text)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationReport:
+    """Reported after every validation.
+
+    loss: nats per target token, without label smoothing. bleu, chrf: None if not computed. For a parser instead: f1 of
+    labelled brackets and exact_match, both in percent, and ill_formed, the number of sentences whose trees were
+    repaired.
+    For a language model: bits_per_byte of the text; for the duplication task: accuracy in percent.
+    """
+
+    step: int
+    loss: float
+    perplexity: float
+    bleu: float | None = None
+    chrf: float | None = None
+    bleu_signature: str | None = None
+    chrf_signature: str | None = None
+    f1: float | None = None
+    exact_match: float | None = None
+    ill_formed: int | None = None
+    brackets_signature: str | None = None
+    bits_per_byte: float | None = None
+    accuracy: float | None = None
+    best: bool = False
+    samples: tuple[Sample, ...] = ()
+
+    def scores(self) -> list[str]:
+        """Return texts such as `BLEU 31.41`."""
+        named = (
+            ("BLEU", self.bleu, ""),
+            ("chrF", self.chrf, ""),
+            ("F1", self.f1, ""),
+            ("exact", self.exact_match, "%"),
+            ("accuracy", self.accuracy, "%"),
+        )
+        shown = [f"{name} {value:.2f}{unit}" for name, value, unit in named if value is not None]
+        if self.bits_per_byte is not None:
+            shown.append(f"{self.bits_per_byte:.3f} bits/byte")
+        return [*shown, *([] if self.ill_formed is None else [f"ill-formed {self.ill_formed}"])]
+
+    def signatures(self) -> list[str]:
+        """Return the signatures of the scores."""
+        found = (self.bleu_signature, self.chrf_signature, self.brackets_signature)
+        return [signature for signature in found if signature]
+
+    def merit(self, best_by: Literal["loss", "bleu", "f1"]) -> float:
+        """Return the value that selects the best checkpoint: the loss, or a negated score; lower is better."""
+        score = {"loss": None, "bleu": self.bleu, "f1": self.f1}[best_by]
+        return self.loss if score is None else -score
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """The result of a run.
+
+    stopped_by: the reason; for `signal`, signal_number is the signal, and the exit code should be 128 + it. model_dir:
+    the
+    best model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
+    `ValidationReport.merit`); best_by: the name of the score. next_command: a command to use the model, in which
+    `{run}`
+    stands for the run's folder.
+    """
+
+    run_dir: Path
+    step: int
+    epoch: int
+    tokens: int
+    elapsed_seconds: float
+    stopped_by: StopReason
+    signal_number: int | None
+    checkpoint: Path | None
+    model_dir: Path | None
+    best_step: int | None
+    best_score: float | None
+    best_by: Literal["loss", "bleu", "f1"] = "loss"
+    last_validation: ValidationReport | None = None
+    plots: tuple[Path, ...] = ()
+    next_command: str = "translate {run}"
+
+    def best(self) -> str | None:
+        """Return a text such as `step 3,000, BLEU 31.41`; None before the first validation."""
+        if self.best_step is None or self.best_score is None:
+            return None
+        named = {"bleu": f"BLEU {-self.best_score:.2f}", "f1": f"F1 {-self.best_score:.2f}"}
+        return f"step {self.best_step:,}, {named.get(self.best_by, f'validation loss {self.best_score:.4f}')}"
+
+
+class Reporter(Protocol):
+    """Called from the training loop's thread, in the order of its methods."""
+
+    def start(self, start: RunStart) -> None: ...
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Report work that may take long, before it begins. done, total: its progress; 0 if unknown."""
+        ...
+
+    def step(self, report: StepReport) -> None: ...
+
+    def validation(self, report: ValidationReport) -> None: ...
+
+    def message(self, text: str, level: Literal["info", "warning"] = "info") -> None: ...
+
+    def done(self, result: TrainResult) -> None: ...

@@ -1,0 +1,1 @@
+"""The training loop and its parts: model, optimiser, step, checkpoints, clock, validation."""

@@ -1,0 +1,122 @@
+"""The parts of a run, built from its config: data, model and optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.table import build_model
+from manyheads.config.files import to_plain
+from manyheads.data.preparing import Progress
+from manyheads.distributed.group import Group
+from manyheads.seeding import derive_seed
+from manyheads.training.optim.ema import MovingAverage
+from manyheads.training.optim.optimiser import build_optimiser
+from manyheads.training.run.memory import Memory
+from manyheads.training.run.objective import Data, Objective, OpenObjective, Stream
+from manyheads.training.run.parallel import Spread
+from manyheads.training.run.state import Counters, named_parameters
+from manyheads.training.run.step import Stepper
+from manyheads.training.settings import RunConfig
+
+__all__ = ["Assembly", "assemble"]
+
+
+@dataclass
+class Assembly:
+    """The parts of a run.
+
+    Attributes:
+        model: the whole model, for everything except training steps.
+        average: None without EMA.
+        memory: the recurrent model's states after the last step.
+        spread: the distribution of the model over ranks.
+    """
+
+    objective: Objective
+    device: torch.device
+    model: Seq2Seq | LanguageModel
+    optimiser: torch.optim.Optimizer
+    average: MovingAverage | None
+    counters: Counters
+    memory: Memory = field(default_factory=Memory)
+    spread: Spread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spread = Spread.alone(self.model)
+
+    @property
+    def group(self) -> Group:
+        """The ranks of the run."""
+        return self.spread.group
+
+    @property
+    def config(self) -> RunConfig:
+        """The config with vocabulary sizes filled in."""
+        return self.objective.config
+
+    @property
+    def data(self) -> Data:
+        return self.objective.data
+
+    @property
+    def stream(self) -> Stream:
+        return self.objective.stream
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The values that a checkpoint must match: the config as plain data and the digests of data and tokenizer."""
+        return {
+            "config": to_plain(self.config),
+            "data_digest": self.data.digest,
+            "tokenizer_digest": self.data.tokenizer.digest,
+        }
+
+    def stepper(self) -> Stepper:
+        """The object that computes this run's steps."""
+        begin = partial(self.objective.begin, self.model)
+        return Stepper(self.model, self.optimiser, self.config, self.device, self.memory, begin, self.spread)
+
+
+def assemble(
+    config: RunConfig,
+    open_objective: OpenObjective,
+    device: torch.device,
+    data_dir: Path,
+    group: Group | None = None,
+    progress: Progress | None = None,
+) -> Assembly:
+    """Open the data, and build the model with the seed's weights and an optimiser over it.
+
+    Args:
+        config: of the run, with its precision resolved (see `precision.resolve_precision`).
+        open_objective: opens the data of the run's task.
+        device: device of the model.
+        data_dir: folder for an embedded corpus after preparation, which a resumed run reads again.
+        group: the ranks of the run, of which the main one prepares; None: a single process.
+        progress: called with the progress, as in `data.preparing`.
+
+    Raises: DataError, ConfigError, SaveError: the data cannot be used, or the model cannot be built.
+    """
+    group = group or Group()
+    with group.main_first():
+        objective = open_objective(config, data_dir, progress)
+    if progress is not None:
+        progress("building the model", 0, 0)
+    config = objective.config
+    torch.manual_seed(derive_seed(config.seed, "weights"))
+    model = build_model(objective.model_config).to(device)
+    spread = Spread.over(model, config.training.parallel, group)
+    decay = config.training.ema_decay
+    average = MovingAverage(named_parameters(spread.holder), decay) if decay else None
+    optimiser = build_optimiser(spread.holder, config.optimiser, config.precision)
+    assembly = Assembly(objective, device, model, optimiser, average, Counters())
+    assembly.spread = spread
+    return assembly

@@ -1,0 +1,347 @@
+"""Checkpoints of a run, their pointers, and the folder of the best model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.architectures.pretrained import load_weights, portable_state, save_pretrained
+from manyheads.checkpoint.format import (
+    Checkpoint,
+    checkpoint_name,
+    load_checkpoint,
+    needed_bytes,
+    save_checkpoint,
+    save_sharded_checkpoint,
+)
+from manyheads.checkpoint.retain import apply_retention, read_pointer, set_aside_newer, write_pointer
+from manyheads.checkpoint.sharded import write_shards
+from manyheads.distributed.shards import local
+from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
+from manyheads.files.commit import remove_stale
+from manyheads.files.faults import check_free_space
+from manyheads.training.record.log import MetricsLog
+from manyheads.training.run.assembly import Assembly
+from manyheads.training.run.nonfinite import first_bad
+from manyheads.training.run.resume import check_same_run, find_checkpoint
+from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.state import MEMORY, Counters, gather, places_for, restore
+
+__all__ = ["CheckpointManager"]
+
+
+class CheckpointManager:
+    """Saves and restores an assembly.
+
+    Args:
+        assembly: the parts of the run; `resume` replaces its counters.
+        folder: of the run.
+        metrics: truncated by `resume`, measured by `save`.
+        warn: called with messages about skipped and failed checkpoints.
+    """
+
+    def __init__(self, assembly: Assembly, folder: RunFolder, metrics: MetricsLog, warn: Callable[[str], None]) -> None:
+        self._assembly = assembly
+        self._folder = folder
+        self._metrics = metrics
+        self._warn = warn
+        self._group = assembly.group
+        self._saved = (0, 0)
+        self._model_failed = False
+        self.last: Path | None = None
+
+    def resume(self, resume: str) -> None:
+        """Restore the assembly from a checkpoint (see `find_checkpoint`), or leave it new.
+
+        The main rank chooses, all ranks load, and then the main rank cleans up.
+
+        Raises: CheckpointError, ConfigError, ModelFileError: there is none, or it is damaged or of another run.
+        """
+        chosen = self._group.from_main(lambda: self._choose(resume))
+        if chosen is None:
+            self._cut_metrics(0)
+            return
+        checkpoint = self._load(Path(chosen))
+        self._restore(checkpoint)
+        self._group.meet()
+        own = checkpoint.path.resolve().parent == self._folder.checkpoints.resolve()
+        if own:
+            self._saved, self.last = self._done(), checkpoint.path
+            self._group.from_main(lambda: self._clear_up(checkpoint.path))
+        else:
+            self._cut_metrics(0)
+
+    def _choose(self, resume: str) -> str | None:
+        for place in (self._folder.checkpoints, self._folder.path):
+            remove_stale(place)
+        path, warnings = find_checkpoint(self._folder.checkpoints, resume)
+        for text in warnings:
+            self._warn(text)
+        return None if path is None else str(path)
+
+    def _load(self, path: Path) -> Checkpoint:
+        """Load a checkpoint that the main rank has verified; of sharded tensors, load this rank's shards."""
+        return load_checkpoint(path, verify=False, place=places_for(self._assembly.spread.holder))
+
+    def _cut_metrics(self, num_bytes: int) -> bool:
+        return self._metrics.cut(num_bytes) if self._group.is_main else True
+
+    def _clear_up(self, newest: Path) -> None:
+        """Restore the folder's state directly after the checkpoint from which the run resumes."""
+        counters = self._assembly.counters
+        for path in set_aside_newer(self._folder.checkpoints, counters.step):
+            self._warn(
+                f"{path.name} is newer than step {counters.step}, from which the run resumes; it is not used any more."
+            )
+        if not self._cut_metrics(counters.metrics_bytes):
+            self._warn(f"{self._folder.metrics} is shorter than it was; lines of metrics are lost.")
+        self._tidy(newest)  # the run may have been killed directly after that checkpoint's commit
+        self._mend_model()
+
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint contains all progress: the step, and its validation if there was one.
+
+        A signal during a validation leaves a checkpoint without it; the next start validates and saves again.
+        """
+        return self._saved == self._done()
+
+    def _done(self) -> tuple[int, int]:
+        counters = self._assembly.counters
+        return counters.step, counters.validated_step
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        assembly = self._assembly
+        for change in check_same_run(checkpoint.scalars, **assembly.identity):
+            self._warn(f"changed since the checkpoint: {change}")
+        assembly.counters = Counters.from_json(checkpoint.scalars.get("counters"))
+        row, rows = assembly.counters.row, assembly.stream.rows(assembly.counters.epoch)
+        if row >= rows:
+            raise CheckpointError(
+                f"{checkpoint.path} continues at row {row:,} of an epoch of {rows:,} rows; it is damaged."
+            )
+        found = self._group.exchange(first_bad(_own(checkpoint.tensors)))
+        bad = next((one for one in found if one is not None), None)
+        if bad is not None:
+            raise CheckpointError(
+                f"{checkpoint.path} contains NaN or infinity in {bad}; resume from an older one: --resume PATH."
+            )
+        first = assembly.objective.first_state(assembly.model)
+        restore(
+            checkpoint.tensors,
+            assembly.spread.holder,
+            assembly.optimiser,
+            assembly.average,
+            assembly.memory,
+            first,
+            self._group,
+        )
+
+    def check_space(self) -> None:
+        """Refuse to begin a run if its second checkpoint would not fit on the disk.
+
+        Raises: SaveError: less than twice a checkpoint's size is free. With on_save_error `continue` there is only a
+            warning.
+        """
+        if not self._group.is_main:
+            return
+        parameters = portable_state(self._assembly.model)
+        copies = 3 + (self._assembly.average is not None)  # weights, two moments, averages
+        try:
+            check_free_space(
+                self._folder.checkpoints,
+                2 * copies * needed_bytes({"model": parameters}),
+                also=" Two checkpoints must fit; With training.on_save_error continue the run begins anyway.",
+            )
+        except SaveError as error:
+            if self._assembly.config.training.on_save_error == "stop":
+                raise
+            self._warn(str(error))
+
+    def save(self, *, must: bool) -> None:
+        """Write a checkpoint of the current step, update the pointers, and delete old checkpoints.
+
+        Args: must: raise in any case; otherwise on_save_error decides.
+
+        Raises: SaveError: it could not be written; older checkpoints are unchanged.
+        """
+        try:
+            self._save()
+        except SaveError as error:
+            if must or self._assembly.config.training.on_save_error == "stop":
+                raise
+            self._warn(f"{error} Training goes on.")
+
+    def _save(self) -> None:
+        assembly = self._assembly
+        counters = assembly.counters
+        if self._group.is_main:
+            counters.metrics_bytes = self._metrics.num_bytes()
+        spread = assembly.spread
+        tensors = gather(spread.holder, assembly.optimiser, assembly.average, assembly.memory, self._group)
+        bad = next((found for found in self._group.exchange(first_bad(_own(tensors))) if found is not None), None)
+        if bad is not None:
+            raise NonFiniteError(
+                f"After step {counters.step} there is NaN or infinity in {bad}, so no checkpoint is saved; the last one"
+                f" is {self.last or 'none'}. Try a lower learning rate, a longer warm-up or optimiser.clip_norm."
+            )
+        path = self._write_checkpoint(tensors, {"counters": counters.to_json(), **assembly.identity})
+        self._saved, self.last = self._done(), path
+        self._on_main(lambda: self._tidy(path))
+        self._on_main(lambda: self._mend_model() if self._model_failed else None)
+
+    def _write_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> Path:
+        step, place = self._assembly.counters.step, self._folder.checkpoints
+        if not self._assembly.spread.in_parts:
+            self._on_main(lambda: save_checkpoint(place, step, tensors, scalars))
+            return place / checkpoint_name(step)
+        parts = {stem: group for stem, group in tensors.items() if stem != MEMORY}
+        whole = {stem: group for stem, group in tensors.items() if stem == MEMORY}
+
+        def write_parts(folder: Path) -> None:
+            self._group.from_main(lambda: str(folder))
+            write_shards(folder, parts)
+
+        if self._group.is_main:
+            self._save_as_main(place, step, whole, scalars, write_parts, needed_bytes(parts))
+        else:
+            folder = self._group.from_main(str)
+            if folder:
+                with suppress(OSError):  # the main rank receives the error
+                    write_shards(Path(folder), parts)
+            self._on_main(lambda: None)
+        return place / checkpoint_name(step)
+
+    def _save_as_main(
+        self,
+        place: Path,
+        step: int,
+        whole: Mapping[str, Mapping[str, Tensor]],
+        scalars: Mapping[str, Any],
+        write_parts: Callable[[Path], None],
+        parts_bytes: int,
+    ) -> None:
+        """Receive the shards of the other ranks, and tell them the result, success or failure."""
+        asked = False
+
+        def ask(folder: Path) -> None:
+            nonlocal asked
+            asked = True
+            write_parts(folder)
+
+        failure: SaveError | None = None
+        try:
+            save_sharded_checkpoint(place, step, whole, scalars, write_parts=ask, parts_bytes=parts_bytes)
+        except SaveError as error:
+            failure = error
+        if not asked:
+            self._group.from_main(lambda: "")
+
+        def result() -> None:
+            if failure is not None:
+                raise failure
+
+        self._on_main(result)
+
+    def _on_main(self, work: Callable[[], object]) -> None:
+        """Run work on the main rank while the others wait.
+
+        Raises: SaveError: on every rank, if it is raised on the main rank.
+        """
+        if self._group.is_alone:
+            work()
+            return
+
+        def attempt() -> str | None:
+            try:
+                work()
+            except SaveError as error:
+                return str(error)
+            return None
+
+        failure = self._group.from_main(attempt)
+        if failure is not None:
+            raise SaveError(failure)
+
+    def _tidy(self, newest: Path) -> None:
+        """Update the pointers, then delete old checkpoints and the temporary files of dead processes."""
+        folder, assembly = self._folder, self._assembly
+        targets = {"latest": newest}
+        if assembly.counters.best_step is not None:
+            targets["best"] = folder.checkpoints / checkpoint_name(assembly.counters.best_step)
+        for pointer, target in targets.items():
+            if target.is_dir() and read_pointer(folder.checkpoints, pointer) != target:
+                write_pointer(folder.checkpoints, pointer, target)
+        apply_retention(folder.checkpoints, assembly.config.training.keep)
+        for place in (folder.checkpoints, folder.path, folder.samples):
+            remove_stale(place)
+
+    def save_model(self) -> None:
+        """Replace model/ by the current model, with averaged weights if there are any.
+
+        It is written before the checkpoint that records it as the best. After a crash between the two, the resumed run
+        repeats
+        the same validation and writes the same folder.
+
+        Raises: SaveError: it could not be written; with on_save_error `continue` it is retried after the next
+            checkpoint.
+        """
+        assembly = self._assembly
+        average = assembly.average
+        if assembly.spread.in_parts:
+            assembly.spread.fill(None if average is None else average.tensors)
+            average = None
+        weights = portable_state(assembly.model)
+        if average is not None:
+            weights = {**weights, **average.tensors}
+        try:
+            self._on_main(lambda: self._write_model(weights))
+        except SaveError as error:
+            if assembly.config.training.on_save_error == "stop":
+                raise
+            self._warn(f"{error} Training goes on.")
+
+    def _write_model(self, weights: Mapping[str, Tensor]) -> None:
+        assembly = self._assembly
+        self._model_failed = True
+        save_pretrained(
+            assembly.model,
+            self._folder.model,
+            tokenizer=assembly.data.tokenizer,
+            generation=assembly.objective.generation,
+            weights=weights,
+        )
+        self._model_failed = False
+
+    def _mend_model(self) -> None:
+        """Write model/ again from its checkpoint, unless it already contains the same weights."""
+        step = self._assembly.counters.best_step
+        path = self.last if step is None else self._folder.checkpoints / checkpoint_name(step)
+        if path is None or not path.is_dir():
+            return
+        try:
+            tensors = load_checkpoint(path).tensors
+        except CheckpointError as error:
+            self._warn(f"{self._folder.model} cannot be compared with the best checkpoint: {error}")
+            return
+        weights = {**tensors["model"], **tensors.get("ema", {})}
+        if not self._is_model_of(weights):
+            self._write_model(weights)
+
+    def _is_model_of(self, weights: Mapping[str, Tensor]) -> bool:
+        try:
+            found = load_weights(self._folder.model)
+        except (ModelFileError, ConfigError) as error:
+            if self._folder.model.exists():
+                self._warn(f"{error} It is written again from a checkpoint.")
+            return False
+        return found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def _own(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors in this rank's memory."""
+    return {stem: {name: local(tensor) for name, tensor in group.items()} for stem, group in tensors.items()}

@@ -1,0 +1,355 @@
+"""The training loop.
+
+After each step these tasks follow, in this order: a line of metrics, validation, checkpoint. A checkpoint records which
+of them were done. So a run that is killed at any time, or stopped by a signal during a validation, completes the
+missing
+ones; with a fixed number of steps its files are byte for byte the same as without the interruption.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from manyheads.decoding.device import choose_device
+from manyheads.distributed.group import Group
+from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError
+from manyheads.training.optim.schedule import learning_rate
+from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
+from manyheads.training.record.recorder import Recorder
+from manyheads.training.record.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
+from manyheads.training.run.assembly import Assembly, assemble
+from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.clock import RunClock
+from manyheads.training.run.device import computing, settled
+from manyheads.training.run.nonfinite import Fault
+from manyheads.training.run.objective import Batch, Objective, OpenObjective, Translate
+from manyheads.training.run.precision import resolve_precision, stored_precision
+from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.signals import SAME_SIGNAL_SECONDS, SharedStopFlag, StopFlag, catch_signals
+from manyheads.training.settings import RunConfig
+
+__all__ = ["Trainer", "train"]
+
+
+def train(
+    config: RunConfig,
+    open_objective: OpenObjective,
+    *,
+    resume: str = "auto",
+    reporter: Reporter | None = None,
+    translate: Translate | None = None,
+    group: Group | None = None,
+) -> TrainResult:
+    """Train until the config's limits, a signal, or the end of patience; all output is in `config.run_dir`.
+
+    Args:
+        config: settings of the run.
+        open_objective: opens the data of the run's task.
+        resume: `auto` resumes from the newest intact checkpoint of the folder if there is one; `none` starts again (an
+            earlier run's files move to `previous-N/`); `latest`, `best` or a checkpoint's path resumes from that one.
+        reporter: receives the reports; train.log is written in any case.
+        translate: replaces the search for validation scores.
+        group: the ranks that train together, all of which call this; the main one writes and reports. None: a single
+            process.
+
+    Returns: the result. A signal is not an error: the result names it, and the last checkpoint is complete.
+    Raises: ManyHeadsError: bad config or data, a locked folder, a checkpoint of another run, a failed save, a loss or
+        gradient that is not finite, or a lost rank.
+    """
+    group = group or Group()
+    folder = RunFolder(Path(config.run_dir))
+    device = group.device_like(choose_device(config.device))
+    with group.guarding():
+        if not group.is_main:
+            group.meet()  # wait until the main rank has prepared the folder
+            with computing(config, device):
+                return _run(config, open_objective, device, folder, Reporters([]), resume, translate, group)
+        folder.create()
+        with folder.locked(), computing(config, device):
+            moved = folder.finish_setting_aside()
+            if resume == "none" and folder.has_run():
+                moved = folder.set_aside()
+            group.meet()
+            warn = (lambda text: None) if reporter is None else (lambda text: reporter.message(text, "warning"))
+            with closing(LogFile(folder.train_log, warn)) as log:
+                plain = PlainReporter(log, timestamps=True)
+                everyone = Reporters([plain] if reporter is None else [plain, reporter])
+                if moved is not None:
+                    everyone.message(f"The files of an earlier run are now in {moved}.")
+                try:
+                    return _run(config, open_objective, device, folder, everyone, resume, translate, group)
+                except ManyHeadsError as error:
+                    plain.message(f"error: {error}")
+                    raise
+
+
+def _run(
+    config: RunConfig,
+    open_objective: OpenObjective,
+    device: torch.device,
+    folder: RunFolder,
+    reporter: Reporter,
+    resume: str,
+    translate: Translate | None,
+    group: Group,
+) -> TrainResult:
+    stored = stored_precision(folder.checkpoints, resume) if group.is_main else None
+    config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
+    reporter.doing("opening the data")
+    assembly = assemble(config, open_objective, device, folder.data, group, reporter.doing)
+    stop = StopFlag() if group.is_alone else SharedStopFlag(group)
+    group.is_told_to_end = lambda: stop.signal_number is not None
+    # The guard is inside: a launcher ends all ranks when one is lost, and the message must be written before that.
+    with catch_signals(stop, grace=0.0 if group.is_alone else SAME_SIGNAL_SECONDS), group.guarding():
+        result = Trainer(assembly, folder, reporter, stop, translate).run(resume)
+        group.meet()  # the main rank plots and reports, and keeps the lock until all have finished
+        return result
+
+
+class Trainer:
+    """One run in this process; in a group, each rank has its own, and they compute the same steps.
+
+    Args:
+        assembly: data, model, optimiser.
+        folder: the run's folder.
+        reporter: receives the reports.
+        stop: ends the run when set.
+        translate: None: the search of the config.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        reporter: Reporter,
+        stop: StopFlag,
+        translate: Translate | None = None,
+    ) -> None:
+        self._assembly = assembly
+        self._config = assembly.config
+        self._group = assembly.group
+        self._folder = folder
+        self._reporter = reporter
+        self._stop = stop
+        self._metrics = MetricsLog(folder.metrics)
+        self._checkpoints = CheckpointManager(
+            assembly, folder, self._metrics, lambda text: reporter.message(text, "warning")
+        )
+        self._stepper = assembly.stepper()
+        self._judge = assembly.objective.judge(assembly.model, assembly.device, stop, translate)
+        self._last_validation: ValidationReport | None = None
+        self._asked_to_stop = False
+
+    def run(self, resume: str) -> TrainResult:
+        """Compute steps and the work after them until there is a reason to stop."""
+        self._reporter.doing("looking for a checkpoint")
+        self._checkpoints.resume(resume)
+        self._checkpoints.check_space()
+        if self._group.is_main:
+            self._folder.describe(self._config)
+        counters = self._assembly.counters
+        self._clock = RunClock(self._config.training, counters.elapsed_seconds)
+        self._recorder = Recorder(self._assembly, self._folder, self._metrics, self._reporter, self._clock)
+        self._reporter.start(self._describe_start())
+        with closing(self._recorder), settled():
+            while True:
+                self._agree()
+                reason = self._do_duties(self._stop_reason())
+                if reason is not None:
+                    return self._end(reason)
+                self._advance()
+
+    def _describe_start(self) -> RunStart:
+        assembly, config = self._assembly, self._config
+        return RunStart(
+            run_dir=self._folder.path,
+            device=str(assembly.device),
+            precision=config.precision,
+            num_parameters=sum(parameter.numel() for parameter in assembly.model.parameters()),
+            data=assembly.objective.describe(),
+            step=assembly.counters.step,
+            max_steps=config.training.max_steps,
+            max_minutes=config.training.max_minutes,
+        )
+
+    def _agree(self) -> None:
+        """Synchronise the stop flag and the clock of all ranks until the next call, so that all decide the same."""
+        if self._group.is_alone:
+            return
+        asked = self._stop.signal_number if self._stop else 0
+        mine = self._clock.measured() if self._group.is_main else 0.0
+        number, elapsed = self._group.highest([asked or 0, mine])
+        if number:
+            self._stop.stop(int(number))
+            self._asked_to_stop = True
+        self._clock.agree(elapsed)
+
+    def _is_asked_to_stop(self) -> bool:
+        return bool(self._stop) if self._group.is_alone else self._asked_to_stop
+
+    def _stop_reason(self) -> StopReason | None:
+        counters, training = self._assembly.counters, self._config.training
+        patience = self._config.validation.patience
+        if training.max_steps and counters.step >= training.max_steps:
+            return "steps"
+        if self._clock.is_over():
+            return "minutes"
+        if patience and counters.num_worse >= patience:
+            return "patience"
+        return "signal" if self._is_asked_to_stop() else None
+
+    def _do_duties(self, reason: StopReason | None) -> StopReason | None:
+        """Do the work that is due after a step; all of it if the run ends here.
+
+        Returns: the reason to stop now, which a signal or a validation may have changed.
+        """
+        counters = self._assembly.counters
+        ends = reason not in (None, "signal")
+        if ends:
+            self._recorder.flush(self._rate(counters.step))
+        if not self._validate_if_due(ends):
+            reason, ends = "signal", False
+        reason = reason or self._stop_reason()
+        every = self._config.training.save_every
+        due = reason is not None or counters.best_step == counters.step or (every and counters.step % every == 0)
+        if due and not self._checkpoints.is_saved():
+            self._reporter.doing(f"saving step {counters.step}")
+            self._recorder.catch_up()
+            self._checkpoints.save(must=reason is not None)
+            if not self._judge:
+                self._checkpoints.save_model()
+        return reason
+
+    def _validate_if_due(self, ends: bool) -> bool:
+        """Validate if it is due at this step and not done yet. Returns: False if a signal interrupted it."""
+        counters, every = self._assembly.counters, self._config.validation.every_steps
+        due = ends or (every > 0 and counters.step % every == 0)
+        if not (due and self._judge and counters.validated_step < counters.step):
+            return True
+        assembly = self._assembly
+        self._reporter.doing(f"validation at step {counters.step}")
+        with self._as_judged(), _explained_memory(assembly.objective, "validation"):
+            report = self._judge.run(counters.step)
+        if not self._group.is_alone:
+            self._agree()
+            if any(self._group.exchange(report is None)):
+                report = None
+        if report is None:
+            return False
+        score = report.merit(self._config.validation.best_by)
+        best = math.isfinite(score) and (counters.best_score is None or score < counters.best_score)
+        if best:
+            counters.best_score, counters.best_step = score, counters.step
+            self._reporter.doing(f"saving the model of step {counters.step}")
+            self._checkpoints.save_model()
+        counters.num_worse = 0 if best else counters.num_worse + 1
+        counters.validated_step = counters.step
+        self._last_validation = replace(report, best=best)
+        self._recorder.validation(self._last_validation)
+        return True
+
+    def _as_judged(self) -> AbstractContextManager[None]:
+        """Within the block, use the whole model with the weights to validate: the averaged ones if there are any."""
+        average, spread = self._assembly.average, self._assembly.spread
+        if spread.in_parts:
+            spread.fill(None if average is None else average.tensors)
+            return nullcontext()
+        return nullcontext() if average is None else average.applied()
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(
+            self._config.schedule,
+            peak=self._config.optimiser.learning_rate,
+            d_model=self._assembly.objective.model_config.d_model,
+            step=step,
+            progress=self._clock.progress(step),
+        )
+
+    def _advance(self) -> None:
+        """One optimiser step."""
+        assembly = self._assembly
+        counters = assembly.counters
+        step = counters.step + 1
+        rate = self._rate(step)
+        self._recorder.begin(step)
+        if counters.row == 0:
+            assembly.memory.forget()
+        self._group.doing(f"at step {step}")
+        batches = assembly.stream.at(counters.epoch, counters.row)
+        with _explained_memory(assembly.objective, _sizes(step, batches)):
+            result = self._stepper.take(batches, step, rate)
+        if result.fault is not None:
+            self._check_skip(result.fault)
+        counters.step = step
+        counters.epoch, counters.row = assembly.stream.next_position(counters.epoch, counters.row)
+        counters.elapsed_seconds = self._clock.elapsed()
+        if result.fault is not None:
+            counters.skipped += 1
+            self._recorder.skipped(result.fault)
+            return
+        counters.skipped = 0
+        if assembly.average is not None:
+            assembly.average.update(step)
+        self._recorder.step(result, rate)
+
+    def _check_skip(self, fault: Fault) -> None:
+        """Raise an error before the update unless it may be skipped; write the sample ids to a file in either case."""
+        training, skipped = self._config.training, self._assembly.counters.skipped
+        where = self._recorder.dump(fault)
+        if training.on_nonfinite == "stop" or skipped >= training.max_skips:
+            also = f" The {skipped} updates before it were skipped." if skipped else ""
+            raise NonFiniteError(
+                f"{fault}{also} Nothing was updated and the last checkpoint is intact; {where}."
+                " Try a lower learning rate, a longer warm-up, optimiser.clip_norm, or training.on_nonfinite skip."
+            )
+
+    def _end(self, reason: StopReason) -> TrainResult:
+        counters, folder = self._assembly.counters, self._folder
+        self._reporter.doing("drawing the learning curve")
+        plots = self._recorder.draw() if counters.step else ()
+        result = TrainResult(
+            run_dir=folder.path,
+            step=counters.step,
+            epoch=counters.epoch,
+            tokens=counters.tokens,
+            elapsed_seconds=counters.elapsed_seconds,
+            stopped_by=reason,
+            signal_number=self._stop.signal_number if reason == "signal" else None,
+            checkpoint=self._checkpoints.last,
+            model_dir=folder.model if folder.model.is_dir() else None,
+            best_step=counters.best_step,
+            best_score=counters.best_score,
+            next_command=self._assembly.objective.next_command,
+            best_by=self._config.validation.best_by,
+            last_validation=self._last_validation,
+            plots=plots,
+        )
+        self._reporter.done(result)
+        return result
+
+
+def _sizes(step: int, batches: Sequence[Batch]) -> str:
+    """Describe the size of a step for messages about memory."""
+    largest = max(batches, key=lambda batch: batch.size, default=None)
+    return f"step {step}" + ("" if largest is None else f", whose largest part is {largest.describe()}")
+
+
+@contextmanager
+def _explained_memory(objective: Objective, what: str) -> Iterator[None]:
+    """Convert an out-of-memory error into one that tells the user how to reduce memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).split("\n")[0][:200]
+        if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
+            raise
+        raise ConfigError(
+            f"There was not enough memory for {what} {objective.lighter()} The last checkpoint is intact"
+            f" ({text or 'out of memory'})."
+        ) from error

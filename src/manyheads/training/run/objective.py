@@ -1,0 +1,149 @@
+"""The interface between a training run and its task: data and their order, first state, validation.
+
+Each task implements `Objective` in `tasks/*/objective.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from manyheads.data.preparing import Progress
+from manyheads.training.record.report import ValidationReport
+from manyheads.training.run.signals import StopFlag
+from manyheads.training.settings import RunConfig
+
+__all__ = ["Batch", "Data", "Judge", "Objective", "OpenObjective", "Stream", "Translate"]
+
+Translate = Callable[[list[str], Callable[[], bool]], list[str]]
+"""Texts to texts by the model; the second argument is asked often, and answers True to make it raise SearchStopped."""
+
+
+class Described(Protocol):
+    """Has a description of one or more lines."""
+
+    def describe(self) -> str: ...
+
+
+class Tokenizer(Protocol):
+    """The parts of a tokenizer that a model folder stores."""
+
+    @property
+    def digest(self) -> str: ...
+
+    def files(self) -> dict[str, bytes]: ...
+
+
+class Data(Described, Protocol):
+    """Prepared data: its path and its contents."""
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+class Batch(Protocol):
+    """A micro-batch. size: number of tokens of its larger side, padding included."""
+
+    @property
+    def sample_ids(self) -> Tensor: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def num_target_tokens(self) -> int: ...
+
+    def describe(self) -> str:
+        """Return a text such as `256 rows of 16 source and 16 target tokens`."""
+        ...
+
+    def rows(self, which: slice) -> Self:
+        """Return some of the rows, with the same padding."""
+        ...
+
+    def to(self, device: torch.device | str) -> Self: ...
+
+
+class Stream(Described, Protocol):
+    """Batches by epoch and row; the same at every call."""
+
+    def rows(self, epoch: int) -> int: ...
+
+    def at(self, epoch: int, row: int) -> Sequence[Any]: ...
+
+    def next_position(self, epoch: int, row: int) -> tuple[int, int]: ...
+
+
+class Judge(Protocol):
+    """Validates the current model on held-out data."""
+
+    def __bool__(self) -> bool:
+        """Whether there is held-out data."""
+        ...
+
+    def run(self, step: int) -> ValidationReport | None:
+        """Return loss and scores; None if the run was told to stop during the validation."""
+        ...
+
+
+class Objective(Protocol):
+    """The task of a run. config: of the run, with all values filled in that the data determines."""
+
+    @property
+    def config(self) -> RunConfig: ...
+
+    @property
+    def data(self) -> Data: ...
+
+    @property
+    def stream(self) -> Stream: ...
+
+    @property
+    def model_config(self) -> Any:
+        """The architecture's config."""
+        ...
+
+    @property
+    def generation(self) -> Any:
+        """The search settings that are stored in a model folder, a dataclass."""
+        ...
+
+    @property
+    def next_command(self) -> str:
+        """A command to use the model, without the program's name; `{run}` stands for the run's folder."""
+        ...
+
+    def describe(self) -> str:
+        """Return a few lines about the data, including every part of it that the settings leave unused."""
+        ...
+
+    def first_state(self, model: Any) -> Any:
+        """Return the model's state before any input; None for models without state."""
+        ...
+
+    def begin(self, model: Any, lanes: int, seed: int) -> Any:
+        """Return the initial state of a micro-batch with `lanes` rows: None, or a state that depends on the seed."""
+        ...
+
+    def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> Judge:
+        """Return the validator. translate: replaces the model's own search.
+
+        Raises: DataError: the held-out data cannot be used with these settings.
+        """
+        ...
+
+    def lighter(self) -> str:
+        """Return advice on the settings that reduce memory."""
+        ...
+
+
+class OpenObjective(Protocol):
+    """Opens the data of a run: `tasks.runs.open_objective`."""
+
+    def __call__(self, config: Any, data_dir: Path, progress: Progress | None = None, /) -> Objective: ...

@@ -1,0 +1,116 @@
+"""The precision of a run: `auto` becomes fp32 or bf16, once, before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from manyheads.checkpoint.format import read_scalars
+from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+from manyheads.distributed.group import Group
+from manyheads.errors import CheckpointError, ConfigError
+from manyheads.nn.kernels.precision import (
+    LEAST_SPEED_UP,
+    OVERRIDE,
+    FixedPrecision,
+    PrecisionMeasurement,
+    measure_precision,
+)
+from manyheads.training.settings import RunConfig
+
+__all__ = ["Level", "resolve_precision", "stored_precision"]
+
+C = TypeVar("C", bound=RunConfig)
+Level = Literal["info", "warning"]
+
+
+def resolve_precision(
+    config: C,
+    device: torch.device,
+    *,
+    stored: FixedPrecision | None = None,
+    tell: Callable[[str, Level], None] = lambda text, level: None,
+    group: Group | None = None,
+) -> C:
+    """Return the config with `fp32` or `bf16` instead of `auto`; the main rank decides for all.
+
+    Args:
+        config: of the run.
+        device: device for training.
+        stored: the precision of the checkpoint from which the run resumes; None: a new run.
+        tell: receives a message about a measured choice, and a warning if the precision is slow on this device.
+        group: the ranks of the run; None: a single process.
+
+    Raises: ConfigError: bf16 is requested or stored, and the device has no bf16 products.
+    """
+    group = group or Group()
+    precision: FixedPrecision = group.from_main(lambda: _decide(config.precision, device, stored, tell))
+    return replace(config, precision=precision)
+
+
+def _decide(
+    asked: str, device: torch.device, stored: FixedPrecision | None, tell: Callable[[str, Level], None]
+) -> FixedPrecision:
+    if asked == "auto" and stored is None:
+        measured = measure_precision(device)
+        tell(f"precision auto: {measured.choice}{_reason(measured)}", "info")
+        return measured.choice
+    precision: FixedPrecision = "bf16" if (stored if asked == "auto" else asked) == "bf16" else "fp32"
+    if precision == "fp32":
+        return precision
+    measured = measure_precision(device)
+    resumed = asked == "auto" or asked == stored
+    remedy = "use --precision fp32" if resumed else "use --precision auto or fp32"
+    if not measured.has_bf16:
+        origin = "The checkpoint was trained in bf16" if resumed and stored else "The precision is bf16"
+        raise ConfigError(f"{origin}, and {device} has no bf16 matrix products; {remedy}.")
+    factor = measured.bf16_factor
+    if factor is not None and factor < 1:
+        origin = "The run resumes in bf16, as its checkpoint was trained" if resumed and stored else "Training in bf16"
+        tell(
+            f"{origin}, but on this machine ({device}) bf16 matrix products run at {factor:.2g} times the rate of fp32"
+            f" ones. To train faster, {remedy} (auto takes bf16 from {LEAST_SPEED_UP:g} times on).",
+            "warning",
+        )
+    return precision
+
+
+def _reason(measured: PrecisionMeasurement) -> str:
+    if measured.bf16_factor is None:
+        return f" (set by the environment variable {OVERRIDE})"
+    return f" (bf16 matrix products run at {measured.bf16_factor:.2g} times the rate of fp32 ones on this machine)"
+
+
+def stored_precision(checkpoints_dir: Path, resume: str) -> FixedPrecision | None:
+    """Return the precision of the checkpoint that `resume` names (see `resume.find_checkpoint`), without verifying it.
+
+    Returns: `fp32` or `bf16`; None if there is no such checkpoint or its file cannot be read, which is reported when
+        the
+        checkpoint itself is loaded.
+    """
+    if resume == "none":
+        return None
+    with suppress(CheckpointError, OSError):
+        if resume == "best":
+            named = read_pointer(checkpoints_dir, resume)
+            candidates = [named] if named is not None else []
+        elif resume in ("auto", "latest"):
+            candidates = list_checkpoints(checkpoints_dir)[::-1]
+        else:
+            candidates = [Path(resume)]
+        for path in candidates:
+            with suppress(CheckpointError):
+                return _precision_of(read_scalars(path)[1].get("config"))
+    return None
+
+
+def _precision_of(config: Any) -> FixedPrecision | None:
+    precision = config.get("precision") if isinstance(config, dict) else None
+    if precision == "bf16":
+        return "bf16"
+    return "fp32" if precision == "fp32" else None

@@ -1,0 +1,134 @@
+"""Choice of the checkpoint to resume from, and the check that it belongs to the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from manyheads.checkpoint.format import Checkpoint, load_checkpoint, read_scalars, step_of, verify_checkpoint
+from manyheads.checkpoint.retain import find_latest, read_pointer
+from manyheads.errors import CheckpointError, ConfigError
+
+__all__ = ["check_same_run", "choose_checkpoint", "differences", "find_checkpoint"]
+
+_MAY_CHANGE = (
+    "run_dir",
+    "device",
+    "num_threads",
+    "precision",
+    "data.path",
+    "training.max_steps",
+    "training.max_minutes",
+    "training.log_every",
+    "training.save_every",
+    "training.keep",
+    "training.on_nonfinite",
+    "training.max_skips",
+    "training.on_save_error",
+    "training.parallel",
+    "training.deterministic",
+    "training.plots",
+    "training.tensorboard",
+    "validation",
+    "decoding",
+)
+"""Settings that say where, how long and how watched a run is, not what it computes. (The data itself has a digest.)"""
+
+
+def choose_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Checkpoint | None, list[str]]:
+    """Load the checkpoint to resume from; see `find_checkpoint`."""
+    path, warnings = find_checkpoint(checkpoints_dir, resume)
+    return (None if path is None else load_checkpoint(path, verify=False)), warnings
+
+
+def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, list[str]]:
+    """Find and verify the checkpoint to resume from.
+
+    Args:
+        checkpoints_dir: the run's.
+        resume: `auto` (the newest intact one, if any), `latest` (the same, but there must be one), `best`, `none`, or
+            the path of a checkpoint folder.
+
+    Returns: its folder or None, and one sentence for each damaged checkpoint that was skipped.
+    Raises: CheckpointError: the named one is missing or damaged; or there are some, but none is intact.
+    """
+    if resume == "none":
+        return None, []
+    newest, warnings = find_latest(checkpoints_dir)
+    if resume in ("auto", "latest"):
+        if newest is None and warnings:
+            raise CheckpointError(
+                f"None of the {len(warnings)} checkpoints in {checkpoints_dir} is intact ({warnings[0]})."
+                " To begin again use --resume none, which sets them aside."
+            )
+        if newest is None and resume == "latest":
+            raise _nothing(resume)
+        return newest, warnings
+    named = read_pointer(checkpoints_dir, resume) if resume == "best" else Path(resume)
+    if named is None or not named.is_dir():
+        raise _nothing(resume)
+    warnings = []
+    if resume == "best" and newest is not None:
+        best = _best_step(newest)
+        if best != step_of(named):
+            warnings.append(
+                f"The pointer best names {named.name}, but {newest.name} knows step {best} as the best;"
+                f" the run goes on from {named.name}."
+            )
+    verify_checkpoint(named)
+    return named, warnings
+
+
+def _nothing(resume: str) -> CheckpointError:
+    return CheckpointError(f"There is no checkpoint {resume!r} to resume from; give a folder step-XXXXXXXX, or auto.")
+
+
+def _best_step(checkpoint: Path) -> int | None:
+    counters = read_scalars(checkpoint)[1].get("counters")
+    return counters.get("best_step") if isinstance(counters, dict) else None
+
+
+def check_same_run(
+    scalars: Mapping[str, Any], *, config: Mapping[str, Any], data_digest: str, tokenizer_digest: str
+) -> list[str]:
+    """Refuse to resume with other data or another model.
+
+    Args:
+        scalars: of the checkpoint.
+        config: the current resolved config, as plain data.
+        data_digest: digest of the current data.
+        tokenizer_digest: digest of the current tokenizer.
+
+    Returns: a sentence for each setting that changed and is allowed to change.
+    Raises: ConfigError: a setting changed that must not, or the data or the tokenizer changed.
+    """
+    changed = differences(scalars.get("config"), config)
+    if "model.architecture" in dict(changed):  # then nearly all other settings differ too, so report only this one
+        changed = [(name, text) for name, text in changed if name == "model.architecture" or name[:6] != "model."]
+    fatal = [text for name, text in changed if not _may_change(name)]
+    for what, now in (("data", data_digest), ("tokenizer", tokenizer_digest)):
+        before = scalars.get(f"{what}_digest")
+        if before != now:
+            fatal.append(f"the {what} changed (SHA-256 {str(before)[:12]}..., now {now[:12]}...)")
+    if fatal:
+        raise ConfigError(
+            "The checkpoint belongs to another run: " + "; ".join(fatal) + "."
+            " Restore these settings, or choose another run_dir, or --resume none."
+        )
+    return [text for _, text in changed]
+
+
+def differences(before: Any, now: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Return the leaves that differ between two nested dicts, as (dotted name, "name was x, is y")."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        found = []
+        for key in sorted({*before, *now}):
+            name = f"{prefix}.{key}" if prefix else str(key)
+            found += differences(before.get(key), now.get(key), name)
+        return found
+    return [] if before == now else [(prefix, f"{prefix} was {before!r}, is {now!r}")]
+
+
+def _may_change(name: str) -> bool:
+    return any(name == allowed or name.startswith(allowed + ".") for allowed in _MAY_CHANGE)

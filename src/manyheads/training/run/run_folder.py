@@ -1,0 +1,193 @@
+"""The folder of a run: the paths in it, and a lock so that two runs never share one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.config.files import to_json, to_yaml
+from manyheads.errors import ConfigError
+from manyheads.files.commit import make_folder, sync, write_text
+from manyheads.files.faults import saving
+from manyheads.files.guarded import RefusedFileError, check_no_link, check_writable_file, open_in_place
+from manyheads.training.settings import RunConfig
+
+try:
+    import fcntl
+except ImportError:  # Windows: the process id is the only lock
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["RunFolder", "environment"]
+
+_KEPT_ON_RESTART = (".lock", "data")
+
+
+class RunFolder:
+    """Paths of a run.
+
+    Args: path: the run's folder; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = path / ".lock"
+        self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
+        self.train_log = path / "train.log"
+        self.metrics = path / "metrics.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.samples = path / "samples"
+        self.plots = path / "plots"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.data = path / "data"
+
+    def check(self) -> None:
+        """Refuse a folder in which a run would write through a symbolic link, or to a pipe or a device.
+
+        The folder may come from somebody else. The folder itself may be a link, because the user chose it. Files that
+        are
+        written under a temporary name and renamed are not checked: the rename replaces a link and does not change its
+        target.
+
+        Raises: ConfigError: with the name of the first such entry. SaveError: the folder cannot be read.
+        """
+        in_place = (self.lock, self.train_log, self.metrics, self.timing)
+        folders = (self.samples, self.plots, self.tensorboard, self.checkpoints, self.data)
+        with saving(self.path, 0):
+            try:
+                for path in in_place:
+                    check_writable_file(path)
+                for path in (*folders, *sorted(self.path.glob("previous-*.partial"))):
+                    check_no_link(path)
+            except RefusedFileError as error:
+                raise ConfigError(
+                    f"{error.filename} is refused, since a run writes to it: {error} (the run folder itself may be a"
+                    " link)."
+                ) from error
+
+    def create(self) -> None:
+        """Create the folder.
+
+        Raises: SaveError: it cannot be created. ConfigError: see `check`.
+        """
+        with saving(self.path, 0):
+            make_folder(self.path)
+            if os.access(self.path.absolute().parent, os.R_OK):
+                sync(self.path.absolute().parent)  # a killed process may have created the folder without syncing
+            self.check()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder for this process; the system releases the lock when the process ends, in whatever way.
+
+        Raises: ConfigError: another process has the lock. SaveError: the lock file cannot be written.
+        """
+        with saving(self.lock, 16):
+            handle = open_in_place(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            owner = os.read(handle, 32).decode(errors="replace").strip()
+            if not _take(handle, owner):
+                raise ConfigError(
+                    f"The run folder {self.path} is in use by process {owner or 'unknown'}; choose another run_dir,"
+                    " or end that process first."
+                )
+            with saving(self.lock, 16):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+            with suppress(OSError):  # the open file is the lock; the number is for messages
+                os.ftruncate(handle, 0)
+        finally:
+            os.close(handle)
+
+    def describe(self, config: RunConfig) -> None:
+        """Write config.yaml and environment.json."""
+        write_text(self.config, to_yaml(config))
+        write_text(self.environment, to_json(environment()))
+
+    def has_run(self) -> bool:
+        """Return whether there are files of an earlier run."""
+        return self.metrics.exists() or self.checkpoints.exists() or self.model.exists()
+
+    def set_aside(self) -> Path:
+        """Move an earlier run's files into `previous-N`, so that they are not mixed with those of a new run.
+
+        A crash in between leaves `previous-N.partial`, which `finish_setting_aside` completes.
+
+        Raises: SaveError: a file could not be moved.
+        """
+        number = 1
+        while os.path.lexists(self.path / f"previous-{number}"):
+            number += 1
+        partial = self.path / f"previous-{number}.partial"
+        with saving(partial, 0):
+            make_folder(partial)
+            for entry in sorted(self.path.iterdir()):
+                if entry.name not in _KEPT_ON_RESTART and not entry.name.startswith("previous-"):
+                    entry.rename(partial / entry.name)
+            for folder in (partial, self.path):
+                sync(folder)
+            target = partial.with_suffix("")
+            partial.rename(target)
+            sync(self.path)
+        return target
+
+    def finish_setting_aside(self) -> Path | None:
+        """Complete an interrupted `set_aside`, because the remaining files would look like a run. Returns: as
+        `set_aside`.
+
+        Raises: SaveError: a file could not be moved.
+        """
+        return self.set_aside() if any(self.path.glob("previous-*.partial")) else None
+
+
+def _take(handle: int, owner: str) -> bool:
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # a file system without locks: use the process id
+        else:
+            return True
+    if not owner.isdecimal() or int(owner) == os.getpid():
+        return True
+    try:
+        os.kill(int(owner), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def environment() -> dict[str, Any]:
+    """Return versions and machine, on which a run also depends. No user names or environment variables."""
+    packages = ("manyheads", "torch", "numpy", "safetensors", "tokenizers", "sacrebleu")
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "packages": found,
+    }

@@ -1,0 +1,169 @@
+"""All state that affects the next step, and its form in a checkpoint: counters as JSON, weights and moments as tensors.
+
+Random generators and schedules are not included, because both are functions of the seed and the counters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.pretrained import load_portable_state, portable_name, portable_state
+from manyheads.checkpoint.sharded import Place
+from manyheads.distributed.group import Group
+from manyheads.distributed.shards import is_part, part_of
+from manyheads.errors import CheckpointError
+from manyheads.training.optim.ema import MovingAverage
+from manyheads.training.optim.optimiser import load_optimiser_tensors, optimiser_tensors
+from manyheads.training.run.memory import Memory
+
+__all__ = ["MEMORY", "Counters", "gather", "named_parameters", "places_for", "restore"]
+
+MEMORY = "memory"
+"""The file of what a recurrent model remembers, which is whole in every checkpoint."""
+
+
+@dataclass
+class Counters:
+    """The progress of a run. JSON stores the floats exactly.
+
+    Attributes:
+        step: number of optimiser steps, skipped ones included.
+        epoch: epoch of the next step.
+        row: row of the next step in the epoch's plan.
+        tokens: number of target tokens so far.
+        elapsed_seconds: time in the loop, over all resumed parts.
+        window_loss, window_nll, window_tokens, window_norm, window_steps: sums since the last line of metrics.
+        skipped: number of consecutive skipped steps.
+        best_score: score of the best validation; lower is better (BLEU and F1 are negated). None before the first.
+        best_step: its step.
+        num_worse: number of validations since then.
+        validated_step: step of the last validation.
+        metrics_bytes: length of metrics.jsonl at the time of the save.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    row: int = 0
+    tokens: int = 0
+    elapsed_seconds: float = 0.0
+    window_loss: float = 0.0
+    window_nll: float = 0.0
+    window_tokens: int = 0
+    window_norm: float = 0.0
+    window_steps: int = 0
+    skipped: int = 0
+    best_score: float | None = None
+    best_step: int | None = None
+    num_worse: int = 0
+    validated_step: int = 0
+    metrics_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Any) -> Counters:
+        """Raises: CheckpointError: a counter is missing, unknown, or not a number."""
+        names = {item.name for item in fields(cls)}
+        if not isinstance(record, dict) or record.keys() != names:
+            odd = sorted(names ^ set(record)) if isinstance(record, dict) else ["all"]
+            raise CheckpointError(
+                f"The checkpoint's counters do not match this version of manyheads: {', '.join(odd)}."
+            )
+        for name, value in record.items():
+            if not _fits(name, value):
+                raise CheckpointError(f"The checkpoint's counter {name} is {_shown(value)}, which is impossible.")
+        return cls(**record)
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Return whether a counter can have this value: sums and scores are finite, all others are counts."""
+    if value is None:
+        return name in ("best_score", "best_step")
+    if name in ("elapsed_seconds", "window_loss", "window_nll", "window_norm", "best_score"):
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return every trained tensor once, by its name in files."""
+    return {portable_name(name): parameter for name, parameter in model.named_parameters()}
+
+
+def gather(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    average: MovingAverage | None,
+    memory: Memory,
+    group: Group | None = None,
+) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a checkpoint by file: model, optimiser, and ema and memory if they exist. Not copied.
+
+    Args: model: has the trained parameters; if they are sharded, so are the tensors, except for memory.
+    """
+    tensors: dict[str, dict[str, Tensor]] = {
+        "model": portable_state(model),
+        "optimiser": optimiser_tensors(optimiser, named_parameters(model)),
+    }
+    if average is not None:
+        tensors["ema"] = average.tensors
+    remembered = memory.tensors(group)
+    if remembered:
+        tensors[MEMORY] = remembered
+    return tensors
+
+
+def places_for(model: nn.Module) -> Place:
+    """Return the layout of a sharded checkpoint's tensors: sharded like the model's, if the model is sharded."""
+    named = {**portable_state(model), **{name: one.detach() for name, one in named_parameters(model).items()}}
+
+    def place(stem: str, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
+        like = named.get(name.partition(".")[2] if stem == "optimiser" else name)
+        if like is None or not is_part(like) or like.shape != shape:
+            return None
+        return torch.empty_like(like, dtype=dtype)
+
+    return place
+
+
+@torch.no_grad()
+def restore(
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    average: MovingAverage | None,
+    memory: Memory,
+    first_state: Any = None,
+    group: Group | None = None,
+) -> None:
+    """Load the tensors of a checkpoint. first_state: see `Objective.first_state`.
+
+    Raises: CheckpointError, ModelFileError: a file is missing, or names or shapes do not match the model.
+    """
+    missing = sorted({"model", "optimiser", *(["ema"] if average else [])} - tensors.keys())
+    if missing:
+        raise CheckpointError(f"The checkpoint has no {missing[0]}.safetensors.")
+    load_portable_state(model, _spread_like(portable_state(model), tensors["model"]), where="the checkpoint's weights")
+    named = named_parameters(model)
+    load_optimiser_tensors(optimiser, named, tensors["optimiser"])
+    if average is not None:
+        average.load(_spread_like(average.tensors, tensors["ema"]))
+    memory.load(tensors.get(MEMORY, {}), first_state, group)
+
+
+def _spread_like(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Shard the whole tensors of a file like those of the same name and shape."""
+    fits = {name for name, tensor in tensors.items() if name in own and own[name].shape == tensor.shape}
+    return {name: part_of(tensor, own[name]) if name in fits else tensor for name, tensor in tensors.items()}

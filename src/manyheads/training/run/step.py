@@ -1,0 +1,213 @@
+"""One optimiser step: accumulate, check, clip, update.
+
+Dropout draws from torch's global generator, which is seeded before every micro-batch from (seed, step, micro-batch). So
+no generator state is saved, and a resumed step drops the same units. On a CPU the mask of a row also depends on its
+number in the micro-batch, so several ranks drop the same units as one.
+
+Every rank computes a contiguous part of each micro-batch. Losses are divided by the target tokens of all parts of all
+micro-batches before the backward pass, so the sum of the ranks' gradients is the gradient of the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.protocols import Output
+from manyheads.distributed.shards import whole
+from manyheads.nn.kernels.dropout import numbered_rows
+from manyheads.seeding import derive_seed
+from manyheads.training.run.memory import Memory
+from manyheads.training.run.nonfinite import Fault, locate, locate_in_state, moments_of, total_of
+from manyheads.training.run.objective import Batch
+from manyheads.training.run.parallel import Portion, Spread, portion
+from manyheads.training.settings import RunConfig
+
+__all__ = ["StepResult", "Stepper"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums over the step's target tokens. fault: the reason why there was no update, or None."""
+
+    loss_sum: float
+    nll_sum: float
+    num_tokens: int
+    grad_norm: float
+    fault: Fault | None = None
+
+
+class Stepper:
+    """Computes optimiser steps with `model`.
+
+    Args:
+        model: the whole model; `forward(batch, state, label_smoothing=..., chunk_tokens=...)` returns an `Output`.
+        optimiser: its groups' `lr` is set at each step.
+        config: seed, precision (resolved, not `auto`), clipping, smoothing.
+        device: the model's device.
+        memory: the model's states between steps; a skipped step deletes them.
+        begin: (rows, seed) -> the initial state of a micro-batch without memory; None: no state.
+        spread: the distribution of the model over ranks; None: a single rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        config: RunConfig,
+        device: torch.device,
+        memory: Memory | None = None,
+        begin: Callable[[int, int], Any] | None = None,
+        spread: Spread | None = None,
+    ) -> None:
+        assert config.precision != "auto", "resolve_precision comes first"
+        self._spread = Spread.alone(model) if spread is None else spread
+        self._model = self._spread.called
+        self._group = self._spread.group
+        self._optimiser = optimiser
+        self._config = config
+        self._device = device
+        self._memory = Memory() if memory is None else memory
+        self._begin = begin
+        self._parameters = [parameter for parameter in self._spread.holder.parameters() if parameter.requires_grad]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Use bf16 products over float32 weights if the config says so."""
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._config.precision == "bf16")
+
+    def take(self, batches: Sequence[Batch], step: int, learning_rate: float) -> StepResult:
+        """Update the model on all micro-batches of a step, unless loss, gradients, weights or moments are not finite.
+
+        The loss of every micro-batch is divided by the target tokens of all of them, so the split has no effect on the
+        result.
+        """
+        if not self._model.training:
+            self._model.train()
+        self._optimiser.zero_grad(set_to_none=True)
+        num_tokens = max(sum(batch.num_target_tokens() for batch in batches), 1)
+        losses, nlls = [], []
+        states = {}
+        portions = {micro: portion(batch, self._group) for micro, batch in enumerate(batches) if len(batch.sample_ids)}
+        for micro, part in portions.items():
+            with self._within(part, is_last=micro == max(portions)):
+                output = self._forward(part, step, micro)
+                self._shared_loss(output, part, num_tokens).backward()  # type: ignore[no-untyped-call]
+            if part.counts:
+                losses.append(output.loss_sum.detach())
+                nlls.append(output.nll_sum.detach())
+                states[micro] = output.state
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
+        state = total_of(self._parameters, self._optimiser)
+        losses_and_state = self._totals(losses, nlls)
+        totals = self._group.sum(torch.cat([losses_and_state, state[None].to(losses_and_state)]))
+        sums = torch.cat([totals, norm[None].to(totals)]).tolist()  # a single wait for the device
+        loss_sum, nll_sum, _, grad_norm = sums
+        fault = None if all(map(math.isfinite, sums)) else self._find_fault(portions, step, loss_sum, grad_norm)
+        if fault is None:
+            self._update(norm, learning_rate)
+            self._memory.keep(states, {micro: part.total for micro, part in portions.items()})
+        else:
+            self._memory.forget()
+        return StepResult(loss_sum, nll_sum, num_tokens, grad_norm, fault)
+
+    def _within(self, part: Portion, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Set the row numbers of a micro-batch for dropout, and whether its gradients are reduced."""
+        if self._group.is_alone:
+            return nullcontext()
+        from manyheads.distributed.wrap import accumulating
+
+        stack = ExitStack()
+        stack.enter_context(numbered_rows(part.first, len(part.batch.sample_ids), part.total))
+        if not is_last:
+            stack.enter_context(accumulating(self._model))
+        return stack
+
+    def _shared_loss(self, output: Output, part: Portion, num_tokens: int) -> Tensor:
+        """Return this part's contribution to the mean loss per token, times the number of ranks, because gradients are
+        averaged.
+        """
+        if self._group.is_alone:
+            return output.loss_sum / num_tokens
+        return output.loss_sum * (self._group.world * part.counts / num_tokens)
+
+    def _totals(self, losses: list[Tensor], nlls: list[Tensor]) -> Tensor:
+        """Return the sums of this rank's losses with and without label smoothing. (2,)"""
+        if not losses:
+            return torch.zeros(2, device=self._device, dtype=self._loss_dtype())
+        return torch.stack([torch.stack(losses).sum(), torch.stack(nlls).sum()])
+
+    def _loss_dtype(self) -> torch.dtype:
+        return torch.promote_types(self._parameters[0].dtype, torch.float32)
+
+    def _forward(self, part: Portion, step: int, micro: int, model: nn.Module | None = None) -> Output:
+        batch = part.batch
+        state = self._memory.of(micro) if part.counts else None
+        if state is None and self._begin is not None:
+            state = self._begin(len(batch.sample_ids), derive_seed(self._config.seed, "hashes", step, micro))
+        # If rows are not numbered (see `nn.dropout`), each rank draws its own masks.
+        own = () if self._device.type == "cpu" or self._group.is_alone else (self._group.rank,)
+        seed = derive_seed(self._config.seed, "dropout", step, micro, *own)
+        if self._device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # faster than seeding all kinds of devices
+        else:
+            torch.manual_seed(seed)
+        settings = self._config.training
+        options: dict[str, Any] = {"r_drop": settings.r_drop} if settings.r_drop else {}
+        if settings.num_sampled:
+            options["num_sampled"] = settings.num_sampled
+        with self.autocast():
+            output: Output = (self._model if model is None else model)(
+                batch.to(self._device),
+                state,
+                label_smoothing=settings.label_smoothing,
+                chunk_tokens=settings.chunk_tokens,
+                **options,
+            )
+        return output
+
+    def _update(self, norm: Tensor, learning_rate: float) -> None:
+        if self._config.optimiser.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.optimiser.clip_norm, norm)
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate * group.get("rate_scale", 1.0)
+        self._optimiser.step()
+
+    def _find_fault(
+        self, portions: Mapping[int, Portion], step: int, loss_sum: float, grad_norm: float
+    ) -> Fault | None:
+        """Return the fault as reported by the first rank that can locate it; the same on all ranks."""
+        model = self._spread.fill(gradients=True)
+        mine = self._locate(model, portions, step, loss_sum, grad_norm)
+        if self._group.is_alone:
+            return mine
+        found = self._group.exchange(None if mine is None else asdict(mine))
+        faults = [Fault(**{**one, "rank": rank}) for rank, one in enumerate(found) if one is not None]
+        return next((fault for fault in faults if fault.module is not None), faults[0] if faults else None)
+
+    def _locate(
+        self, model: nn.Module, portions: Mapping[int, Portion], step: int, loss_sum: float, grad_norm: float
+    ) -> Fault | None:
+        sample_ids = [part.batch.sample_ids.tolist() if part.counts else [] for part in portions.values()]
+        numbers = list(portions)
+        if math.isfinite(loss_sum) and math.isfinite(grad_norm):
+            moments = moments_of(self._spread.holder, self._optimiser)
+            return locate_in_state(model, moments, step, sample_ids)
+        if math.isfinite(loss_sum):
+            what = f"the gradient's norm is {grad_norm}"
+        else:
+            what = f"the loss is {loss_sum}"
+
+        def run(index: int) -> Tensor:
+            micro = numbers[index]
+            part = portions[micro]
+            with numbered_rows(part.first, len(part.batch.sample_ids), part.total):
+                return self._forward(part, step, micro, model).loss_sum
+
+        return locate(model, step, what, sample_ids, run)

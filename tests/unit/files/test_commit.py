@@ -1,0 +1,162 @@
+"""Atomic, durable writes: order of system calls, readers that never see a half, replacement."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manyheads.files import commit
+from manyheads.files.commit import make_folder, remove_folder, remove_stale, write_folder, write_text
+from manyheads.files.verify import MANIFEST, verify_folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fill(folder: Path) -> None:
+    (folder / "a.bin").write_bytes(b"a" * 1000)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "b.txt").write_text("b", encoding="utf-8")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Every fsync, rename and opening for writing, in order, with the path's name."""
+    record: list[tuple[str, str]] = []
+    real_fsync, real_rename, real_replace, real_open = os.fsync, os.rename, os.replace, io.open
+
+    def fsync(handle: int) -> None:
+        record.append(("fsync", Path(f"/proc/self/fd/{handle}").readlink().name))
+        real_fsync(handle)
+
+    def rename(old: Path, new: Path) -> None:
+        record.append(("rename", Path(new).name))
+        real_rename(old, new)
+
+    def replace(old: Path, new: Path) -> None:
+        record.append(("rename", Path(new).name))
+        real_replace(old, new)
+
+    def opened(file: object, mode: str = "r", *args: object, **kwargs: object) -> object:
+        if set(mode) & set("wx"):
+            record.append(("write", Path(str(file)).name))
+        return real_open(file, mode, *args, **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(io, "open", opened)
+    return record
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_everything_is_synced_before_the_rename_and_the_parent_after(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    write_folder(tmp_path / "final", fill)
+    rename = calls.index(("rename", "final"))
+    aside = f"final.tmp-{os.getpid()}"
+    for name in ("a.bin", "b.txt", "sub", MANIFEST, aside):
+        assert ("fsync", name) in calls[:rename], name
+    assert calls[rename + 1 :] == [("fsync", tmp_path.name)]
+    written = [name for kind, name in calls if kind == "write"]
+    assert written[-1] == MANIFEST
+    assert calls.index(("fsync", "a.bin")) < calls.index(("write", MANIFEST))
+    assert calls.index(("fsync", MANIFEST)) < calls.index(("fsync", aside))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_text_file_is_synced_before_the_rename_and_the_parent_after(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    write_text(tmp_path / "latest", "one\n")
+    aside = f"latest.tmp-{os.getpid()}"
+    assert calls == [("write", aside), ("fsync", aside), ("rename", "latest"), ("fsync", tmp_path.name)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_new_parents_are_synced_into_theirs(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+    make_folder(tmp_path / "runs" / "one")
+    assert calls == [("fsync", tmp_path.name), ("fsync", "runs")]
+    make_folder(tmp_path / "runs" / "one")
+    assert len(calls) == 2
+
+
+def test_a_folder_that_was_cut_off_between_two_renames_gets_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "swap", lambda new, old: False)  # a file system that cannot
+    final = tmp_path / "model"
+    write_folder(final, lambda folder: (folder / "old").write_text("1", encoding="utf-8") and None)
+
+    def killed(path: Path, target: Path) -> None:
+        real(path, target)
+        raise KeyboardInterrupt
+
+    real = Path.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        patch.setattr(commit, "_discard", lambda path: None)
+        with pytest.raises(KeyboardInterrupt):
+            write_folder(final, fill)
+    assert not final.exists()
+    remove_stale(tmp_path)
+    verify_folder(final)
+    assert (final / "old").exists()
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+    final = tmp_path / "model"
+    write_folder(final, lambda folder: (folder / "old").write_text("1", encoding="utf-8") and None)
+    write_folder(final, fill)
+    verify_folder(final)
+    assert not (final / "old").exists()
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_folder_is_replaced_where_names_cannot_be_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "elsewhere")
+    final = tmp_path / "model"
+    write_folder(final, lambda folder: (folder / "old").write_text("1", encoding="utf-8") and None)
+    write_folder(final, fill)
+    verify_folder(final)
+    assert names(tmp_path) == ["model"]
+
+
+def test_an_interrupted_write_leaves_the_old_folder(tmp_path: Path) -> None:
+    final = tmp_path / "model"
+    write_folder(final, fill)
+
+    def interrupted(folder: Path) -> None:
+        fill(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(final, interrupted)
+    verify_folder(final)
+    assert names(tmp_path) == ["model"]
+
+
+def test_stale_folders_of_dead_processes_go_and_of_living_ones_stay(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    process.wait()
+    dead, own, living = (f"step-00000001.tmp-{pid}" for pid in (process.pid, os.getpid(), os.getppid()))
+    for name in (dead, own, living, "notes.tmp-x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    assert set(remove_stale(tmp_path)) == {dead, own}
+    assert set(names(tmp_path)) == {living, "notes.tmp-x"}
+
+
+def test_removal_frees_the_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "step-00000001", fill)
+    monkeypatch.setattr("shutil.rmtree", lambda path, **_: None)  # killed before the first file is gone
+    remove_folder(tmp_path / "step-00000001")
+    assert names(tmp_path) == [f"step-00000001.tmp-{os.getpid()}"]

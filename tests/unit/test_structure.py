@@ -1,0 +1,90 @@
+"""The structure of the package, read from its syntax: imports without circles, tasks and architectures that are
+declared and not recognised by inspection.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Dotted name -> syntax tree."""
+    found = {}
+    for path in sorted(SOURCES.rglob("*.py")):
+        parts = path.relative_to(SOURCES).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The modules of this package that a module imports, anywhere in it: at the top, in functions, for types."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules().keys()
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach one another (Tarjan 1972), each sorted."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = low[node] = len(number)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in number:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], number[other])
+        if low[node] == number[node]:
+            group = [stack.pop()]
+            while group[-1] != node:
+                group.append(stack.pop())
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in sorted(graph):
+        if node not in number:
+            visit(node)
+    return found
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
+
+
+def test_no_two_modules_import_one_another() -> None:
+    assert circles({name: imported(tree) - {name} for name, tree in modules().items()}) == []
+
+
+def test_architectures_and_tasks_are_never_recognised_by_their_config_class() -> None:
+    """Facts are asked of the config itself, so that a new architecture or task needs no change elsewhere."""
+    found = []
+    for name, tree in modules().items():
+        if name.startswith(("manyheads.architectures.", "manyheads.tasks.")) and name.count(".") >= 3:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                asked = ast.unparse(node.args[1])
+                found += [f"{name}: isinstance(..., {asked})"] * ("Config" in asked)
+    assert found == []
+
+
+def test_training_and_everything_below_know_no_task() -> None:
+    above = ("manyheads.cli", "manyheads.tasks", "manyheads.__main__")
+    below = [name for name in modules() if not name.startswith(above)]
+    known = {name: {one for one in imported(modules()[name]) if one.startswith("manyheads.tasks")} for name in below}
+    assert {name: tasks for name, tasks in known.items() if tasks} == {}
