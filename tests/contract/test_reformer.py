@@ -17,7 +17,8 @@ from manyheads.architectures.reformer.layers import AttentionSublayer
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.nn.attention import lsh, lsh_chunks
+from manyheads.nn.attention import lsh
+from manyheads.nn.kernels import lsh as lsh_kernel
 
 VOCAB = 23
 CHUNK = 4
@@ -485,13 +486,13 @@ def test_presets_can_be_built(preset: str) -> None:
 
 def test_kept_attention_is_not_computed_again(monkeypatch: pytest.MonkeyPatch, reformer: Any) -> None:
     """One pass over a layer's chunks forwards and one backwards, instead of two and one; and the same gradients."""
-    forward, passes = lsh_chunks._forward, []
+    forward, passes = lsh_kernel._forward, []
 
     def counted(*given: Any) -> Any:
         passes.append(1)
         return forward(*given)
 
-    monkeypatch.setattr(lsh_chunks, "_forward", counted)
+    monkeypatch.setattr(lsh_kernel, "_forward", counted)
     gradients, counts = [], []
     for kept in (False, True):
         model = reformer.build(reversible=True, keep_attention=kept, layers=("lsh",), num_layers=3).double().train()

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.nn.attention import lsh_chunks
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vectors, lsh_attention, rotations
-from manyheads.nn.attention.lsh_pairs import attend_pairs, shared_qk_attention, visible_pairs
+from manyheads.nn.attention.lsh_pairs import shared_qk_attention, visible_pairs
 from manyheads.nn.attention.lsh_settings import automatic_buckets
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.attention.naive import naive_dot_product_attention, naive_lsh_attention
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.lsh import attend_pairs
 
 B, H, D, E, CHUNK = 2, 2, 8, 6, 4
 FACTORS = (6,)
@@ -51,8 +52,8 @@ def settings(request: pytest.FixtureRequest) -> LSHSettings:
 @pytest.fixture(params=["a few at a time", "all at once"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     few = request.param == "a few at a time"
-    monkeypatch.setattr(lsh_chunks, "_TILE_NUMBERS", 128 if few else 1 << 30)
-    monkeypatch.setattr(lsh_chunks, "_GROUP_PLACES", 1 if few else 1 << 30)
+    monkeypatch.setattr(policy, "_LSH_SCORES", 128 if few else 1 << 30)
+    monkeypatch.setattr(policy, "_LSH_PLACES", 1 if few else 1 << 30)
 
 
 def inputs(length: int, settings: LSHSettings, size: float = 1.0, dtype: torch.dtype = torch.float64) -> Any:
@@ -74,7 +75,7 @@ def test_sums_over_rounds_without_torchs_bags(dtype: torch.dtype, monkeypatch: p
     qk, v, buckets, grad = inputs(22, settings, dtype=dtype)
     found = []
     for has_bags in (True, False):
-        monkeypatch.setattr(lsh_chunks, "_has_bags", lambda has_bags=has_bags: has_bags)
+        monkeypatch.setattr(policy, "has_embedding_bag", lambda device, has_bags=has_bags: has_bags)
         out = lsh_attention(qk, v, buckets, settings)
         found.append(with_gradients(out, grad, qk, v))
     bounds = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}  # a rounding or two of bfloat16

@@ -14,7 +14,7 @@ from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.kernels.dropout import dropout
 
-__all__ = ["attend_pairs", "keys_of", "near_pairs", "pair_weights", "shared_qk_attention", "visible_pairs"]
+__all__ = ["keys_of", "near_pairs", "pair_weights", "shared_qk_attention", "visible_pairs"]
 
 # Scores that exact attention makes at once.
 _TILE_NUMBERS = 1 << 20
@@ -104,23 +104,6 @@ def pair_weights(
     scores = torch.where(alone, torch.zeros_like(scores), scores)  # no gradient through what has no choice
     shown = torch.where(alone & itself, 0.0, counts.to(scores.dtype).log())
     return torch.softmax(scores + shown, dim=-1).to(qk.dtype)
-
-
-def attend_pairs(
-    qk: Float[Tensor, "batch heads length head_dim"],
-    v: Float[Tensor, "batch heads length value_dim"],
-    buckets: Int[Tensor, "batch heads rounds length"],
-    settings: LSHSettings,
-    lengths: Int[Tensor, " batch"] | None = None,
-    dropout_rate: float = 0.0,
-) -> Float[Tensor, "batch heads length value_dim"]:
-    """`lsh_attention` pair by pair. Zeros at and beyond a row's length. Cost: rounds x length^2."""
-    counts = visible_pairs(buckets, settings, lengths).sum(dim=2)
-    if settings.correct_duplicates:
-        counts = counts.clamp(max=1)
-    weights = dropout(pair_weights(qk, counts, settings.scale, settings.key_eps), dropout_rate)
-    out = torch.matmul(weights, v)
-    return out if lengths is None else out * _real(lengths, out)
 
 
 def _real(lengths: Tensor, like: Tensor) -> Tensor:

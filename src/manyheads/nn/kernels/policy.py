@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = [
@@ -24,11 +25,16 @@ __all__ = [
     "compiles_a_step",
     "compiling_a_step",
     "has_bf16",
+    "has_embedding_bag",
     "has_packing",
+    "hides_by_codes",
     "is_compiled",
     "joins_weights",
     "logit_rows_at_once",
     "logit_rows_in_a_tile",
+    "lsh_chunks_at_once",
+    "lsh_piece",
+    "lsh_rows_at_once",
     "onednn_is_faster",
     "pads_rows_to",
     "packs",
@@ -213,6 +219,51 @@ def adds_masks(scores: Tensor, blocked: Tensor) -> bool:
     Not in float16, where the lowest number does not absorb every score.
     """
     return blocked.numel() < scores.numel() and scores.dtype is not torch.float16
+
+
+# Hashed attention.
+
+# Scores that a CPU works on at once: in bfloat16 they stay in a core's own cache from one operation to the next.
+_LSH_SCORES, _LSH_SCORES_ON_A_GPU = 1 << 19, 1 << 26
+# Places (rows x rounds x length) whose results exist in sorted order at once on a CPU; those of one row at least.
+_LSH_PLACES = 1 << 16
+# Positions of a row that a CPU converts to float32 at once, where all are converted.
+_LSH_PIECE_LEN = 1 << 13
+
+
+def lsh_chunks_at_once(scores_each: int, device: torch.device) -> int:
+    """Query chunks with so many scores each that make a tile."""
+    most = _LSH_SCORES if device.type == "cpu" else _LSH_SCORES_ON_A_GPU
+    return max(1, most // scores_each)
+
+
+def lsh_rows_at_once(rows: int, places_each: int, device: torch.device) -> int:
+    """Of `rows` rows, each with rounds x length places, how many to sort and attend at once."""
+    return max(1, _LSH_PLACES // max(1, places_each) if device.type == "cpu" else rows)
+
+
+def lsh_piece(rows: int, length: int, device: torch.device) -> tuple[int, int]:
+    """Rows and positions to convert to a wider type at once."""
+    return (1, _LSH_PIECE_LEN) if device.type == "cpu" else (max(1, rows), length)
+
+
+def hides_by_codes(dtype: torch.dtype) -> bool:
+    """Whether more columns in a product cost less than passes over the scores."""
+    return dtype is torch.bfloat16
+
+
+def has_embedding_bag(device: torch.device) -> bool:
+    """Whether torch can sum chosen rows; its library for CPUs cannot start without /proc/cpuinfo."""
+    return device.type != "cpu" or _cpu_has_embedding_bag()
+
+
+@cache
+def _cpu_has_embedding_bag() -> bool:
+    try:
+        F.embedding_bag(torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1), mode="sum")
+    except RuntimeError:
+        return False
+    return True
 
 
 # Dropout (decision 007).

@@ -1,0 +1,324 @@
+"""Hashed attention: pair by pair, and chunk by chunk in memory that does not grow with the number of scores.
+
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, fig. 2: sort by bucket, cut into chunks, attend to the own chunk
+and its neighbours. The rounds' outputs, weighted by their shares of the normaliser (eq. 6), are one softmax over the
+pairs of all rounds: so each round adds exp(score) times value, and exp(score), to sums that are divided at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from manyheads.nn.attention.lsh_hash import sort_positions
+from manyheads.nn.attention.lsh_pairs import pair_weights, visible_pairs
+from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.chunking import chunk_slices
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.dropout import dropout
+from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, places_of, sorted_groups
+
+__all__ = ["attend_pairs", "chunked_attention", "ranks_of", "sorting_order"]
+
+
+def attend_pairs(
+    qk: Float[Tensor, "batch heads length head_dim"],
+    v: Float[Tensor, "batch heads length value_dim"],
+    buckets: Int[Tensor, "batch heads rounds length"],
+    settings: LSHSettings,
+    lengths: Int[Tensor, " batch"] | None = None,
+    dropout_rate: float = 0.0,
+) -> Float[Tensor, "batch heads length value_dim"]:
+    """The formula, which the chunks below must agree with: every query against every key.
+
+    Returns: zeros at and beyond a row's length.
+    Cost: rounds x length^2.
+    """
+    counts = visible_pairs(buckets, settings, lengths).sum(dim=2)
+    if settings.correct_duplicates:
+        counts = counts.clamp(max=1)
+    weights = dropout(pair_weights(qk, counts, settings.scale, settings.key_eps), dropout_rate)
+    out = torch.matmul(weights, v)
+    if lengths is None:
+        return out
+    real = torch.arange(qk.shape[2], device=qk.device) < lengths[:, None]
+    return out * real[:, None, :, None].to(out.dtype)
+
+
+def sorting_order(
+    buckets: Int[Tensor, "batch heads rounds length"],
+    settings: LSHSettings,
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> Int[Tensor, "batch heads rounds places"]:
+    """All that `chunked_attention` needs to know of buckets: who stands where, and where a bucket ends.
+
+    Returns: int32; at each place of the sorted sequence, padded to whole chunks, twice the position that stands there,
+        plus 1 where its bucket is not that of the place before. Padding stands last, in its own order.
+    """
+    length = buckets.shape[3]
+    if lengths is not None:
+        padding = (torch.arange(length, device=buckets.device) >= lengths[:, None])[:, None, None]
+        buckets = torch.where(padding, buckets.amax() + 1, buckets)
+    ordered = sort_positions(buckets, settings.chunk_len)
+    changes = F.pad(ordered.buckets[..., 1:] != ordered.buckets[..., :-1], (1, 0))
+    return (2 * ordered.order + changes).int()
+
+
+def ranks_of(order: Int[Tensor, "batch heads rounds places"], length: int) -> Int[Tensor, "batch heads rounds length"]:
+    """Buckets that give this `sorting_order`, numbered without gaps."""
+    return (order & 1).cumsum(-1).gather(-1, places_of(order, length))
+
+
+def chunked_attention(
+    qk: Float[Tensor, "batch heads length head_dim"],
+    v: Float[Tensor, "batch heads length value_dim"],
+    order: Int[Tensor, "batch heads rounds places"],
+    settings: LSHSettings,
+    lengths: Int[Tensor, " batch"] | None = None,
+    dropout_rate: float = 0.0,
+    known: tuple[Tensor, ...] = (),
+) -> tuple[Float[Tensor, "batch heads length value_dim"], tuple[Tensor, ...]]:
+    """See `lsh_attention`.
+
+    Args:
+        order: of `sorting_order`, with the same lengths.
+        dropout_rate: a query that sees nothing keeps its own value whatever the rate.
+        known: what an earlier call with the same arguments, up to rounding, returned second: nothing is computed but,
+            in time, gradients.
+
+    Returns: the output, and what makes another call's forward pass unnecessary: the output again and a number a query.
+    Cost: time rounds x length x chunk_len; memory rounds x length x width for a few heads at a time; for the backward
+        pass inputs, output and a whole number a round and position.
+    """
+    keeps = torch.is_grad_enabled() and (qk.requires_grad or v.requires_grad)
+    if not keeps:
+        qk, v = qk.detach(), v.detach()
+    seed = int(torch.randint(1 << 62, ())) if dropout_rate else 0
+    arguments = (qk, v, order, settings, lengths, dropout_rate, seed, keeps, known)
+    out, *rest = _ChunkedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
+    return out, (out.detach(), *rest)
+
+
+class _ChunkedAttention(torch.autograd.Function):
+    """Keeps no scores: the backward pass makes them again, already normalised."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qk: Tensor,
+        v: Tensor,
+        order: Tensor,
+        settings: LSHSettings,
+        lengths: Tensor | None,
+        rate: float,
+        seed: int,
+        keeps: bool,
+        known: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
+        if known:
+            out, log_sums, alone, safe = known
+        else:
+            with torch.autocast(qk.device.type, enabled=False):
+                inputs = _Inputs.of(qk, v, settings, is_safe=None)
+                out, log_sums, alone = _forward(_groups(inputs, order, settings, lengths, rate, seed), inputs)
+                safe = torch.tensor(inputs.is_safe)
+        out = out.view(v.shape)
+        if keeps:
+            ctx.save_for_backward(qk, v, out, log_sums, alone, order, lengths)
+            ctx.settings, ctx.rate, ctx.seed, ctx.safe = settings, rate, seed, bool(safe)
+        rest = tuple(one.view_as(one) for one in (log_sums, alone, safe))  # new ones: outputs belong to one graph
+        ctx.mark_non_differentiable(*rest)
+        ctx.set_materialize_grads(False)
+        return out, *rest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        qk, v, out, log_sums, alone, order, lengths = ctx.saved_tensors
+        with torch.autocast(qk.device.type, enabled=False):
+            inputs = _Inputs.of(qk, v, ctx.settings, ctx.safe)
+            groups = _groups(inputs, order, ctx.settings, lengths, ctx.rate, ctx.seed)
+            grad_qk, grad_v = _backward(groups, inputs, out.flatten(0, 1), log_sums, alone, grad_out.flatten(0, 1))
+        return grad_qk.view(qk.shape).to(qk.dtype), grad_v.view(v.shape).to(v.dtype), *[None] * 7
+
+
+@dataclass
+class _Inputs:
+    """Queries, keys and values by row.
+
+    Shape: q, k (rows, length, head_dim), v (rows, length, value_dim), all of one type; factors (rows, length, 1): k is
+        q times it.
+    is_safe: no score is above `SAFE_SCORE`.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    factors: Tensor
+    is_safe: bool
+
+    @classmethod
+    def of(cls, qk: Tensor, v: Tensor, settings: LSHSettings, is_safe: bool | None) -> _Inputs:
+        known = (torch.bfloat16, torch.float32, torch.float64)
+        compute = qk.dtype if qk.dtype in known else torch.float32
+        q = qk.to(compute).flatten(0, 1)
+        k = torch.empty_like(q)
+        factors = q.new_empty(*q.shape[:2], 1, dtype=torch.promote_types(compute, torch.float32))
+        # In pieces, since in a wider type they take as much again and more.
+        for piece, key, factor in _pieces(q, k, factors):
+            wide = piece.to(factor.dtype)
+            torch.sum(wide.square(), dim=-1, keepdim=True, out=factor)
+            factor.add_(settings.key_eps * q.shape[-1]).rsqrt_().mul_(settings.scale)
+            torch.mul(wide, factor, out=key)
+        if is_safe is None:
+            longest = factors.amin().reciprocal() * settings.scale if q.numel() else factors.new_zeros(())
+            is_safe = bool(longest * settings.scale <= SAFE_SCORE)
+        return cls(q, k, v.to(compute).flatten(0, 1), factors, is_safe)
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of the same parts of tensors of (rows, length, width)."""
+    rows, length = tensors[0].shape[:2]
+    some_rows, piece_len = policy.lsh_piece(rows, length, tensors[0].device)
+    for row in range(0, rows, some_rows):
+        for part in chunk_slices(length, piece_len):
+            yield tuple(one[row : row + some_rows, part] for one in tensors)
+
+
+def _groups(
+    inputs: _Inputs, order: Tensor, settings: LSHSettings, lengths: Tensor | None, rate: float, seed: int
+) -> Iterator[SortedRows]:
+    layout = Layout.of(order, inputs.q.shape[1], lengths)
+    return sorted_groups(layout, settings, inputs.q.dtype, is_safe=inputs.is_safe, rate=rate, seed=seed)
+
+
+def _columns(dtype: torch.dtype) -> int:
+    """How many numbers of a type stand for one of float32 (or float64)."""
+    return 3 if dtype == torch.bfloat16 else 1
+
+
+def _table(x: Tensor, extra: Tensor | float | None, codes: int) -> Tensor:
+    """x, (rows, length, width), as the rows of a table with one of zeros behind them; the numbers `extra`, (rows,
+    length) or one for all, in more columns; room for codes in the last.
+
+    The product of two such tables' rows has the numbers' product in it, in float32: what is subtracted from scores.
+    """
+    rows, length, width = x.shape
+    parts = 0 if extra is None else _columns(x.dtype)
+    total = width + parts + codes
+    table = x.new_zeros(rows * length + 1, -(-total // 16) * 16 if x.dtype == torch.bfloat16 else total)
+    table[:-1, :width] = x.flatten(0, 1)
+    if isinstance(extra, Tensor):
+        rest = extra.flatten()
+        for column in range(width, width + parts):
+            part = rest.to(x.dtype)
+            table[:-1, column] = part
+            rest = rest - part
+    elif extra is not None:
+        table[:, width : width + parts] = extra
+    return table
+
+
+def _forward(groups: Iterator[SortedRows], inputs: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (rows, length, value_dim); the logarithm of each position's sum, and whether it sees nothing, (rows,
+    length).
+    """
+    wide = torch.promote_types(inputs.q.dtype, torch.float32)
+    out = torch.empty_like(inputs.v)
+    log_sums = inputs.q.new_empty(inputs.q.shape[:2], dtype=wide)
+    alone = torch.empty_like(log_sums, dtype=torch.bool)
+    for group in groups:
+        q, k, v = inputs.q[group.rows], inputs.k[group.rows], inputs.v[group.rows]
+        codes = group.num_code_columns
+        shift = None if inputs.is_safe else _highest(group, q, k)
+        queries = _table(q, None if shift is None else -shift, codes)
+        keys, values = _table(k, None if shift is None else 1.0, codes), _table(v, None, 0)
+        weighted = values.new_empty(group.num_chunks, group.chunk_len, values.shape[1])
+        sums = values.new_empty(group.num_chunks, group.chunk_len, 1, dtype=wide)
+        for tile in group.tiles():
+            weights = group.weights(tile, *group.operands(tile, queries, keys))
+            sums[tile] = weights.sum(dim=-1, keepdim=True, dtype=wide).sum(dim=0)
+            dropped = group.dropout_mask(tile, weights)
+            if dropped is not None:
+                weights *= dropped
+            _sum_of_products(weights, group.take_keys(values, tile), out=weighted[tile])
+        sums = group.sum_rounds(sums)
+        nothing = sums == 0
+        attended = group.sum_rounds(weighted)[:, : v.shape[2]] / sums.masked_fill(nothing, 1.0)
+        attended = torch.where(nothing, v.flatten(0, 1), attended.to(v.dtype)).view(v.shape)
+        out[group.rows] = group.zero_padding(attended)
+        log_sum = sums.masked_fill(nothing, 1.0).log().view(q.shape[:2])
+        log_sums[group.rows] = log_sum if shift is None else log_sum + shift
+        alone[group.rows] = nothing.view(q.shape[:2])
+    return out, log_sums, alone
+
+
+def _highest(group: SortedRows, q: Tensor, k: Tensor) -> Tensor:
+    """Each position's highest score over all rounds, (rows, length); 0 where it sees nothing."""
+    queries, keys = _table(q, None, 0), _table(k, None, 0)
+    by_chunk = queries.new_empty(group.num_chunks, group.chunk_len)
+    for tile in group.tiles():
+        scores = group.scores(*group.operands(tile, queries, keys))
+        by_chunk[tile] = scores.masked_fill_(group.counts(tile) == 0, -torch.inf).amax(dim=(0, 3))
+    highest = group.max_of_rounds(by_chunk)
+    return highest.masked_fill(highest == -torch.inf, 0.0).to(torch.promote_types(q.dtype, torch.float32))
+
+
+def _sum_of_products(left: Tensor, right: list[Tensor], out: Tensor) -> None:
+    """out = sum over the offsets of left right. Shape: left (offsets, chunks, n, m), right (chunks, m, width) each."""
+    torch.bmm(left[0], right[0], out=out)
+    for one, other in zip(left[1:], right[1:], strict=True):
+        out.baddbmm_(one, other)
+
+
+def _backward(
+    groups: Iterator[SortedRows], inputs: _Inputs, out: Tensor, log_sums: Tensor, alone: Tensor, grad_out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of queries, which are keys too, and of values: (rows, length, width)."""
+    wide = torch.promote_types(inputs.q.dtype, torch.float32)
+    grad_qk, grad_values = torch.empty_like(inputs.q), torch.empty_like(inputs.v)
+    for group in groups:
+        q, k, v = inputs.q[group.rows], inputs.k[group.rows], inputs.v[group.rows]
+        grad = group.zero_padding(grad_out[group.rows].to(q.dtype))
+        shares = (grad.to(wide) * out[group.rows]).sum(dim=-1)
+        codes = group.num_code_columns
+        queries, keys = _table(q, -log_sums[group.rows], codes), _table(k, 1.0, codes)
+        # With dropout, the shares are taken off after it.
+        grads = _table(grad, None if group.rate else -shares, 0)
+        values = _table(v, None if group.rate else 1.0, 0)
+        all_shares = _table(shares[..., None], None, 0)
+        sums_q = queries.new_empty(group.num_chunks, group.chunk_len, queries.shape[1])
+        sums_k, sums_v = group.key_sums(keys.shape[1]), group.key_sums(grads.shape[1])
+        for tile in group.tiles():
+            query, key_chunks = group.operands(tile, queries, keys)
+            weights = group.weights(tile, query, key_chunks)
+            grad_tile = group.take(grads, tile)
+            grad_weights = group.scratch("gradients", len(query))
+            for one, value in zip(grad_weights, group.take_keys(values, tile), strict=True):
+                torch.bmm(grad_tile, value.transpose(1, 2), out=one)
+            dropped = group.dropout_mask(tile, weights)
+            if dropped is not None:
+                grad_weights *= dropped
+                grad_weights -= group.take(all_shares, tile).to(grad_weights.dtype)
+            grad_scores = grad_weights.mul_(weights)
+            if dropped is not None:
+                weights *= dropped
+            _sum_of_products(grad_scores, key_chunks, out=sums_q[tile])
+            group.add_to_keys(sums_k, tile, grad_scores, query)
+            group.add_to_keys(sums_v, tile, weights, grad_tile)
+        grad_q = group.sum_rounds(sums_q)[:, : q.shape[2]].to(wide)
+        grad_k = group.sum_rounds(sums_k[:-1])[:, : q.shape[2]].to(wide)
+        grad_v = group.sum_rounds(sums_v[:-1])[:, : v.shape[2]]
+        # k = q f, with f = scale / sqrt(q.q + eps d): the part along q is taken out.
+        factors, flat = inputs.factors[group.rows].flatten(0, 1), q.flatten(0, 1).to(wide)
+        along = (flat * grad_k).sum(dim=-1, keepdim=True) * (factors / group.settings.scale).square()
+        grad_qk[group.rows] = (grad_q + factors * (grad_k - flat * along)).view(q.shape).to(q.dtype)
+        grad_values[group.rows] = grad_v.view(v.shape) + torch.where(alone[group.rows][..., None], grad, 0.0)
+    return grad_qk, grad_values
