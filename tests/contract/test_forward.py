@@ -272,7 +272,7 @@ def test_mistakes_in_a_config_are_named() -> None:
     config = ARCHITECTURES["transformer"].config
     for changes, said in [
         ({"d_model": 30, "num_heads": 4}, "not divisible"),
-        ({"dropout": 1.0}, "rate must be in"),
+        ({"dropout": 1.0}, r"must be in \[0, 1\)"),
         ({"d_ff": 0}, "at least 1"),
         ({"num_encoder_layers": -1}, "negative"),
         ({"source_vocab_size": 4, "target_vocab_size": 5}, "tie_embeddings"),

@@ -586,10 +586,10 @@ def test_mistakes_are_named(language_model: Any) -> None:
 
 CONFIG_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"d_model": 30, "num_heads": 4}, "not divisible"),
-    ({"dropout": 1.0}, "rate must be in"),
+    ({"dropout": 1.0}, r"must be in \[0, 1\)"),
     ({"norm_eps": -1.0}, "norm_eps"),
     ({"d_ff": 0}, "at least 1"),
-    ({"d_embed": -1}, "not be negative"),
+    ({"d_embed": -1}, "must be at least 0"),
     ({"memory_len": -1}, "memory_len is -1"),
     ({"clamp_len": -1}, "null has no limit"),
     ({"cutoffs": (5, 5)}, "must increase"),

@@ -154,7 +154,7 @@ def test_raw_queries_are_put_back_to_normal() -> None:
         (HF, "model_type", "gpt2", "not of a TransfoXL"),
         (HF, "vocab_size", 10**9, "do not belong together"),
         (HF, "n_layer", 10**9, "do not belong together"),
-        (HF, "dropout", 2.0, "rate must be in"),
+        (HF, "dropout", 2.0, r"must be in \[0, 1\)"),
         (OFFICIAL, "attn_type", 4, "knows 0, 1, 2 and 3"),
         (OFFICIAL, "sample_softmax", 10, "can be built with it"),
         (OFFICIAL, "n_heads", 2, "no option 'n_heads'"),
