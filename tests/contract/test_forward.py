@@ -274,7 +274,7 @@ def test_mistakes_in_a_config_are_named() -> None:
         ({"d_model": 30, "num_heads": 4}, "not divisible"),
         ({"dropout": 1.0}, r"must be in \[0, 1\)"),
         ({"d_ff": 0}, "at least 1"),
-        ({"num_encoder_layers": -1}, "negative"),
+        ({"num_encoder_layers": -1}, "at least 0"),
         ({"source_vocab_size": 4, "target_vocab_size": 5}, "tie_embeddings"),
     ]:
         with pytest.raises(ConfigError, match=said):
