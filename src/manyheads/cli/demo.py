@@ -18,9 +18,10 @@ from manyheads.cli.command_line.pages import program
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
-from manyheads.cli.watching.phases import showing_if_long, telling
+from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
+from manyheads.data.progress import telling
 from manyheads.errors import DataError, MissingExtraError, ModelFileError
 from manyheads.tasks.translation.settings import TrainConfig
 

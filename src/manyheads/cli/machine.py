@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["keep_compiled", "set_up_machine"]
+__all__ = ["set_up_machine"]
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -48,12 +48,6 @@ def set_up_machine() -> bool:
         return False
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
     return all([mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES), mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)])
-
-
-def keep_compiled() -> None:
-    """Have torch keep what it compiles with the user's other caches and not in /tmp, if they did not say where."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "manyheads" / "compiled"))
 
 
 def _is_busy() -> bool:

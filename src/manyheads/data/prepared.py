@@ -20,11 +20,11 @@ from manyheads.data.preparing import (
     LANGUAGE_TASK,
     SPLITS,
     PairList,
-    Progress,
     canonical,
     prepare_corpus,
     text_path,
 )
+from manyheads.data.progress import Progress
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
 from manyheads.errors import ConfigError, DataError, SaveError

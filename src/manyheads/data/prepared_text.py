@@ -11,8 +11,9 @@ from typing import Any
 from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
 from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
 from manyheads.data.prepared import EMBEDDED, TATOEBA, cached_folder, prepared_task, refuse_missing
-from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, Progress, canonical
+from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, canonical
 from manyheads.data.preparing_text import prepare_text
+from manyheads.data.progress import Progress
 from manyheads.data.settings import SegmentSettings
 from manyheads.data.texts import TextBlock
 from manyheads.data.token_store import TokenStore

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from manyheads.data.lines import ReadReport, stored_lines
 from manyheads.data.manifest import file_record, write_data, write_manifest
+from manyheads.data.progress import Progress
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
 from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
@@ -32,7 +33,6 @@ __all__ = [
     "SPLITS",
     "PairList",
     "Pairs",
-    "Progress",
     "prepare_corpus",
     "text_path",
 ]
@@ -45,8 +45,6 @@ ENCODE_PAIRS = 4096  # pairs given to the tokenizer at once
 REPORT_PAIRS = 10_000
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")  # all but tab and line feed: text seldom means them
 MAX_TOKENIZER_PAIRS = 2_000_000  # above it, every second pair teaches the tokenizer, then every fourth, ...
-
-Progress = Callable[[str, int, int], None]  # (what, done, total); total is 0 where it is not known yet
 
 
 class Pairs(Protocol):

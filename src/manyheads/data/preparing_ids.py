@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from manyheads.data.manifest import file_record, write_data, write_manifest
-from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, Progress
+from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS
 from manyheads.data.preparing_text import HoldoutText
+from manyheads.data.progress import Progress
 from manyheads.data.raw_files import IdSource
 from manyheads.data.store import IntArray
 from manyheads.data.token_store import write_tokens

@@ -16,7 +16,8 @@ import numpy as np
 
 from manyheads.data.lines import ReadReport
 from manyheads.data.manifest import file_record, write_data, write_manifest
-from manyheads.data.preparing import CONTROL, FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, Progress
+from manyheads.data.preparing import CONTROL, FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS
+from manyheads.data.progress import Progress
 from manyheads.data.store import CHECK_TOKENS, IntArray
 from manyheads.data.texts import BLOCK_BYTES, Text
 from manyheads.data.token_store import TokenStore, write_tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from manyheads.errors import ConfigError
 
-__all__ = ["Place", "find_place"]
+__all__ = ["Place", "find_place", "local_device", "refuse_ranks"]
 
 _VARIABLES = {
     "rank": "RANK",
@@ -63,3 +63,20 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place:
             " the world's size. Start with torchrun, which sets both."
         )
     return place
+
+
+def refuse_ranks(what: str) -> None:
+    """Raises: ConfigError: this process is one of several, which `what` cannot use."""
+    world = find_place().world
+    if world > 1:
+        raise ConfigError(f"{what} runs in one process, and torchrun started {world}; start it without torchrun.")
+
+
+def local_device(name: str) -> str:
+    """The device of that name for this rank: of several GPUs, each rank of a machine has its own."""
+    place = find_place()
+    if place.world == 1 or name not in ("auto", "cuda"):
+        return name
+    import torch
+
+    return f"cuda:{place.local_rank}" if torch.cuda.is_available() else name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from manyheads.data.preparing import Progress
+from manyheads.data.progress import Progress
 from manyheads.distributed.group import Group
 from manyheads.tasks.table import task_of
 from manyheads.training.plan import dry_run as planning

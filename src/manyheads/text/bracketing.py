@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manyheads.errors import DataError
 from manyheads.text.settings import ParsingSettings
 from manyheads.text.trees import MAX_DEPTH, Leaf, Node, escape, leaves_of, unescape
 
-__all__ = ["REPAIRS", "SLOT", "Restored", "category", "linearise", "normal_form", "places", "restore", "sentence_of"]
+__all__ = [
+    "REPAIRS",
+    "SLOT",
+    "Restored",
+    "category",
+    "linearise",
+    "normal_form",
+    "places",
+    "repairs_line",
+    "restore",
+    "sentence_of",
+]
 
 SLOT = "XX"
 TRACE = "-NONE-"
@@ -242,3 +253,8 @@ class _Builder:
                 self.repairs["unlabelled"] += 1
                 children[place : place + 1] = part.children
         return Node(OUTER_LABELS[1] if root is None else root, tuple(children))
+
+
+def repairs_line(repairs: Mapping[str, int]) -> str:
+    """`unclosed 3, missing words 12`."""
+    return ", ".join(f"{name.replace('_', ' ')} {repairs[name]}" for name in REPAIRS if repairs.get(name)) or "nothing"

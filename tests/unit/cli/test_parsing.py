@@ -7,7 +7,8 @@ from typing import Literal
 
 import pytest
 
-from manyheads.cli.command_line.parsing import argument, group, option, parse, read
+from manyheads.cli.command_line.parsing import parse, read
+from manyheads.config.options import argument, group, option
 from manyheads.errors import ConfigError
 
 

@@ -13,15 +13,8 @@ import pytest
 from rich.console import Console
 
 from manyheads.cli.watching.interruptible import StoppedBySignalError, interruptible
-from manyheads.cli.watching.phases import (
-    DELAY_SECONDS,
-    PhaseBars,
-    PhaseLines,
-    Progress,
-    showing_if_long,
-    showing_phases,
-    telling,
-)
+from manyheads.cli.watching.phases import DELAY_SECONDS, PhaseBars, PhaseLines, showing_if_long, showing_phases
+from manyheads.data.progress import Progress, telling
 
 
 def test_a_signal_stops_the_work_at_its_next_step() -> None:

@@ -7,7 +7,7 @@ import torch
 
 import manyheads.decoding.device
 import manyheads.nn.kernels.precision
-from manyheads.cli.command_line.decoding_options import DeviceOptions
+from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 

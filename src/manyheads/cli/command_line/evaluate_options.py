@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from manyheads.cli.command_line.decoding_options import DecodingOptions, DeviceOptions, SearchDeviceOptions
-from manyheads.cli.command_line.parsing import argument, given_options, group, option
+from manyheads.config.options import argument, given_options, group, option
+from manyheads.decoding.options import DecodingOptions, DeviceOptions, SearchDeviceOptions
 from manyheads.errors import ConfigError
 
 __all__ = ["EvaluateOptions", "EvaluateTextOptions"]

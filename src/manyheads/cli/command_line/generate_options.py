@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.cli.command_line.decoding_options import SearchDeviceOptions
-from manyheads.cli.command_line.parsing import argument, group, option
+from manyheads.config.options import argument, group, option
 from manyheads.data.lines import OnBadUtf8
+from manyheads.decoding.options import SearchDeviceOptions
 from manyheads.errors import ConfigError
 
 __all__ = ["GenerateOptions"]

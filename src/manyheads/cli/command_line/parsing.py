@@ -7,7 +7,6 @@ the name of an option are alike. See docs/decisions/018.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,17 +17,14 @@ from manyheads.config.build import convert
 from manyheads.config.describe import kind_of, show_value
 from manyheads.config.files import Source
 from manyheads.config.merge import dotted_names, field_types, from_dotted
+from manyheads.config.options import REQUIRED, names_of
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
 __all__ = [
     "Given",
-    "argument",
     "fill",
-    "given_options",
-    "group",
     "make_parser",
-    "option",
     "option_rows",
     "parse",
     "read",
@@ -36,46 +32,8 @@ __all__ = [
 
 T = TypeVar("T")
 _NO_VALUE = object()
-_REQUIRED = dataclasses.MISSING
 # Metavars of files and folders, and what completes them.
 _FILES = ("FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE")
-
-
-def option(
-    text: str,
-    default: Any = _REQUIRED,
-    *,
-    metavar: str = "",
-    default_is: str | None = None,
-    aliases: Sequence[str] = (),
-    name: str = "",
-    repeats: bool = False,
-) -> Any:
-    """A field of a dataclass of options.
-
-    Args:
-        text: for the help page.
-        default: its value if it is not given; without one, it must be given.
-        metavar: what a value looks like; from the type if empty.
-        default_is: for the help page, in place of `default`.
-        aliases: other names, such as `-o`.
-        name: on the command line, if it is not the field's.
-        repeats: it may be given several times, each time with one value or several.
-    """
-    about: dict[str, Any] = {"text": text, "metavar": metavar, "default_is": default_is, "aliases": aliases}
-    about |= {"name": name, "repeats": repeats}
-    return dataclasses.field(default=default, metadata=about)
-
-
-def argument(text: str, default: Any = _REQUIRED, *, metavar: str = "", default_is: str | None = None) -> Any:
-    """As `option`, for an argument that is given by its place."""
-    about = {"text": text, "metavar": metavar, "default_is": default_is, "positional": True}
-    return dataclasses.field(default=default, metadata=about)
-
-
-def group(cls: type) -> Any:
-    """A field that holds another dataclass of options. On the help page, the class's docstring is their heading."""
-    return dataclasses.field(default_factory=cls, metadata={"group": cls})
 
 
 @dataclass(frozen=True)
@@ -122,7 +80,7 @@ class _Option:
         """The two columns of the help page."""
         default = self.about["default_is"]
         if default is None:
-            default = "" if self.default in (_REQUIRED, None, False, (), "") else show_value(self.default)
+            default = "" if self.default in (REQUIRED, None, False, (), "") else show_value(self.default)
         elif default:
             default = f"default: {default}"
         left = (
@@ -137,10 +95,7 @@ def _options(cls: type, path: str = "") -> Iterator[_Option]:
         if "group" in about:
             yield from _options(about["group"], f"{inner}.")
             continue
-        names = [f"--{(about.get('name') or item.name).replace('_', '-')}", *about.get("aliases", ())]
-        if about.get("positional"):
-            names = [about["metavar"] or item.name.upper()]
-        yield _Option(inner, tuple(names), field_types(cls)[item.name], about, item.default)
+        yield _Option(inner, names_of(item), field_types(cls)[item.name], about, item.default)
 
 
 @dataclass
@@ -278,7 +233,7 @@ def parse(cls: type[T], arguments: Sequence[str], *, command: str, description: 
     if given.wants_help:
         print(help_page(f"manyheads {command} {_usage(cls)}", description, examples, _sections(cls)))
         raise SystemExit(0)
-    missing = [one.names[0] for one in _options(cls) if one.default is _REQUIRED and one.path not in given.options]
+    missing = [one.names[0] for one in _options(cls) if one.default is REQUIRED and one.path not in given.options]
     if missing and not given.mistakes:
         given.mistakes.append(f"Missing: {', '.join(missing)}.")
     values = _values(cls, given)
@@ -318,7 +273,7 @@ def _usage(cls: type) -> str:
     """The arguments, then the options that must be given."""
     shown = []
     for one in sorted(_options(cls), key=lambda one: not one.is_positional):
-        if one.default is _REQUIRED:
+        if one.default is REQUIRED:
             shown.append(one.names[0] if one.is_positional else f"{one.names[0]} {one.metavar}")
         elif one.is_positional:
             shown.append(f"[{one.names[0]}]")
@@ -339,13 +294,3 @@ def _sections(cls: type) -> Iterator[tuple[str, list[str]]]:
         if "group" in item.metadata:
             inner = item.metadata["group"]
             yield (inner.__doc__ or item.name).strip().rstrip("."), option_lines(one.row() for one in _options(inner))
-
-
-def given_options(*groups: Any) -> list[str]:
-    """The options that were given, such as `--num-beams`, of dataclasses of options: those not at their defaults."""
-    return [
-        one.names[0]
-        for options in groups
-        for one in _options(type(options))
-        if getattr(options, one.path) != one.default
-    ]

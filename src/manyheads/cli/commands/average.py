@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.command_line.parsing import argument, option, parse
+from manyheads.cli.command_line.parsing import parse
+from manyheads.config.options import argument, option
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 from manyheads.tasks.held_out import own_data
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from manyheads.cli.command_line.parsing import argument, make_parser, parse
+from manyheads.cli.command_line.parsing import make_parser, parse
 from manyheads.cli.commands.inspect import KINDS
 from manyheads.cli.main import COMMANDS, module_of
+from manyheads.config.options import argument
 from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.table import RUNS
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.parsing import argument, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.average import check_output
+from manyheads.config.options import argument, option
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 from manyheads.interop import MODEL_PEERS

@@ -15,9 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from manyheads.cli.command_line.parsing import option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.info import lines_of
 from manyheads.cli.machine import set_up_machine
+from manyheads.config.options import option
 
 __all__ = ["DoctorOptions", "examine", "run"]
 

@@ -16,15 +16,18 @@ from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.translate import one_line
 from manyheads.cli.lines.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.cli.lines.output import LineWriter, refuse_same_file
-from manyheads.cli.lines.search_line import search_line
-from manyheads.cli.lines.sharding import blocks_of, is_sharded, local_device, model_identity, refuse_ranks, run_sharded
-from manyheads.cli.lines.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.watching.phases import Progress, showing_if_long, telling
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import describe
+from manyheads.data.progress import Progress, telling
 from manyheads.data.readers import ReadReport, read_pairs
+from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
+from manyheads.distributed.place import local_device, refuse_ranks
+from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_sharded
 from manyheads.errors import DataError
 from manyheads.tasks.held_out import held_out_pairs, own_data
+from manyheads.tasks.search_line import search_line
 
 if TYPE_CHECKING:
     from manyheads.decoding.settings import DecodingSettings

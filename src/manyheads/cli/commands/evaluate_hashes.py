@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from manyheads.cli.lines.likelihood import counted
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.reading import readings_of, tokens_of
-from manyheads.cli.watching.phases import showing_if_long, telling
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.data.progress import telling
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from manyheads.cli.command_line.evaluate_options import EvaluateTextOptions
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.reading import readings_of, tokens_of
-from manyheads.cli.lines.sharding import local_device, refuse_ranks
-from manyheads.cli.watching.phases import showing_if_long, telling
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.data.progress import telling
 from manyheads.distributed.launch import start
-from manyheads.distributed.place import find_place
+from manyheads.distributed.place import find_place, local_device, refuse_ranks
 from manyheads.files.guarded import check_no_link
 
 if TYPE_CHECKING:

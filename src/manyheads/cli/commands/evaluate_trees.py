@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from manyheads import __version__
 from manyheads.cli.lines.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.cli.lines.output import LineWriter, refuse_same_file
-from manyheads.cli.lines.parses import repairs_line
-from manyheads.cli.lines.truncation import counted_truncations
-from manyheads.cli.watching.phases import showing_if_long, telling
+from manyheads.cli.watching.phases import showing_if_long
 from manyheads.data.lines import ReadReport, describe, read_lines
 from manyheads.data.manifest import MAX_MANIFEST_BYTES
+from manyheads.data.progress import telling
+from manyheads.decoding.truncation import counted_truncations
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.guarded import read_limited
 from manyheads.tasks.held_out import own_data
+from manyheads.text.bracketing import repairs_line
 from manyheads.text.parsing import TASK_FILE, ParsingTask
 
 if TYPE_CHECKING:
@@ -225,8 +226,8 @@ def _as_json(report: ParseReport, likelihood: Likelihood | None, protocol: dict[
 
 
 def _as_text(report: ParseReport, likelihood: Likelihood | None, protocol: dict[str, Any]) -> list[str]:
-    from manyheads.cli.lines.search_line import search_line
     from manyheads.evaluation.brackets import SIGNATURE
+    from manyheads.tasks.search_line import search_line
 
     lines = [f"F1 = {report.all.f1:.2f}", f"  {SIGNATURE}"]
     for name, score in (("all", report.all), ("<= 40 words", report.short)):

@@ -16,11 +16,13 @@ from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.output import LineWriter, refuse_same_file
 from manyheads.cli.lines.output_checks import OutputCheck, kept
-from manyheads.cli.lines.running import LinesOf, run_lines
-from manyheads.cli.lines.sharding import local_device, model_identity, refuse_ranks
-from manyheads.cli.lines.truncation import tell_bad_lines
+from manyheads.cli.lines.running import run_lines
 from manyheads.cli.machine import set_up_machine
+from manyheads.data.line_source import LinesOf
 from manyheads.data.lines import read_blocks
+from manyheads.decoding.truncation import tell_bad_lines
+from manyheads.distributed.place import local_device, refuse_ranks
+from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
 
 if TYPE_CHECKING:

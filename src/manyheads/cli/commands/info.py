@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.cli.command_line.parsing import argument, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.records import describe_folder
+from manyheads.config.options import argument, option
 from manyheads.errors import ConfigError
 
 __all__ = ["InfoOptions", "lines_of", "run"]

@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.command_line.parsing import group, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.prepare_ids import concerns_ids, id_work
 from manyheads.cli.commands.prepare_text import TextOptions, text_summary, text_work
 from manyheads.cli.lines.tree_splits import TreeOptions, parsing_task, tree_splits
 from manyheads.cli.watching.interruptible import StoppedBySignalError, interruptible
-from manyheads.cli.watching.phases import Progress, showing_phases
+from manyheads.cli.watching.phases import showing_phases
+from manyheads.config.options import group, option
 from manyheads.data.lines import OnBadUtf8
+from manyheads.data.progress import Progress
 from manyheads.data.readers import PairFiles
 from manyheads.errors import ConfigError, DataError
 

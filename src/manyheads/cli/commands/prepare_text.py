@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.command_line.parsing import given_options, option
+from manyheads.config.options import given_options, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.errors import ConfigError
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.command_line.parsing import argument, option, parse
+from manyheads.cli.command_line.parsing import parse
+from manyheads.config.options import argument, option
 from manyheads.errors import ConfigError, SaveError
 
 __all__ = ["SampleDataOptions", "run", "sample_files"]

@@ -7,17 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.command_line.decoding_options import DeviceOptions
 from manyheads.cli.command_line.model_task import task_of_arguments
-from manyheads.cli.command_line.parsing import argument, group, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.score_text import ScoreTextOptions
 from manyheads.cli.lines.output import refuse_same_file
-from manyheads.cli.lines.running import GivenItems, run_lines
-from manyheads.cli.lines.sharding import local_device, model_identity
-from manyheads.cli.lines.truncation import counted_truncations, naming_lines, tell_bad_lines
+from manyheads.cli.lines.running import run_lines
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.watching.phases import showing_if_long, telling
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.options import argument, group, option
+from manyheads.data.line_source import GivenItems
+from manyheads.data.progress import telling
 from manyheads.data.readers import ReadReport, read_pairs
+from manyheads.decoding.options import DeviceOptions
+from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
+from manyheads.distributed.place import local_device
+from manyheads.distributed.sharded_lines import model_identity
 
 if TYPE_CHECKING:
     from manyheads.decoding.translation import Scored

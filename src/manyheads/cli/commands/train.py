@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.cli.command_line.pages import help_page, option_lines, program
-from manyheads.cli.command_line.parsing import fill, option, option_rows, read
-from manyheads.cli.lines.sharding import refuse_ranks
+from manyheads.cli.command_line.parsing import fill, option_rows, read
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.describe import describe
 from manyheads.config.files import Source, load_yaml, to_plain, to_yaml
 from manyheads.config.merge import field_types, tag_of, variants
+from manyheads.config.options import option
 from manyheads.config.suggest import did_you_mean
 from manyheads.distributed.launch import DEFAULT_TIMEOUT, start
-from manyheads.distributed.place import Place, find_place
+from manyheads.distributed.place import Place, find_place, refuse_ranks
 from manyheads.errors import ConfigError, RankLostError
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.table import RUNS

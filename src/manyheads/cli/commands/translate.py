@@ -10,15 +10,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from manyheads.cli.command_line.decoding_options import DecodingOptions, SearchDeviceOptions
-from manyheads.cli.command_line.parsing import argument, group, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.output import LineWriter, refuse_same_file
-from manyheads.cli.lines.running import LinesOf, run_lines
-from manyheads.cli.lines.sharding import is_sharded, local_device, model_identity
-from manyheads.cli.lines.truncation import counted_truncations, naming_lines, tell_bad_lines
+from manyheads.cli.lines.running import run_lines
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.watching.phases import showing_if_long, telling
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.options import argument, group, option
+from manyheads.data.line_source import LinesOf
 from manyheads.data.lines import OnBadUtf8
+from manyheads.data.progress import telling
+from manyheads.decoding.options import DecodingOptions, SearchDeviceOptions
+from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
+from manyheads.distributed.place import local_device
+from manyheads.distributed.sharded_lines import is_sharded, model_identity
 from manyheads.errors import ConfigError, ManyHeadsError
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import Any
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.errors import ConfigError
-from manyheads.text.bracketing import REPAIRS
+from manyheads.text.bracketing import repairs_line
 from manyheads.text.parsing import ParsingTask, words_of
 from manyheads.text.trees import format_tree
 
-__all__ = ["Shown", "repairs_line"]
+__all__ = ["Shown"]
 
 
 class Shown:
@@ -76,8 +76,3 @@ class Shown:
                 f" {repairs_line(self._repairs)}.",
                 file=sys.stderr,
             )
-
-
-def repairs_line(repairs: Counter[str]) -> str:
-    """`unclosed 3, missing words 12`."""
-    return ", ".join(f"{name.replace('_', ' ')} {repairs[name]}" for name in REPAIRS if repairs[name]) or "nothing"

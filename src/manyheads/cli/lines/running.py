@@ -2,76 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.lines.sharding import blocks_of, is_sharded, run_sharded
-from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks, read_lines
+from manyheads.data.line_source import Source
+from manyheads.distributed.sharded_lines import is_sharded, run_sharded
 
 if TYPE_CHECKING:
     from manyheads.cli.watching.phases import Phases
 
-__all__ = ["GivenItems", "LinesOf", "run_lines"]
+__all__ = ["run_lines"]
 
 T = TypeVar("T")
-
-
-class Source(Protocol[T]):
-    """What a command reads. files: their names. report: what was found in them."""
-
-    files: Sequence[str]
-    report: ReadReport
-
-    def blocks(self, *, full: bool) -> Iterator[list[T]]:
-        """The input from its beginning. full: every block but the last has all its items, however slowly they come."""
-        ...
-
-
-class LinesOf:
-    """The lines of a file.
-
-    Args:
-        file: its name; `-` is standard input.
-        size: lines in a block.
-        on_bad_utf8: see `data.lines`.
-    """
-
-    def __init__(self, file: str, size: int, on_bad_utf8: OnBadUtf8 = "fail") -> None:
-        self.files: Sequence[str] = [file]
-        self.report = ReadReport()
-        self._size = size
-        self._on_bad_utf8 = on_bad_utf8
-
-    def blocks(self, *, full: bool) -> Iterator[list[str]]:
-        """See `Source.blocks`."""
-        self.report = ReadReport()  # several ranks read the file twice, and count once
-        [file] = self.files
-        if full:
-            lines = read_lines(file, on_bad_utf8=self._on_bad_utf8, report=self.report)
-            return blocks_of(lines, self._size)
-        return read_blocks(file, self._size, on_bad_utf8=self._on_bad_utf8, report=self.report)
-
-
-class GivenItems(Generic[T]):
-    """Items that were read before.
-
-    Args:
-        items: all of them.
-        size: items in a block.
-        files: where they come from.
-        report: what was found in the files.
-    """
-
-    def __init__(self, items: Sequence[T], size: int, files: Sequence[str], report: ReadReport) -> None:
-        self.files = files
-        self.report = report
-        self._items = items
-        self._size = size
-
-    def blocks(self, *, full: bool) -> Iterator[list[T]]:
-        """See `Source.blocks`."""
-        return blocks_of(self._items, self._size)
 
 
 def run_lines(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from manyheads.cli.command_line.parsing import given_options, option
+from manyheads.config.options import given_options, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.errors import ConfigError
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from manyheads.cli.watching.phases import Progress
+from manyheads.data.progress import Progress
 
 __all__ = ["StoppedBySignalError", "interruptible"]
 

@@ -22,13 +22,9 @@ __all__ = [
     "PhaseBars",
     "PhaseLines",
     "Phases",
-    "Progress",
     "showing_if_long",
     "showing_phases",
-    "telling",
 ]
-
-Progress = Callable[[str, int, int], None]  # (what, done, total); total is 0 where it is not known yet
 
 DELAY_SECONDS = 2.0
 PLAIN_SECONDS = 10.0
@@ -36,7 +32,7 @@ BEAT_SECONDS = 0.5
 
 
 class Phases(Protocol):
-    """Shows the progress of work; it is a `Progress` function."""
+    """Shows the progress of work; it is a `data.progress.Progress`."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
         """The work is now at `done` of `total` of a phase."""
@@ -82,21 +78,6 @@ def showing_if_long() -> Iterator[Phases]:
     """Show phases of a command that is usually quick: nothing for two seconds; of several ranks the main one shows."""
     with showing_phases(delay=DELAY_SECONDS, quiet=not find_place().is_main) as show:
         yield show
-
-
-def telling(show: Progress, what: str, total: int, first: int = 0) -> Callable[[int], None]:
-    """Begin a phase.
-
-    Args:
-        show: shows it.
-        what: its name.
-        total: 0 while it is unknown.
-        first: how much was done before.
-
-    Returns: a function to be called with how much more is done.
-    """
-    show(what, first, total)
-    return lambda done: show(what, first + done, total)
 
 
 class _Nothing:

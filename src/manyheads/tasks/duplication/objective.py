@@ -13,7 +13,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.duplication import DuplicationData, DuplicationStream, held_out
-from manyheads.data.preparing import Progress
+from manyheads.data.progress import Progress
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.duplication import evaluate_duplication

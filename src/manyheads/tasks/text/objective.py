@@ -14,7 +14,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.prepared_text import TextData, open_text
-from manyheads.data.preparing import Progress
+from manyheads.data.progress import Progress
 from manyheads.data.segments import SegmentStream
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator

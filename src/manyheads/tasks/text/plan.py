@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.preparing import Progress
+from manyheads.data.progress import Progress
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ConfigError
 from manyheads.tasks.text.objective import begin_hashing

@@ -12,7 +12,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
 from manyheads.data.prepared import TATOEBA, PreparedData, open_data
-from manyheads.data.preparing import Progress
+from manyheads.data.progress import Progress
 from manyheads.data.stream import TrainingStream
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError

@@ -21,7 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from manyheads.architectures.table import build_model
-from manyheads.data.preparing import Progress
+from manyheads.data.progress import Progress
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run.device import computing, peak_memory_bytes

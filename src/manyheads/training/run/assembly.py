@@ -14,7 +14,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.config.files import to_plain
-from manyheads.data.preparing import Progress
+from manyheads.data.progress import Progress
 from manyheads.distributed.group import Group
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.ema import MovingAverage

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from manyheads.data.preparing import Progress
+from manyheads.data.progress import Progress
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.settings import RunConfig

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.command_line.decoding_options import DeviceOptions
-from manyheads.cli.command_line.parsing import argument, group, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds
 from manyheads.cli.machine import set_up_machine
+from manyheads.config.options import argument, group, option
+from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.cli.command_line.decoding_options import DeviceOptions
-from manyheads.cli.command_line.parsing import argument, group, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
 from manyheads.cli.machine import set_up_machine
+from manyheads.config.options import argument, group, option
+from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import RequestError
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from manyheads.cli.command_line.parsing import argument, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
+from manyheads.config.options import argument, option
 from manyheads.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manyheads.cli.command_line.parsing import argument, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
+from manyheads.config.options import argument, option
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.cli.command_line.decoding_options import DeviceOptions
-from manyheads.cli.command_line.parsing import argument, group, option, parse
+from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.machine import set_up_machine
+from manyheads.config.options import argument, group, option
+from manyheads.decoding.options import DeviceOptions
 
 if TYPE_CHECKING:
     from manyheads.architectures.tracing import TracedTensor

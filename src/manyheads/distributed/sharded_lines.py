@@ -11,7 +11,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +21,7 @@ from manyheads.errors import ConfigError
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
 
-__all__ = ["blocks_of", "is_sharded", "local_device", "model_identity", "refuse_ranks", "run_sharded"]
+__all__ = ["is_sharded", "model_identity", "run_sharded"]
 
 T = TypeVar("T")
 ABOUT = "about.json"
@@ -32,30 +31,6 @@ def is_sharded(output: str | None) -> bool:
     """Whether this process is one of several, or goes on with what several have begun."""
     begun = output not in (None, "-") and _folder(str(output)).is_dir()
     return find_place().world > 1 or begun
-
-
-def refuse_ranks(what: str) -> None:
-    """Raises: ConfigError: this process is one of several, which `what` cannot use."""
-    world = find_place().world
-    if world > 1:
-        raise ConfigError(f"{what} runs in one process, and torchrun started {world}; start it without torchrun.")
-
-
-def local_device(name: str) -> str:
-    """The device of that name for this rank: of several GPUs, each rank of a machine has its own."""
-    place = find_place()
-    if place.world == 1 or name not in ("auto", "cuda"):
-        return name
-    import torch
-
-    return f"cuda:{place.local_rank}" if torch.cuda.is_available() else name
-
-
-def blocks_of(things: Iterable[T], size: int) -> Iterator[list[T]]:
-    """So many at a time, whatever the time that they take to come."""
-    rest = iter(things)
-    while block := list(islice(rest, size)):
-        yield block
 
 
 def run_sharded(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.command_line.parsing import option
-from manyheads.cli.machine import keep_compiled
+from manyheads.config.options import option
+from manyheads.distributed.place import find_place, local_device
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,9 +53,7 @@ class DeviceOptions:
         """
         if self.precision == "fp32":
             return "fp32"
-        from manyheads.cli.lines.sharding import local_device
         from manyheads.decoding.device import choose_device, choose_precision
-        from manyheads.distributed.place import find_place
         from manyheads.nn.kernels.precision import measure_precision
 
         place = find_place()
@@ -65,10 +65,9 @@ class DeviceOptions:
         chosen = choose_precision(self.precision, device)
         factor = measure_precision(device).bf16_factor
         if chosen == "bf16" and factor is not None and factor < 1 and place.is_main:
-            print(
+            sys.stderr.write(
                 f"warning: on this machine ({device}) bf16 matrix products run at {factor:.2g} times the rate of fp32"
-                " ones; --precision fp32 or auto is faster.",
-                file=sys.stderr,
+                " ones; --precision fp32 or auto is faster.\n"
             )
         return chosen
 
@@ -86,8 +85,14 @@ class SearchDeviceOptions(DeviceOptions):
     def announce(self) -> None:
         """If something is to be compiled, say that it takes its time, and see to it that it is kept."""
         if self.compile:
-            keep_compiled()
-            print("Compiling: half a minute the first time, some seconds from the cache.", file=sys.stderr)
+            _keep_compiled()
+            sys.stderr.write("Compiling: half a minute the first time, some seconds from the cache.\n")
+
+
+def _keep_compiled() -> None:
+    """Have torch keep what it compiles with the user's other caches and not in /tmp, if they did not say where."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "manyheads" / "compiled"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.lines.sharding import blocks_of, run_sharded
 from manyheads.cli.main import main
+from manyheads.data.line_source import blocks_of
+from manyheads.distributed.sharded_lines import run_sharded
 from manyheads.errors import ConfigError
 
 WORDS = ("a", "house", "is", "here", "now")

@@ -1,0 +1,67 @@
+"""Options of a command, as fields of a dataclass. `cli.command_line.parsing` fills them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["REQUIRED", "argument", "given_options", "group", "names_of", "option"]
+
+REQUIRED = dataclasses.MISSING
+"""The default of an option that must be given."""
+
+
+def option(
+    text: str,
+    default: Any = REQUIRED,
+    *,
+    metavar: str = "",
+    default_is: str | None = None,
+    aliases: Sequence[str] = (),
+    name: str = "",
+    repeats: bool = False,
+) -> Any:
+    """A field of a dataclass of options.
+
+    Args:
+        text: for the help page.
+        default: its value if it is not given; without one, it must be given.
+        metavar: what a value looks like; from the type if empty.
+        default_is: for the help page, in place of `default`.
+        aliases: other names, such as `-o`.
+        name: on the command line, if it is not the field's.
+        repeats: it may be given several times, each time with one value or several.
+    """
+    about: dict[str, Any] = {"text": text, "metavar": metavar, "default_is": default_is, "aliases": aliases}
+    about |= {"name": name, "repeats": repeats}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def argument(text: str, default: Any = REQUIRED, *, metavar: str = "", default_is: str | None = None) -> Any:
+    """As `option`, for an argument that is given by its place."""
+    about = {"text": text, "metavar": metavar, "default_is": default_is, "positional": True}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def group(cls: type) -> Any:
+    """A field that holds another dataclass of options. On the help page, the class's docstring is their heading."""
+    return dataclasses.field(default_factory=cls, metadata={"group": cls})
+
+
+def names_of(item: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """`--output` and its aliases; of an argument, what stands for it on the help page."""
+    about = item.metadata
+    if about.get("positional"):
+        return (about["metavar"] or item.name.upper(),)
+    return (f"--{(about.get('name') or item.name).replace('_', '-')}", *about.get("aliases", ()))
+
+
+def given_options(*groups: Any) -> list[str]:
+    """The options of these objects that are not at their defaults, such as `--num-beams`."""
+    return [
+        names_of(item)[0]
+        for options in groups
+        for item in dataclasses.fields(options)
+        if "group" not in item.metadata and getattr(options, item.name) != item.default
+    ]

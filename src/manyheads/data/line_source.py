@@ -1,0 +1,77 @@
+"""Where commands that write a line for each item read the items from: in blocks, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks, read_lines
+
+__all__ = ["GivenItems", "LinesOf", "Source", "blocks_of"]
+
+T = TypeVar("T")
+
+
+class Source(Protocol[T]):
+    """What a command reads. files: their names. report: what was found in them."""
+
+    files: Sequence[str]
+    report: ReadReport
+
+    def blocks(self, *, full: bool) -> Iterator[list[T]]:
+        """The input from its beginning. full: every block but the last has all its items, however slowly they come."""
+        ...
+
+
+class LinesOf:
+    """The lines of a file.
+
+    Args:
+        file: its name; `-` is standard input.
+        size: lines in a block.
+        on_bad_utf8: see `data.lines`.
+    """
+
+    def __init__(self, file: str, size: int, on_bad_utf8: OnBadUtf8 = "fail") -> None:
+        self.files: Sequence[str] = [file]
+        self.report = ReadReport()
+        self._size = size
+        self._on_bad_utf8 = on_bad_utf8
+
+    def blocks(self, *, full: bool) -> Iterator[list[str]]:
+        """See `Source.blocks`."""
+        self.report = ReadReport()  # several ranks read the file twice, and count once
+        [file] = self.files
+        if full:
+            lines = read_lines(file, on_bad_utf8=self._on_bad_utf8, report=self.report)
+            return blocks_of(lines, self._size)
+        return read_blocks(file, self._size, on_bad_utf8=self._on_bad_utf8, report=self.report)
+
+
+class GivenItems(Generic[T]):
+    """Items that were read before.
+
+    Args:
+        items: all of them.
+        size: items in a block.
+        files: where they come from.
+        report: what was found in the files.
+    """
+
+    def __init__(self, items: Sequence[T], size: int, files: Sequence[str], report: ReadReport) -> None:
+        self.files = files
+        self.report = report
+        self._items = items
+        self._size = size
+
+    def blocks(self, *, full: bool) -> Iterator[list[T]]:
+        """See `Source.blocks`."""
+        return blocks_of(self._items, self._size)
+
+
+def blocks_of(things: Iterable[T], size: int) -> Iterator[list[T]]:
+    """So many at a time, whatever the time that they take to come."""
+    rest = iter(things)
+    while block := list(islice(rest, size)):
+        yield block
