@@ -126,6 +126,7 @@ def save_pretrained(
     card: str | None = None,
     weights: Mapping[str, Tensor] | None = None,
     more: Mapping[str, bytes] | None = None,
+    task: str | None = None,
 ) -> None:
     """Write a model folder atomically.
 
@@ -137,6 +138,7 @@ def save_pretrained(
         card: README.md; None writes a short one.
         weights: other values under the same names, such as an average; None: the model's.
         more: further files, name -> content.
+        task: what the model was trained for, a name in `tasks.table.TASKS`; None: recorded by nobody.
 
     Raises: SaveError: it could not be written, or some of its weights were rounded for decoding; an older folder is
         unchanged.
@@ -145,7 +147,8 @@ def save_pretrained(
 
     def write(folder: Path) -> None:
         write_tensors(folder / WEIGHTS, tensors)
-        config = {"format_version": FORMAT_VERSION, **to_plain(model.config)}
+        config = {"format_version": FORMAT_VERSION, **({} if task is None else {"task": task})}
+        config |= to_plain(model.config)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(card or _card(model, tensors), encoding="utf-8")
         for name, content in {**({} if tokenizer is None else tokenizer.files()), **(more or {})}.items():
@@ -243,6 +246,7 @@ def read_config(folder: Path) -> Any:
             f"{file} has format_version {version!r}; this manyheads reads {FORMAT_VERSION}."
             " Install a newer manyheads, or convert the model."
         )
+    values.pop("task", None)  # for `tasks.table.task_of_folder`
     name = values.get("architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ConfigError(f"{file}: architecture {name!r} is unknown; there are {sorted(ARCHITECTURES)}.")

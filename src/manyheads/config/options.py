@@ -6,10 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["REQUIRED", "argument", "given_options", "group", "names_of", "option"]
+__all__ = ["REQUIRED", "CommandPage", "argument", "given_options", "group", "names_of", "option"]
 
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandPage:
+    """The options of a command and the other parts of its help page.
+
+    options: a dataclass. description: one or two sentences. examples: command lines that run as they stand.
+    """
+
+    options: type
+    description: str
+    examples: Sequence[str]
 
 
 def option(

@@ -46,6 +46,9 @@ class DeviceOptions:
         "bf16 computes in mixed precision; auto takes it where this device is faster in it.", default="fp32"
     )
 
+    def announce(self) -> None:
+        """Tell on standard error what takes long before anything else is seen; here nothing."""
+
     def fixed_precision(self) -> FixedPrecision:
         """fp32 or bf16: what `auto` means here. Warns if bf16 is asked for where it is slower.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Scored", "Translation"]
+__all__ = ["Scored", "Translation", "one_line"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +40,8 @@ class Scored:
     def sum_log_prob(self) -> float:
         """Log-probability of the whole reference, in nats."""
         return sum(self.token_log_probs)
+
+
+def one_line(text: str) -> str:
+    """Return a translation as one line: a line feed in it becomes a space."""
+    return text.replace("\n", " ")

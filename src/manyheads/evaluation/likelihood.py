@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
+from manyheads.data.segments import SegmentBatch
 from manyheads.errors import DataError
 
-__all__ = ["Likelihood", "evaluate_likelihood"]
+__all__ = ["Likelihood", "counted", "evaluate_likelihood"]
+
+B = TypeVar("B", PairBatch, SegmentBatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +81,13 @@ def evaluate_likelihood(
     if not num_tokens:
         raise DataError("there is no target token to score; give at least one sentence pair.")
     return Likelihood(math.fsum(float(value) for value in sums), num_tokens)
+
+
+def counted(batches: Iterable[B], told: Callable[[int], None] | None) -> Iterator[B]:
+    """The batches; before each but the first, `told` is called with how many rows are done."""
+    num_done = 0
+    for batch in batches:
+        yield batch
+        num_done += len(batch.sample_ids)
+        if told is not None:
+            told(num_done)

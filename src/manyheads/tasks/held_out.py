@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from manyheads.config.files import load_yaml
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["held_out_pairs", "own_data"]
+__all__ = ["held_out_pairs", "own_data", "run_file"]
 
 EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"
@@ -20,9 +21,7 @@ def own_data(model: str) -> tuple[str, int]:
     Returns: data.path, and the seed.
     Raises: ConfigError: there is no such file, or it names no data.
     """
-    from manyheads.config.files import load_yaml
-
-    config = next((folder / "config.yaml" for folder in _run_folders(Path(model)) if _has_config(folder)), None)
+    config = run_file(model)
     if config is None:
         raise ConfigError(
             f"{model} is no run folder, so its data is unknown; give --source and --reference, or --data FOLDER,"
@@ -36,12 +35,16 @@ def own_data(model: str) -> tuple[str, int]:
     return path, seed
 
 
-def _run_folders(folder: Path) -> list[Path]:
-    return [folder, folder.absolute().parent]
+def run_file(model: str) -> Path | None:
+    """The config.yaml of a run.
 
+    Args: model: a run folder, or its model/.
 
-def _has_config(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file()
+    Returns: None if there is no such file.
+    """
+    folder = Path(model)
+    files = (place / "config.yaml" for place in (folder, folder.absolute().parent))
+    return next((file for file in files if file.is_file()), None)
 
 
 def held_out_pairs(data: str, split: str | None, seed: int) -> tuple[list[tuple[str, str]], str]:

@@ -6,46 +6,60 @@ Nothing here imports torch: `--help` reads this table.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from manyheads.config.files import load_yaml
+from manyheads.data.settings import DUPLICATION
+from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
-__all__ = ["RUNS", "TASKS", "Task", "task_of", "task_of_model"]
+__all__ = ["RUNS", "TASKS", "Task", "task_of", "task_of_folder"]
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
 class Task:
     """One line of the table.
 
-    summary: one line for people. config: the settings of a run. package: the folder with `objective.py`, whose
-    `open_objective(config, data_dir, progress)` opens the data, and `plan.py`, whose `fit(config, limit_bytes)` finds
-    the largest step.
+    summary: one line for people. config: the settings of a run. folders: packages with the task's modules; a module
+    that the first lacks is the next one's. The modules:
+
+    - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
+    - `plan.py`: `fit(config, limit_bytes)` finds the largest step.
+    - `options.py`: `EVALUATE` and `SCORE`, the options of these commands.
+    - `evaluate.py`: `evaluate(options, progress)` returns a `tasks.report.Report`.
+    - `score.py`: `score(options, progress)` returns a `tasks.report.LineWork`.
     """
 
     summary: str
     config: type[RunConfig]
-    package: str
+    folders: tuple[str, ...]
 
     def module(self, name: str) -> ModuleType:
-        """A module of the task's folder, imported."""
-        return importlib.import_module(f"{self.package}.{name}")
+        """A module of the task, imported."""
+        names = [f"{folder}.{name}" for folder in self.folders]
+        return importlib.import_module(next((one for one in names if importlib.util.find_spec(one)), names[-1]))
 
+
+_TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
 
 TASKS: dict[str, Task] = {
-    "translation": Task("sentences of one language to another", TrainConfig, "manyheads.tasks.translation"),
-    "parsing": Task("sentences to constituent trees", TrainConfig, "manyheads.tasks.translation"),
-    "text": Task("the next token of a text", TextConfig, "manyheads.tasks.text"),
-    "ids": Task("the next id of images, sound or events", TextConfig, "manyheads.tasks.text"),
+    "translation": Task("sentences of one language to another", TrainConfig, (_TRANSLATION,)),
+    "parsing": Task("sentences to constituent trees", TrainConfig, ("manyheads.tasks.parsing", _TRANSLATION)),
+    "text": Task("the next token of a text", TextConfig, (_TEXT,)),
+    "ids": Task("the next id of images, sound or events", TextConfig, (_TEXT,)),
     "duplication": Task(
-        "the second half of 0w0w (Kitaev et al. 2020, sec. 5.1)", TextConfig, "manyheads.tasks.duplication"
+        "the second half of 0w0w (Kitaev et al. 2020, sec. 5.1)", TextConfig, ("manyheads.tasks.duplication", _TEXT)
     ),
 }
 
@@ -63,24 +77,48 @@ def task_of(config: RunConfig) -> Task:
     return TASKS[config.task]
 
 
-def task_of_model(model: str) -> str | None:
-    """The task of a model's or a run's folder, by its files; None: it is not such a folder.
+def task_of_folder(name: str) -> str | None:
+    """The task of a model, a run or prepared data, as its folder records it; None: it is no such folder.
 
-    A parser has a `task.json`; for all other models the architecture decides.
+    Folders of older versions record none. There a parser has a `task.json`, a run on the duplication task names it as
+    its data, and for all other models the architecture decides.
     """
-    from manyheads.text.parsing import TASK_FILE  # imports tokenizers
-
-    for folder in (Path(model) / "model", Path(model)):
-        try:
-            record = json.loads(read_limited(folder / "config.json", _MOST_BYTES).decode("utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, ValueError, RecursionError):
-            return None  # whoever opens it reports what is wrong
-        run = RUNS.get(record.get("architecture", "")) if isinstance(record, dict) else None
-        if run is None:
-            return None
+    path = Path(name)
+    for folder in (path / "model", path):
+        record = _json(folder / "config.json")
+        if "task" in record:
+            return record["task"] if record["task"] in TASKS else None
+        run = RUNS.get(str(record.get("architecture")))
         if run is TextConfig:
-            return "text"
-        return "parsing" if (folder / TASK_FILE).is_file() else "translation"
-    return None
+            return "duplication" if _is_duplication(folder.absolute().parent) or _is_duplication(path) else "text"
+        if run is not None:
+            return "parsing" if (folder / "task.json").is_file() else "translation"
+    return _task_of_data(path)
+
+
+def _is_duplication(run: Path) -> bool:
+    try:
+        data = load_yaml(run / "config.yaml").values.get("data")
+    except ConfigError:
+        return False  # there is none, or whoever opens it reports what is wrong
+    return isinstance(data, dict) and data.get("path") == DUPLICATION
+
+
+def _task_of_data(folder: Path) -> str | None:
+    record = _json(folder / "manifest.json")
+    if record.get("format") != "manyheads.prepared":
+        return None
+    task = record.get("task")
+    name = task.get("name") if isinstance(task, Mapping) else None
+    if name == "language-modelling":
+        return "text"
+    return "parsing" if name == "parsing" else "translation"
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """An object; empty if there is none: whoever opens the folder reports what is wrong."""
+    try:
+        found = json.loads(read_limited(file, _MOST_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

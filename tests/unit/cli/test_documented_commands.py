@@ -24,6 +24,7 @@ from manyheads.cli.commands.inspect import KINDS
 from manyheads.cli.commands.train import read_arguments
 from manyheads.cli.main import COMMANDS
 from manyheads.errors import ManyHeadsError
+from manyheads.tasks.table import TASKS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
@@ -115,24 +116,14 @@ def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
             parsing.parse(cls, given, **told)
         raise ParsedError
 
-    complaints = []
-    # Some commands have other options for language models, which are told by the model's folder.
-    for is_language_model in (False, True):
-        with monkeypatch.context() as patch:
-            for module in MODULES:
-                if hasattr(module, "parse") and module is not parsing:
-                    patch.setattr(module, "parse", reads)
-                if hasattr(module, "task_of_arguments"):
-                    answer = "text" if is_language_model else "translation"
-                    patch.setattr(module, "task_of_arguments", lambda _, answer=answer: answer)
-                if hasattr(module, "set_up_machine"):
-                    patch.setattr(module, "set_up_machine", lambda: None)
-            rest = arguments[2:] if arguments[0] == "inspect" else arguments[1:]
-            complaint = said_by(lambda rest=rest: module_of(arguments).run(rest))
-        if not complaint:
-            return ""
-        complaints.append(complaint)
-    return complaints[0] if complaints[0] == complaints[1] else " / of a language model: ".join(complaints)
+    with monkeypatch.context() as patch:
+        for module in MODULES:
+            if hasattr(module, "parse") and module is not parsing:
+                patch.setattr(module, "parse", reads)
+            if hasattr(module, "set_up_machine"):
+                patch.setattr(module, "set_up_machine", lambda: None)
+        rest = arguments[2:] if arguments[0] == "inspect" else arguments[1:]
+        return said_by(lambda: module_of(arguments).run(rest))
 
 
 def said_by(call: Any) -> str:
@@ -172,6 +163,8 @@ def test_the_program_takes_what_a_page_shows(page: str, place: Path, monkeypatch
 
 def test_the_program_takes_its_own_examples(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [line for module in MODULES for line in getattr(module, "_EXAMPLES", ())]
+    for task in TASKS.values():
+        examples += [*task.module("options").EVALUATE.examples, *task.module("options").SCORE.examples]
     assert len(examples) > 30
     for line in examples:
         for call in arguments_of(line):
@@ -188,7 +181,8 @@ def test_the_program_takes_its_own_examples(place: Path, monkeypatch: pytest.Mon
         ("torchrun --nproc-per-node 2 -m manyheads train --preset demoo", "there is no preset 'demoo'"),
         ("manyheads train --preset demo --model.d-mode 3", "model.d_mode"),
         ("manyheads prepare --task parsing --tree-tag keep ...", "There is no option --tree-tag"),
-        ("manyheads evaluate runs/demo --memory-length 3", "of a language model: There is no option --memory-length"),
+        ("manyheads score runs/demo --source a.en --text a", "--text is an option for the task"),
+        ("manyheads evaluate runs/demo --memory-length 3", "There is no option --memory-length"),
     ],
 )
 def test_a_mistake_is_seen(line: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,10 @@ def test_mistakes(
     parsing = [*prepare, "--task", "parsing", "--trees", trees]
     cases: list[tuple[list[str | Path], str]] = [
         (["evaluate", "--trees", trees], "Say what to evaluate"),
-        (["evaluate", run, "--source", trees, "--reference", trees], "give --trees, not --source"),
+        (
+            ["evaluate", run, "--source", trees, "--reference", trees],
+            "--source is an option for the task translation; this is about parsing",
+        ),
         (["evaluate", run, "--trees", trees, "--data", data / "data"], "leave out --data"),
         (["evaluate", run, "--trees", data / "bad.ptb"], "bad.ptb: the tree that begins in line 1 is not closed"),
         (["evaluate", run, "--trees", trees, "--output", trees], "is the file"),
@@ -238,7 +241,7 @@ def test_mistakes(
         (["evaluate", "--baseline", "flat", "--trees", trees], "--train-trees"),
         (["evaluate", "--baseline", "flat", "--trees", trees, "--precision", "bf16"], "leave out --precision."),
         (["evaluate", run, "--train-trees", trees], "--baseline"),
-        (["evaluate", model_folder, "--trees", trees], "cannot parse"),
+        (["evaluate", model_folder, "--trees", trees], "--trees is an option for the task parsing"),
         (["translate", model_folder, trees, "--linearised"], "is of parsers"),
         ([*prepare, "--trees", trees], "--task parsing"),
         ([*parsing, "--source", trees], "--source names sentence pairs"),

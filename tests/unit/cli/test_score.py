@@ -51,7 +51,7 @@ def test_progress_is_shown(
     monkeypatch: pytest.MonkeyPatch,
     told: Callable[[], dict[str, list[str]]],
 ) -> None:
-    monkeypatch.setattr("manyheads.cli.commands.score.BLOCK_PAIRS", 5)
+    monkeypatch.setattr("manyheads.tasks.translation.score.BLOCK_PAIRS", 5)
     count = len(pairs) + 2
     assert manyheads("score", model_folder, *files) == 0
     shown = told()
@@ -69,7 +69,7 @@ def test_tokens(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("manyheads.cli.commands.score.BLOCK_PAIRS", 5)
+    monkeypatch.setattr("manyheads.tasks.translation.score.BLOCK_PAIRS", 5)
     assert manyheads("score", model_folder, *files, "--tokens", "--output", tmp_path / "out") == 0
     lines = (tmp_path / "out").read_bytes().decode().removesuffix("\n").split("\n")
     records = [json.loads(line) for line in lines]

@@ -17,9 +17,8 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.checkpoint.format import read_scalars, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
 from manyheads.cli import demo
-from manyheads.cli.command_line.model_task import task_of_arguments
-from manyheads.cli.commands.evaluate_text import evaluate_text_command
-from manyheads.cli.commands.evaluate_trees import _has_task
+from manyheads.cli.command_line.task_pages import parse_for_task
+from manyheads.cli.commands import evaluate
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES
 from manyheads.data.manifest import read_manifest
@@ -29,6 +28,7 @@ from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsE
 from manyheads.files.guarded import RefusedFileError
 from manyheads.files.verify import verify_folder
 from manyheads.interop.convert import _read_object
+from manyheads.tasks.table import TASKS, task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes
 from manyheads.text.parsing import load_task
@@ -85,15 +85,15 @@ def test_files_that_may_be_missing_may_be_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("put", "reason"), PUTS)
 def test_what_only_asks_is_answered_no(tmp_path: Path, put: Put, reason: str) -> None:
     put(tmp_path / "manifest.json")
-    assert not _has_task(tmp_path / "manifest.json", "task")
     put(tmp_path / "config.json")
-    assert task_of_arguments([str(tmp_path)]) is None
+    assert task_of_folder(str(tmp_path)) is None
 
 
 def test_a_model_beside_others_is_found_by_its_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architecture": "reformer"}', encoding="utf-8")
     (tmp_path / "text.en").touch()
-    assert task_of_arguments([str(tmp_path / "text.en"), "--option", str(tmp_path)]) == "text"
+    task, _ = parse_for_task("evaluate", [str(tmp_path), "--text", str(tmp_path / "text.en")])
+    assert task is TASKS["text"]
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_evaluate_writes_no_picture_and_no_data_through_a_link(tmp_path: Path, t
         (tmp_path / name).symlink_to("home")
     (tmp_path / "config.json").write_text('{"architecture": "transformer-xl"}', encoding="utf-8")
     with pytest.raises(RefusedFileError) as caught:
-        evaluate_text_command([str(tmp_path), "--text", str(thesis)])
+        evaluate.run([str(tmp_path), "--text", str(thesis)])
     assert caught.value.filename == str(tmp_path / "plots")
     with pytest.raises(RefusedFileError) as caught:
         held_text(None, str(tmp_path), data="embedded:crime-and-punishment")  # type: ignore[arg-type]

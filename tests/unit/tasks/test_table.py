@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from manyheads.architectures.table import ARCHITECTURES
-from manyheads.cli.command_line.model_task import task_of_arguments
+from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
+from manyheads.errors import ConfigError
 from manyheads.tasks.presets import PRESETS
-from manyheads.tasks.table import RUNS, TASKS, task_of, task_of_model
+from manyheads.tasks.table import RUNS, TASKS, task_of, task_of_folder
 
 
 def test_every_architecture_has_a_run_and_the_same_kind() -> None:
@@ -25,6 +27,10 @@ def test_every_architecture_has_a_run_and_the_same_kind() -> None:
 def test_a_task_has_its_modules(name: str) -> None:
     assert callable(TASKS[name].module("objective").open_objective)
     assert callable(TASKS[name].module("plan").fit)
+    assert callable(TASKS[name].module("evaluate").evaluate)
+    assert callable(TASKS[name].module("score").score)
+    assert dataclasses.is_dataclass(TASKS[name].module("options").EVALUATE.options)
+    assert dataclasses.is_dataclass(TASKS[name].module("options").SCORE.options)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -40,10 +46,63 @@ def test_the_task_of_a_folder(tmp_path: Path, architecture: str, inner: str) -> 
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"architecture": architecture}))
     expected = "text" if ARCHITECTURES[architecture].task == "language-modelling" else "translation"
-    assert task_of_model(str(tmp_path)) == task_of_arguments(["--json", "other", str(tmp_path)]) == expected
+    assert task_of_folder(str(tmp_path)) == expected
 
 
 def test_a_parser_is_recognised_by_its_task_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "transformer"}))
     (tmp_path / "task.json").write_text("{}")
-    assert task_of_model(str(tmp_path)) == "parsing"
+    assert task_of_folder(str(tmp_path)) == "parsing"
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_a_model_records_its_task(tmp_path: Path, task: str) -> None:
+    """What is recorded counts, whatever the other files look like."""
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "transformer", "task": task}))
+    (tmp_path / "task.json").write_text("{}")
+    assert task_of_folder(str(tmp_path)) == task
+
+
+def test_a_task_that_this_version_does_not_know(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "transformer", "task": "classification"}))
+    assert task_of_folder(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "task"),
+    [(None, "translation"), ("translation", "translation"), ("parsing", "parsing"), ("language-modelling", "text")],
+)
+def test_the_task_of_prepared_data(tmp_path: Path, recorded: str | None, task: str) -> None:
+    record = {"format": "manyheads.prepared"} | ({} if recorded is None else {"task": {"name": recorded}})
+    (tmp_path / "manifest.json").write_text(json.dumps(record))
+    assert task_of_folder(str(tmp_path)) == task
+
+
+def test_an_older_run_on_the_duplication_task(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"architecture": "reformer"}))
+    assert task_of_folder(str(tmp_path)) == "text"
+    (tmp_path / "config.yaml").write_text("data:\n  path: duplication-task\n")
+    assert task_of_folder(str(tmp_path)) == task_of_folder(str(tmp_path / "model")) == "duplication"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "task"),
+    [
+        (["--help"], "translation"),
+        (["--hypotheses", "out", "--reference=gold"], "translation"),
+        (["--hypotheses", "out", "--trees", "gold"], "parsing"),
+        (["--baseline", "flat", "--train_trees", "train"], "parsing"),
+        (["owner/name", "--memory-len", "3"], "text"),
+        (["owner/name", "--never-heard-of", "3"], "translation"),
+    ],
+)
+def test_the_task_of_options(arguments: list[str], task: str) -> None:
+    """Where no folder records a task, the options tell it."""
+    assert _fitting("evaluate", arguments) == task
+
+
+def test_an_option_of_another_task_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "reformer"}))
+    with pytest.raises(ConfigError, match="--source is an option for the task parsing; this is about text"):
+        parse_for_task("score", [str(tmp_path), "--source", "a"])

@@ -25,6 +25,7 @@ __all__ = [
     "Given",
     "fill",
     "make_parser",
+    "option_names",
     "option_rows",
     "parse",
     "read",
@@ -156,13 +157,16 @@ def _dotted(settings: Sequence[type]) -> list[str]:
     return list(dict.fromkeys(name for one in settings for name in dotted_names(one)))
 
 
-def read(cls: type, arguments: Sequence[str], settings: Sequence[type] = ()) -> Given:
+def read(
+    cls: type, arguments: Sequence[str], settings: Sequence[type] = (), elsewhere: Mapping[str, str] | None = None
+) -> Given:
     """Sort arguments into options, settings and mistakes.
 
     Args:
         cls: the dataclass of options.
         arguments: after the command's name.
         settings: classes of settings; `--section.key value` is a setting of any of them, `--section.flag` means true.
+        elsewhere: an option that is none here -> a sentence that says where it is one.
     """
     names = list(dict.fromkeys(name for one in settings for name in dotted_names(one)))
     parser = make_parser(cls, settings)
@@ -177,6 +181,9 @@ def read(cls: type, arguments: Sequence[str], settings: Sequence[type] = ()) -> 
     shown += ["help", *(name if "." in name else name.replace("_", "-") for name in names)]
     strange = [argument.partition("=")[0] for argument in rest if re.match(r"--?[A-Za-z]", argument)]
     for name in dict.fromkeys(strange):
+        if elsewhere and name in elsewhere:
+            mistakes.append(elsewhere[name])
+            continue
         near = did_you_mean(name[2:], shown, prefix="--") if name.startswith("--") else ""
         mistakes.append(f"There is no option {name}.{near}")
     if rest and not strange:
@@ -217,7 +224,15 @@ def _tokens(arguments: Sequence[str], known: Mapping[str, argparse.Action], mist
         yield f"{name}{has_value}{value}"
 
 
-def parse(cls: type[T], arguments: Sequence[str], *, command: str, description: str, examples: Sequence[str]) -> T:
+def parse(
+    cls: type[T],
+    arguments: Sequence[str],
+    *,
+    command: str,
+    description: str,
+    examples: Sequence[str],
+    elsewhere: Mapping[str, str] | None = None,
+) -> T:
     """Fill `cls` from `arguments`; prints help and leaves by SystemExit where that is asked for.
 
     Args:
@@ -226,10 +241,11 @@ def parse(cls: type[T], arguments: Sequence[str], *, command: str, description: 
         command: the command's name.
         description: one or two sentences.
         examples: command lines that run as they stand.
+        elsewhere: an option that is none here -> a sentence that says where it is one.
 
     Raises: ConfigError: an option is unknown (with the nearest name), lacks its value, or has one that does not fit.
     """
-    given = read(cls, arguments)
+    given = read(cls, arguments, elsewhere=elsewhere)
     if given.wants_help:
         print(help_page(f"manyheads {command} {_usage(cls)}", description, examples, _sections(cls)))
         raise SystemExit(0)
@@ -278,6 +294,11 @@ def _usage(cls: type) -> str:
         elif one.is_positional:
             shown.append(f"[{one.names[0]}]")
     return " ".join([*shown, "[OPTIONS]"])
+
+
+def option_names(cls: type) -> set[str]:
+    """All names of the options of a dataclass, such as `--num-beams` and `--beam`."""
+    return {name for one in _options(cls) if not one.is_positional for name in one.names}
 
 
 def option_rows(cls: type) -> list[tuple[str, str]]:

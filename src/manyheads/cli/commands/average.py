@@ -93,6 +93,7 @@ def _save(folder: Path, output: Path, weights: dict[str, Tensor], what: str) -> 
     from manyheads.architectures.table import build_model
     from manyheads.decoding.generation_config import load_settings
     from manyheads.files.verify import verify_folder
+    from manyheads.tasks.table import task_of_folder
     from manyheads.text.sides import has_tokenizer, load_tokenizer
 
     source = folder / "model"
@@ -102,7 +103,14 @@ def _save(folder: Path, output: Path, weights: dict[str, Tensor], what: str) -> 
     load_portable_state(model, weights, where=f"the checkpoints of {folder}")
     tokenizer = load_tokenizer(source) if has_tokenizer(source) else None
     card = _card(config, what)
-    save_pretrained(model, output, tokenizer=tokenizer, generation=load_settings(source), card=card)
+    save_pretrained(
+        model,
+        output,
+        tokenizer=tokenizer,
+        generation=load_settings(source),
+        card=card,
+        task=task_of_folder(str(folder)),
+    )
 
 
 def _card(config: Any, what: str) -> str:

@@ -20,6 +20,7 @@ from manyheads.data.line_source import LinesOf
 from manyheads.data.lines import OnBadUtf8
 from manyheads.data.progress import telling
 from manyheads.decoding.options import DecodingOptions, SearchDeviceOptions
+from manyheads.decoding.translation import one_line
 from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.distributed.place import local_device
 from manyheads.distributed.sharded_lines import is_sharded, model_identity
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from manyheads.decoding.translation import Translation
     from manyheads.decoding.translator import Translator
 
-__all__ = ["TranslateOptions", "one_line", "run"]
+__all__ = ["TranslateOptions", "run"]
 
 _DESCRIPTION = """Translate text: one line in, one line out, in order; an empty line gives an empty line.
 Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
@@ -169,11 +170,6 @@ def _lines(
         return [one_line(shown.text(source, translations[0].text))]
     texts = [one_line(shown.text(source, one.text)).replace("\t", " ") for one in translations]
     return [f"{number}\t{one.score:.6f}\t{text}" for one, text in zip(translations, texts, strict=True)]
-
-
-def one_line(text: str) -> str:
-    """A translation as a line: a line feed that the model may say becomes a space."""
-    return text.replace("\n", " ")
 
 
 def _converse(translator: Translator, overrides: dict[str, Any], options: TranslateOptions, shown: Shown) -> int:

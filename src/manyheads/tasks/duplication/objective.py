@@ -49,6 +49,11 @@ class DuplicationObjective:
         self.stream = DuplicationStream(config.data, config.seed)
 
     @property
+    def task(self) -> str:
+        """See `Objective.task`."""
+        return "duplication"
+
+    @property
     def model_config(self) -> TransformerXLConfig | ReformerConfig:
         """See `Objective.model_config`."""
         return self.config.model

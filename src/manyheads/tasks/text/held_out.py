@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.config.build import build
+from manyheads.config.files import load_yaml
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.prepared_text import NOVEL, open_text
 from manyheads.data.settings import SegmentSettings
@@ -13,12 +15,14 @@ from manyheads.data.texts import TextFiles
 from manyheads.data.token_store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError
+from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
-from manyheads.tasks.held_out import own_data
+from manyheads.tasks.held_out import own_data, run_file
+from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import VocabularySettings
 
-__all__ = ["HeldText", "held_text"]
+__all__ = ["HeldText", "held_text", "readings_of"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,10 @@ class HeldText:
     name: str
     store: TokenStore
     counts: dict[str, int]
+
+    def num_read(self, reading: Reading) -> int:
+        """The number of tokens that are read."""
+        return min(reading.max_tokens or len(self.store), len(self.store))
 
 
 def held_text(
@@ -71,7 +79,6 @@ def held_text(
 
 
 def _embedded(generator: Generator, path: str, split: str | None) -> HeldText:
-
     if path != NOVEL:
         raise ConfigError(f"There is no embedded text {path!r}; the embedded one is {NOVEL}.")
     content = dict(zip(("train", "valid", "test"), load_novel().values(), strict=True))[split or "test"]
@@ -79,7 +86,6 @@ def _embedded(generator: Generator, path: str, split: str | None) -> HeldText:
 
 
 def _text_file(generator: Generator, name: str) -> HeldText:
-
     if isinstance(generator.vocabulary, IdVocabulary):
         raise ConfigError("--text is a text, but the model knows ids; give --data, a folder made by prepare --format.")
     content = b"".join(
@@ -89,7 +95,6 @@ def _text_file(generator: Generator, name: str) -> HeldText:
 
 
 def _encoded(generator: Generator, name: str, content: bytes) -> HeldText:
-
     vocabulary = generator.vocabulary
     ids = list(content) if vocabulary.kind == "bytes" else vocabulary.encode(content.decode("utf-8"))
     counts = {
@@ -99,3 +104,17 @@ def _encoded(generator: Generator, name: str, content: bytes) -> HeldText:
         "lines": content.count(b"\n"),
     }
     return HeldText(name, TokenStore.from_lists([ids], vocabulary.vocab_size), counts)
+
+
+def readings_of(options: EvaluateOptions) -> list[Reading]:
+    """How to read: as the run's validation does, with what the command line changes."""
+    file = run_file(options.model)
+    section = load_yaml(file).values.get("reading") if file is not None else None
+    values = {**(section if isinstance(section, dict) else {}), "max_tokens": 0}
+    for name in ("segment_len", "clamp_len", "lanes", "documents", "max_tokens"):
+        if getattr(options, name) is not None:
+            values[name] = getattr(options, name)
+    if options.same_length is not None:
+        values["same_length"] = options.same_length == "yes"
+    base = build(Reading, values, "the options")
+    return [dataclasses.replace(base, memory_len=length) for length in options.memory_len] or [base]

@@ -70,6 +70,11 @@ class LanguageObjective:
         )
 
     @property
+    def task(self) -> str:
+        """See `Objective.task`."""
+        return "text" if self.data.vocabulary.is_text else "ids"
+
+    @property
     def model_config(self) -> TransformerXLConfig | ReformerConfig:
         """See `Objective.model_config`."""
         return self.config.model

@@ -49,6 +49,11 @@ class TranslationObjective:
         self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids, available=available)
 
     @property
+    def task(self) -> str:
+        """See `Objective.task`."""
+        return "translation" if self.data.task is None else "parsing"
+
+    @property
     def model_config(self) -> TransformerConfig | ReformerSeq2SeqConfig:
         """See `Objective.model_config`."""
         return self.config.model

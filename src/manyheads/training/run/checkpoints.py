@@ -314,6 +314,7 @@ class CheckpointManager:
             tokenizer=assembly.data.tokenizer,
             generation=assembly.objective.generation,
             weights=weights,
+            task=assembly.objective.task,
         )
         self._model_failed = False
 

@@ -96,6 +96,11 @@ class Objective(Protocol):
     """The task of a run. config: of the run, with all values filled in that the data determines."""
 
     @property
+    def task(self) -> str:
+        """The task's name, which model folders record."""
+        ...
+
+    @property
     def config(self) -> RunConfig: ...
 
     @property

@@ -1,20 +1,20 @@
-"""The likelihood that `manyheads evaluate` prints: of references, be they translations or trees."""
+"""The likelihood of references, which are translations or trees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from manyheads.data.batch import PairBatch
-    from manyheads.data.segments import SegmentBatch
-    from manyheads.decoding.settings import DecodingSettings
-    from manyheads.decoding.translator import Translator
-    from manyheads.evaluation.likelihood import Likelihood
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.data.store import PairStore
+from manyheads.data.stream import eval_batches
+from manyheads.decoding.device import inference
+from manyheads.decoding.fit import cut, fit, scored_limit, source_limit
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.translator import Translator
+from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood
 
-__all__ = ["counted", "likelihood_lines", "likelihood_of", "likelihood_record"]
-
-B = TypeVar("B", "PairBatch", "SegmentBatch")
+__all__ = ["likelihood_lines", "likelihood_of", "likelihood_record"]
 
 
 def likelihood_of(
@@ -32,13 +32,6 @@ def likelihood_of(
         first: number of the first pair, from 0.
         told: told after each batch how many pairs are done.
     """
-    from manyheads.architectures.seq2seq import Seq2Seq
-    from manyheads.data.store import PairStore
-    from manyheads.data.stream import eval_batches
-    from manyheads.decoding.device import inference
-    from manyheads.decoding.fit import cut, fit, scored_limit, source_limit
-    from manyheads.evaluation.likelihood import evaluate_likelihood
-
     model = translator.model
     assert isinstance(model, Seq2Seq)  # all that from_pretrained gives
     both = (translator.tokenizer.source, translator.tokenizer.target)
@@ -57,16 +50,6 @@ def likelihood_of(
     with inference(translator.device, translator.precision):
         batches = counted(eval_batches(store, settings.max_tokens, **ids), told)
         return evaluate_likelihood(model, batches, device=translator.device)
-
-
-def counted(batches: Iterable[B], told: Callable[[int], None] | None) -> Iterator[B]:
-    """The batches as they are; when the next one is asked for, `told` is told how many rows are done."""
-    num_done = 0
-    for batch in batches:
-        yield batch
-        num_done += len(batch.sample_ids)
-        if told is not None:
-            told(num_done)
 
 
 def likelihood_record(likelihood: Likelihood) -> dict[str, Any]:

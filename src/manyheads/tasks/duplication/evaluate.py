@@ -1,0 +1,59 @@
+"""Evaluation on the duplication task: accuracy in the second half, by hash rounds (Kitaev et al. 2020, table 2)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.config.files import load_yaml
+from manyheads.data.duplication import HELD_OUT, held_out
+from manyheads.data.progress import Progress
+from manyheads.data.settings import DUPLICATION
+from manyheads.decoding.generator import Generator
+from manyheads.errors import ConfigError
+from manyheads.evaluation.duplication import evaluate_duplication
+from manyheads.evaluation.likelihood import counted
+from manyheads.tasks.held_out import run_file
+from manyheads.tasks.report import Report
+from manyheads.tasks.text.evaluate import evaluate as evaluate_text
+from manyheads.tasks.text.hash_rounds import Judged, Tell, judge_models
+from manyheads.tasks.text.options import EvaluateOptions
+
+__all__ = ["evaluate"]
+
+_ROWS = 16
+
+
+def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
+    """Judge each model at each number of hash rounds; on another text if one is named.
+
+    Raises: ConfigError: the run's seed and length are unknown, or its training sequences are asked for.
+    """
+    if options.data not in (None, DUPLICATION) or options.text is not None:
+        return evaluate_text(options, show)
+    seed, length = _sequences(options.model)
+    return judge_models(options, show, partial(_judge, options, seed, length), "accuracy")
+
+
+def _sequences(model: str) -> tuple[int, int]:
+    """Seed and length of a run's sequences."""
+    file = run_file(model)
+    values = load_yaml(file).values if file is not None else {}
+    data = values.get("data")
+    seed, length = values.get("seed"), data.get("segment_len") if isinstance(data, dict) else None
+    if type(seed) is not int or type(length) is not int:
+        raise ConfigError(f"{file or model} names no seed or no data.segment_len; is it a run's?")
+    return seed, length
+
+
+def _judge(
+    options: EvaluateOptions, seed: int, length: int, model: LanguageModel, generator: Generator, tell: Tell
+) -> Judged:
+    if options.split == "train":
+        raise ConfigError("--split train: sequences of the duplication task are new at every step; use test or valid.")
+    split = options.split or "test"
+    batches = counted(held_out(seed, split, length, options.lanes or _ROWS), tell(HELD_OUT[split]))
+    found = evaluate_duplication(model, batches, device=generator.device)
+    assert found is not None  # nobody asked it to stop
+    figures = {"accuracy": found.accuracy, "nats_per_token": found.nats_per_token, "tokens": found.num_tokens}
+    return figures, f"{DUPLICATION}, {length} tokens"

@@ -1,0 +1,215 @@
+"""Evaluation of a parser: bracket scores by evalb's rules, likelihood of the right trees, and the protocol."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from manyheads.data.lines import ReadReport, describe, read_lines
+from manyheads.data.prepared import PreparedData
+from manyheads.data.progress import Progress, telling
+from manyheads.data.trees import read_sentences, read_tree_file
+from manyheads.decoding.parser import Parser
+from manyheads.decoding.truncation import counted_truncations
+from manyheads.distributed.place import refuse_ranks
+from manyheads.errors import ConfigError, DataError
+from manyheads.evaluation.brackets import SIGNATURE, BracketScore
+from manyheads.evaluation.likelihood import Likelihood
+from manyheads.evaluation.parses import ParseReport, judge_trees, judge_written
+from manyheads.evaluation.tree_baselines import Baseline
+from manyheads.tasks.held_out import own_data
+from manyheads.tasks.parsing.options import EvaluateOptions
+from manyheads.tasks.report import machine_lines, model_line, model_record, search_line
+from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
+from manyheads.text.bracketing import repairs_line
+from manyheads.text.parsing import ParsingTask
+from manyheads.text.trees import Node, format_tree, parse_tree
+
+__all__ = ["ParsingReport", "evaluate"]
+
+
+@dataclass(frozen=True)
+class ParsingReport:
+    """See `tasks.report.Report`. likelihood: None where no model was judged."""
+
+    parses: ParseReport
+    likelihood: Likelihood | None
+    protocol: dict[str, Any]
+    read: ReadReport = dataclasses.field(default_factory=ReadReport)
+
+    @property
+    def output(self) -> list[str]:
+        """The trees, one a line."""
+        return ["" if tree is None else format_tree(tree) for tree in self.parses.trees]
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        report = self.parses
+        record: dict[str, Any] = {
+            "brackets": {**_figures(report.all), "signature": SIGNATURE},
+            "brackets_40": {**_figures(report.short), "signature": f"{SIGNATURE}|words<=40"},
+            "ill_formed": report.ill_formed,
+            "repairs": dict(report.repairs),
+        }
+        if self.likelihood is not None:
+            record["likelihood"] = likelihood_record(self.likelihood)
+        return {**record, "protocol": self.protocol}
+
+    def to_lines(self) -> list[str]:
+        """See `Report.to_lines`."""
+        report, protocol = self.parses, self.protocol
+        lines = [f"F1 = {report.all.f1:.2f}", f"  {SIGNATURE}"]
+        for name, score in (("all", report.all), ("<= 40 words", report.short)):
+            lines.append(
+                f"  {name:<12} P {score.precision:.2f}  R {score.recall:.2f}  F1 {score.f1:.2f}"
+                f"  exact {score.exact_match:.2f}%  crossing {score.average_crossing:.2f}"
+                f"  ({score.sentences:,} sentences, {score.gold:,} brackets)"
+            )
+        if report.all.tagging_accuracy is not None:
+            lines.append(f"  tags         {report.all.tagging_accuracy:.2f}%")
+        if report.all.errors:
+            lines.append(
+                f"  errors       {report.all.errors:,} sentences left out: no tree, or other words than the gold tree"
+            )
+        if report.ill_formed is not None:
+            lines.append(f"  ill-formed   {report.ill_formed:,} trees mended: {repairs_line(report.repairs)}")
+        if self.likelihood is not None:
+            lines += likelihood_lines(self.likelihood)
+        lines += ["protocol", f"  data       {protocol['data']}", f"  sentences  {protocol['sentences']:,}"]
+        if "model" not in protocol:
+            lines.append(f"  judged     {protocol['judged']}")
+            return [*lines, *([f"  counted on {protocol['counted_on']}"] if "counted_on" in protocol else [])]
+        task = ", ".join(f"{key} {value}" for key, value in protocol["task"].items() if key != "name")
+        return [
+            *lines,
+            model_line(protocol),
+            f"  task       {protocol['task']['name']}: {task}",
+            f"  search     {search_line(protocol['decoding'])}",
+            f"  truncated  {protocol['truncated_sources']} sources, {protocol['truncated_trees']} trees",
+            *machine_lines(protocol),
+        ]
+
+
+def evaluate(options: EvaluateOptions, show: Progress) -> ParsingReport:
+    """Judge a model, trees made elsewhere, or trees that need no model.
+
+    Raises: DataError: trees cannot be read, or differ in number. ConfigError: nothing says where trees are.
+    """
+    refuse_ranks("evaluate of trees")
+    gold, name, data = _gold(options)
+    if not gold:
+        raise DataError(f"{name} has no trees; there is nothing to evaluate.")
+    likelihood, protocol = None, {"data": name, "sentences": len(gold)}
+    if options.hypotheses is not None:
+        parses, more = _judge_file(options.hypotheses, gold, options)
+    elif options.baseline is not None:
+        parses, more = _judge_baseline(gold, options, data)
+    else:
+        parses, likelihood, more = _judge_model(gold, options, show)
+    return ParsingReport(parses, likelihood, {**protocol, **more})
+
+
+def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str, PreparedData | None]:
+    """Sentences with their trees, what they are called, and the prepared data that they are from, if any."""
+    if options.trees is not None:
+        return read_sentences(options.trees, ParsingTask(), options.on_bad_utf8), describe(options.trees), None
+    if options.data is None and not options.model:
+        raise ConfigError("Say which trees are right: --trees FILE, or --data DATA.")
+    path = options.data if options.data is not None else own_data(options.model)[0]
+    data = PreparedData.open(path)
+    if data.task is None:
+        raise DataError(f"{path} holds no trees; give --trees FILE.")
+    texts = {"test": data.test_text, "valid": data.valid_text}
+    for split in [options.split] if options.split else ["test", "valid"]:
+        if texts[split]:
+            return texts[split], f"{path} {split}", data
+    raise DataError(f"{path} has no {options.split or 'test or valid'} trees; give --trees FILE.")
+
+
+def _judge_file(path: str, gold: list[tuple[str, str]], options: EvaluateOptions) -> tuple[ParseReport, dict[str, Any]]:
+    """Trees made elsewhere, one a line; an empty line is a sentence without a tree."""
+    lines = list(read_lines(path, on_bad_utf8=options.on_bad_utf8, report=ReadReport()))
+    name = describe(path)
+    if len(lines) != len(gold):
+        raise DataError(f"{name} has {len(lines)} lines, one tree each, but there are {len(gold)} gold trees.")
+    trees: list[Node | None] = [
+        parse_tree(line, f"{name}: line {number}") if line.strip() else None for number, line in enumerate(lines, 1)
+    ]
+    return judge_trees(trees, [tree for _, tree in gold]), {"judged": name}
+
+
+def _judge_baseline(
+    gold: list[tuple[str, str]], options: EvaluateOptions, data: PreparedData | None
+) -> tuple[ParseReport, dict[str, Any]]:
+    """Trees that need no model, from the labels of training trees."""
+    assert options.baseline is not None
+    if options.train_trees is not None:
+        trees = list(read_tree_file(options.train_trees, options.on_bad_utf8, ReadReport(), ParsingTask()))
+        name = describe(options.train_trees)
+    elif data is not None:
+        trees, name = _training_trees(data), f"{data.path} train"
+    else:
+        raise ConfigError("A baseline counts the labels of training trees: give --train-trees FILE.")
+    baseline = Baseline(options.baseline, trees)
+    report = judge_trees([baseline.tree(sentence) for sentence, _ in gold], [tree for _, tree in gold])
+    return report, {"judged": baseline.describe(), "counted_on": name}
+
+
+def _training_trees(data: PreparedData) -> list[Node]:
+    """The training trees of prepared data, which keeps them as ids."""
+    assert data.task is not None
+    sides = [
+        data.tokenizer.decode_batch([data.train[place][side].tolist() for place in range(len(data.train))])
+        for side in (0, 1)
+    ]
+    return [data.task.restore(sentence, written).tree for sentence, written in zip(*sides, strict=True)]
+
+
+def _judge_model(
+    gold: list[tuple[str, str]], options: EvaluateOptions, show: Progress
+) -> tuple[ParseReport, Likelihood, dict[str, Any]]:
+    """The trees of a model, and how likely it finds the right ones."""
+    run_on = options.run_on
+    sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
+    show("loading the model", 0, 0)
+    parser = Parser.from_pretrained(
+        options.model, run_on.device, run_on.fixed_precision(), compile_steps=run_on.compile
+    )
+    translator = parser.translator
+    overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
+    settings = translator.options(**overrides)
+    cutting = dataclasses.replace(settings, too_long="truncate")
+    # A tree that is too long to be learned is still one to judge by; so it is cut, and counted, and never refused.
+    with counted_truncations() as long_trees:
+        told = telling(show, "likelihood", len(gold))
+        likelihood = likelihood_of(translator, gold, cutting, "tree", told=told)
+    with counted_truncations() as long_sources:
+        written = translator.translate(sentences, told=telling(show, "parsing", len(gold)), **overrides)
+    show("judging the trees", 0, 0)
+    report = judge_written(parser.task, sentences, written, trees)
+    assert isinstance(translator.model, torch.nn.Module)
+    protocol = {
+        **model_record(options.model, translator.model, translator.device, translator.precision),
+        "tokenizer": translator.tokenizer.digest,
+        "task": parser.task.to_json(),
+        "truncated_sources": long_sources.count,
+        "truncated_trees": long_trees.count,
+        "decoding": dataclasses.asdict(settings),
+        "compiled": run_on.compile,
+    }
+    return report, likelihood, protocol
+
+
+def _figures(score: BracketScore) -> dict[str, Any]:
+    return {
+        "f1": score.f1,
+        "precision": score.precision,
+        "recall": score.recall,
+        "exact_match": score.exact_match,
+        "average_crossing": score.average_crossing,
+        "tagging_accuracy": score.tagging_accuracy,
+        **dataclasses.asdict(score),
+    }

@@ -1,0 +1,123 @@
+"""Reports of all tasks: their interface, and the parts that they share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from manyheads import __version__
+from manyheads.data.line_source import Source
+from manyheads.data.lines import ReadReport
+from manyheads.decoding.translation import Scored
+
+__all__ = ["LineWork", "Report", "machine_lines", "model_line", "model_record", "score_line", "search_line"]
+
+T = TypeVar("T")
+
+
+class Report(Protocol):
+    """The result of `evaluate` of a task's folder.
+
+    output: the lines of `--output`. read: what was found in the files that were read.
+    """
+
+    @property
+    def output(self) -> Sequence[str]: ...
+
+    @property
+    def read(self) -> ReadReport: ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures and protocol."""
+        ...
+
+    def to_lines(self) -> list[str]:
+        """The same for people."""
+        ...
+
+
+@dataclass(frozen=True)
+class LineWork(Generic[T]):
+    """The result of `score` of a task's folder: how a command makes a line of each item.
+
+    Attributes:
+        source: the items.
+        work: number of a block's first item, from 0, and the block -> its lines.
+        identity: what the lines depend on besides the input, as plain data.
+        names: what messages call an item -> the file that it is a line of; see `decoding.truncation.naming_lines`.
+    """
+
+    source: Source[T]
+    work: Callable[[int, list[T]], Iterable[str]]
+    identity: Callable[[], Mapping[str, Any]]
+    names: Mapping[str, str]
+
+
+def score_line(number: int, scored: Scored, *, tokens: bool) -> str:
+    """Three columns, or with `tokens` a JSON object, for the item of that number."""
+    total, count = scored.sum_log_prob, len(scored.tokens)
+    if not tokens:
+        return f"{total:.6f}\t{count}\t{total / count:.6f}" if count else "0\t0\t"
+    record = {
+        "line": number,
+        "log_prob": total,
+        "num_tokens": count,
+        "mean_log_prob": total / count if count else None,
+        "tokens": scored.tokens,
+        "token_log_probs": scored.token_log_probs,
+    }
+    return json.dumps(record, ensure_ascii=False)
+
+
+def model_record(name: str, model: Any, device: Any, precision: str) -> dict[str, Any]:
+    """The entries about the model in a protocol."""
+    return {
+        "model": name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "device": str(device),
+        "precision": precision,
+        "versions": {"manyheads": __version__, "torch": str(torch.__version__)},
+    }
+
+
+def model_line(protocol: Mapping[str, Any]) -> str:
+    """The model in a protocol for people."""
+    return f"  model      {protocol['model']}, {protocol['parameters']:,} parameters"
+
+
+def machine_lines(protocol: Mapping[str, Any]) -> list[str]:
+    """Precision, device and versions in a protocol for people."""
+    versions = ", ".join(f"{name} {version}" for name, version in protocol["versions"].items())
+    return [f"  precision  {protocol['precision']} on {protocol['device']}", f"  versions   {versions}"]
+
+
+def search_line(decoding: dict[str, Any]) -> str:
+    """The decoding settings in a protocol for people."""
+    if decoding["do_sample"]:
+        names = ("temperature", "top_k", "top_p", "seed")
+        parts = ["sampling", *(f"{name} {decoding[name]}" for name in names)]
+    elif decoding["num_beams"] == 1:
+        parts = ["greedy"]
+    else:
+        parts = [
+            f"beam {decoding['num_beams']}",
+            f"length penalty {decoding['length_penalty']} ({decoding['length_penalty_kind']})",
+        ]
+        parts += ["early stopping"] * (decoding["early_stopping"] is True)
+    ratio, offset = decoding["max_len_ratio"], decoding["max_len_offset"]
+    limit = decoding["max_new_tokens"] or f"{ratio:g} x source + {offset}"
+    parts.append(f"at most {limit} tokens")
+    unusual = {
+        "min_new_tokens": 0,
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "rules": "manyheads",
+        "well_formed": True,
+    }
+    parts += [f"{name} {decoding[name]}" for name, usual in unusual.items() if decoding[name] != usual]
+    parts += [f"{name} {list(decoding[name])}" for name in ("banned_ids", "forced_prefix_ids") if decoding[name]]
+    return ", ".join([*parts, f"batches of {decoding['max_tokens']} tokens"])

@@ -1,0 +1,183 @@
+"""Evaluation of a language model: likelihood of held-out text, against memory or hash rounds, and the protocol."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manyheads.data.progress import Progress, telling
+from manyheads.data.readers import ReadReport
+from manyheads.data.settings import DUPLICATION
+from manyheads.decoding.device import inference
+from manyheads.decoding.generator import Generator
+from manyheads.distributed.launch import start
+from manyheads.distributed.place import find_place, local_device
+from manyheads.errors import ConfigError
+from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.evaluation.likelihood import Likelihood
+from manyheads.evaluation.reading import Reading
+from manyheads.files.guarded import check_no_link
+from manyheads.tasks.report import Report, machine_lines, model_line, model_record
+from manyheads.tasks.text.hash_rounds import evaluate_hash_rounds
+from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
+from manyheads.tasks.text.options import EvaluateOptions
+
+__all__ = ["TextReport", "evaluate"]
+
+
+@dataclass(frozen=True)
+class TextReport:
+    """See `tasks.report.Report`. results: a record for each reading. pictures: files that were drawn."""
+
+    results: list[dict[str, Any]]
+    protocol: dict[str, Any]
+    pictures: list[Path]
+    read: ReadReport = field(default_factory=ReadReport)
+    output: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        pictures = [str(path) for path in self.pictures]
+        return {"results": self.results, "protocol": self.protocol, "pictures": pictures}
+
+    def to_lines(self) -> list[str]:
+        """See `Report.to_lines`."""
+        record, protocol, many = self.results[0], self.protocol, len(self.results) > 1
+        reading = record["reading"]
+        memory = "as in the table" if many else f"{reading['memory_len'] or 0:,}"
+        lines = _table(self.results) if many else _figures(record)
+        lines += [
+            "protocol",
+            f"  data       {protocol['data']}",
+            f"  scored     {record['tokens']:,} tokens, each once; unit {protocol['unit']}",
+        ]
+        if "counts" in record:
+            lines.append("  text       " + ", ".join(f"{count:,} {name}" for name, count in record["counts"].items()))
+        lines += [
+            model_line(protocol),
+            f"  reading    segment {reading['segment_len']:,}, memory {memory}, clamp"
+            f" {reading['clamp_len'] or 'none'}, same length {'yes' if reading['same_length'] else 'no'},"
+            f" {reading['lanes']:,} lanes, documents {reading['documents']}",
+            *machine_lines(protocol),
+        ]
+        return [*lines, *(f"picture      {path}" for path in self.pictures)]
+
+
+def _table(records: list[dict[str, Any]]) -> list[str]:
+    lines = [f"{'memory':>8}  {'nats/token':>10}  {'perplexity':>10}  {'bits/byte':>10}"]
+    for record in records:
+        per_byte = f"{record['bits_per_byte']:10.4f}" if "bits_per_byte" in record else f"{'-':>10}"
+        lines.append(
+            f"{record['reading']['memory_len']:>8,}  {record['nats_per_token']:10.4f}"
+            f"  {record['perplexity']:10.3f}  {per_byte}"
+        )
+    return lines
+
+
+def _figures(record: dict[str, Any]) -> list[str]:
+    lines = [
+        f"perplexity = {record['perplexity']:.3f}",
+        f"  {record['nats_per_token']:.4f} nats/token, {record['bits_per_token']:.4f} bits/token",
+    ]
+    if "counts" in record:
+        return [
+            *lines,
+            f"  {record['bits_per_byte']:.4f} bits/byte, {record['bits_per_character']:.4f} bits/character",
+            f"  {record['perplexity_per_word']:.2f} perplexity of a word, ends of lines counted",
+        ]
+    return [*lines, f"  {record['bits_per_byte']:.4f} bits/byte"] if "bits_per_byte" in record else lines
+
+
+def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
+    """Judge a model.
+
+    Returns: None on all ranks but the main one.
+    Raises: DataError, ConfigError: there is no such text, or it was prepared with another vocabulary.
+    """
+    if options.data == DUPLICATION:
+        raise ConfigError(f"{options.model} is no run on the {DUPLICATION}, so seed and length are unknown.")
+    if options.num_hashes:
+        return evaluate_hash_rounds(options, show)
+    if options.plot is None:
+        check_no_link(Path(options.model) / "plots")  # where a picture goes by default
+    group = start(find_place())
+    show("loading the model", 0, 0)
+    device = local_device(options.run_on.device)
+    generator = Generator.from_pretrained(options.model, device, options.run_on.fixed_precision())
+    show("reading the text", 0, 0)
+    with group.main_first():
+        held = held_text(generator, options.model, text=options.text, data=options.data, split=options.split)
+    scored: list[tuple[Reading, Likelihood]] = []
+    for reading in readings_of(options):
+        phase = "scoring tokens" + (f", memory {reading.memory_len:,}" if len(options.memory_len) > 1 else "")
+        with inference(generator.device, generator.precision):
+            found = evaluate_text(
+                generator.model,
+                held.store,
+                reading,
+                end_id=generator.vocabulary.end_id,
+                begin_id=generator.vocabulary.begin_id,
+                device=generator.device,
+                told=telling(show, phase, held.num_read(reading) // group.world),
+                part=(group.rank, group.world),
+            )
+        assert found is not None  # nobody asked it to stop
+        parts = group.exchange([found.nll_sum, found.num_tokens])
+        scored.append((reading, Likelihood(math.fsum(nll for nll, _ in parts), sum(count for _, count in parts))))
+    group.close()
+    if not group.is_main:
+        return None
+    protocol = {
+        "data": held.name,
+        "unit": generator.vocabulary.kind,
+        **model_record(options.model, generator.model, generator.device, generator.precision),
+        "vocabulary": generator.vocabulary.digest,
+    }
+    pictures = _draw(scored, held, options) if len(scored) > 1 else []
+    return TextReport([_record(reading, found, held, generator) for reading, found in scored], protocol, pictures)
+
+
+def _record(reading: Reading, found: Likelihood, held: HeldText, generator: Generator) -> dict[str, Any]:
+    """The figures of one reading. Per byte, character and word only where the whole text was scored."""
+    attending = reading.attending(generator.model.config)
+    record: dict[str, Any] = {
+        "nats_per_token": found.nats_per_token,
+        "bits_per_token": found.nats_per_token / math.log(2),
+        "perplexity": found.perplexity,
+        "tokens": found.num_tokens,
+    }
+    whole = not reading.max_tokens or reading.max_tokens >= len(held.store)
+    if whole and not generator.vocabulary.is_text and held.counts["bytes"] <= len(held.store):
+        record["bits_per_byte"] = bits_per(found.nll_sum, held.counts["bytes"])
+    if whole and generator.vocabulary.is_text:
+        counts = held.counts
+        words = counts["words"] + counts["lines"]
+        record |= {
+            "bits_per_byte": bits_per(found.nll_sum, counts["bytes"]),
+            "bits_per_character": bits_per(found.nll_sum, counts["characters"]),
+            "perplexity_per_word": Likelihood(found.nll_sum, max(words, 1)).perplexity,
+            "counts": {name: counts[name] for name in ("bytes", "characters", "words", "lines")},
+        }
+    record["reading"] = {
+        "segment_len": reading.segment_len,
+        **{name: getattr(attending, name, None) for name in ("memory_len", "clamp_len", "same_length")},
+        "lanes": reading.lanes,
+        "documents": reading.documents,
+        "max_tokens": reading.max_tokens,
+    }
+    return record
+
+
+def _draw(scored: list[tuple[Reading, Likelihood]], held: HeldText, options: EvaluateOptions) -> list[Path]:
+    folder = Path(options.model)
+    if options.plot is None and not (folder / "config.yaml").is_file():
+        return []
+    from manyheads.visualise.figure import save_figure  # imports matplotlib
+    from manyheads.visualise.memory import memory_figure
+
+    lens = [reading.memory_len or 0 for reading, _ in scored]
+    nats = [found.nats_per_token for _, found in scored]
+    figure = memory_figure(lens, nats, unit="nats a token", title=f"Loss on {held.name}")
+    return list(save_figure(figure, options.plot or folder / "plots" / "loss-by-memory"))

@@ -1,0 +1,126 @@
+"""Evaluation of Reformers by the number of their hash rounds: a table as table 2 of Kitaev et al. 2020."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.reformer.config import HashRounds
+from manyheads.data.progress import Progress, telling
+from manyheads.data.readers import ReadReport
+from manyheads.decoding.device import inference
+from manyheads.decoding.generator import Generator
+from manyheads.distributed.place import refuse_ranks
+from manyheads.evaluation.hashes import with_hashes
+from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.tasks.text.held_out import held_text, readings_of
+from manyheads.tasks.text.options import EvaluateOptions
+
+__all__ = ["HashRoundsReport", "Judged", "Tell", "evaluate_hash_rounds", "judge_models"]
+
+Tell = Callable[[int], Callable[[int], None]]
+"""The total of rows or tokens -> a function to be called with how many are done."""
+
+Judged = tuple[dict[str, float], str]
+"""Figures, and the name of the data."""
+
+
+@dataclass(frozen=True)
+class HashRoundsReport:
+    """See `tasks.report.Report`. results: a record for each model. figure: the one in the table."""
+
+    results: list[dict[str, Any]]
+    data: str
+    figure: str
+    read: ReadReport = field(default_factory=ReadReport)
+    output: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        return {"results": self.results, "data": self.data}
+
+    def to_lines(self) -> list[str]:
+        """A row for each way to train, a column for each to evaluate."""
+        columns = list(self.results[0]["by_hashes"])
+        is_accuracy = self.figure == "accuracy"
+        corner = "train \\ eval"
+        width = max(len(corner), *(len(row["trained"]) for row in self.results))
+        lines = [corner.ljust(width) + "".join(f"  {_named(column):>8}" for column in columns)]
+        for row in self.results:
+            shown = (row["by_hashes"][column][self.figure] for column in columns)
+            cells = "".join(f"  {value:8.1f}" if is_accuracy else f"  {value:8.4f}" for value in shown)
+            lines.append(f"{row['trained']:<{width}}{cells}  {row['model']}")
+        tokens = int(next(iter(self.results[0]["by_hashes"].values()))["tokens"])
+        unit = "accuracy in percent" if is_accuracy else "nats a token"
+        return [*lines, f"{unit}, of {tokens:,} tokens of {self.data}"]
+
+
+def evaluate_hash_rounds(options: EvaluateOptions, show: Progress) -> HashRoundsReport:
+    """Judge each model on a text at each number of hash rounds."""
+    return judge_models(options, show, partial(_judge, options), "nats_per_token")
+
+
+def judge_models(
+    options: EvaluateOptions,
+    show: Progress,
+    judge: Callable[[LanguageModel, Generator, Tell], Judged],
+    figure: str,
+) -> HashRoundsReport:
+    """Judge each model at each number of hash rounds; without any given, at its own.
+
+    Args: judge: called within inference mode. figure: the one in the table.
+    """
+    refuse_ranks("evaluate by hash rounds")
+    asked: list[HashRounds | None] = ["full" if text == "full" else int(text) for text in options.num_hashes]
+    rows: list[dict[str, Any]] = []
+    data = ""
+    for number, name in enumerate((options.model, *options.beside), 1):
+        show(f"loading model {number}", 0, 0)
+        generator = Generator.from_pretrained(name, options.run_on.device, options.run_on.fixed_precision())
+        cells: dict[str, dict[str, float]] = {}
+        for hashes in asked or [None]:
+            model = generator.model if hashes is None else with_hashes(generator.model, hashes)
+            phase = f"model {number}, {'its own rounds' if hashes is None else _named(str(hashes))}"
+            with inference(generator.device, generator.precision):
+                cell, data = judge(model, generator, partial(telling, show, phase))
+            cells["own" if hashes is None else str(hashes)] = cell
+        rows.append({"model": name, "trained": _trained(generator.model), "by_hashes": cells})
+    return HashRoundsReport(rows, data, figure)
+
+
+def _trained(model: LanguageModel) -> str:
+    """`LSH-4`, `full`, or the name of an architecture that does not hash."""
+    rounds = model.config.hash_rounds
+    return str(model.config.architecture) if rounds is None else _named(str(rounds))
+
+
+def _named(hashes: str) -> str:
+    return f"LSH-{hashes}" if hashes.isdecimal() else hashes
+
+
+def _judge(options: EvaluateOptions, model: LanguageModel, generator: Generator, tell: Tell) -> Judged:
+    held = held_text(generator, options.model, text=options.text, data=options.data, split=options.split)
+    [reading] = readings_of(options)
+    vocabulary = generator.vocabulary
+    found = evaluate_text(
+        model,
+        held.store,
+        reading,
+        end_id=vocabulary.end_id,
+        begin_id=vocabulary.begin_id,
+        device=generator.device,
+        told=tell(held.num_read(reading)),
+    )
+    assert found is not None  # nobody asked it to stop
+    cell = {
+        "nats_per_token": found.nats_per_token,
+        "bits_per_token": found.nats_per_token / math.log(2),
+        "tokens": found.num_tokens,
+    }
+    if not reading.max_tokens:
+        cell["bits_per_byte"] = bits_per(found.nll_sum, held.counts["bytes"])
+    return cell, held.name

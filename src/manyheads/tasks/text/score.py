@@ -1,0 +1,39 @@
+"""Log-probabilities of given texts, each line by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from manyheads.data.line_source import LinesOf
+from manyheads.data.progress import Progress, telling
+from manyheads.decoding.generator import Generator
+from manyheads.decoding.text_scoring import score_texts
+from manyheads.distributed.place import local_device
+from manyheads.distributed.sharded_lines import model_identity
+from manyheads.tasks.report import LineWork, score_line
+from manyheads.tasks.text.options import ScoreOptions
+
+__all__ = ["score"]
+
+
+def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
+    """Load the model."""
+    show("loading the model", 0, 0)
+    device = local_device(options.run_on.device)
+    generator = Generator.from_pretrained(options.model, device, options.run_on.fixed_precision())
+
+    def work(first: int, lines: list[str]) -> Iterator[str]:
+        told = telling(show, "scoring lines", 0, first)
+        found = score_texts(generator, lines, max_rows=options.max_rows, told=told)
+        return (score_line(first + place, one, tokens=options.tokens) for place, one in enumerate(found, 1))
+
+    def identity() -> dict[str, Any]:
+        return {
+            "command": "score",
+            "model": model_identity(options.model),
+            "form": (options.tokens, options.on_bad_utf8, options.max_rows),
+            "precision": generator.precision,
+        }
+
+    return LineWork(LinesOf(options.text, 16 * options.max_rows, options.on_bad_utf8), work, identity, {})

@@ -1,0 +1,217 @@
+"""Evaluation of a translator: BLEU, chrF, likelihood, and everything that they depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from manyheads.data.line_source import blocks_of
+from manyheads.data.lines import describe, read_lines
+from manyheads.data.progress import Progress, telling
+from manyheads.data.readers import ReadReport, read_pairs
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.translation import one_line
+from manyheads.decoding.translator import Translator
+from manyheads.decoding.truncation import counted_truncations, naming_lines
+from manyheads.distributed.place import local_device, refuse_ranks
+from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_sharded
+from manyheads.errors import DataError
+from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
+from manyheads.evaluation.likelihood import Likelihood
+from manyheads.tasks.held_out import held_out_pairs, own_data
+from manyheads.tasks.report import machine_lines, model_line, model_record, search_line
+from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
+from manyheads.tasks.translation.options import EvaluateOptions
+
+__all__ = ["TranslationReport", "evaluate"]
+
+BLOCK_PAIRS = 256
+"""Pairs that a rank judges at once; several ranks take turns."""
+
+
+@dataclass(frozen=True)
+class TranslationReport:
+    """See `tasks.report.Report`. likelihood: None for translations made elsewhere."""
+
+    scores: dict[str, Score]
+    likelihood: Likelihood | None
+    protocol: dict[str, Any]
+    output: list[str]
+    read: ReadReport
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        record: dict[str, Any] = {
+            name.lower(): {
+                "score": score.value,
+                "signature": score.signature,
+                "length": score.hyp_len,
+                "reference_length": score.ref_len,
+            }
+            for name, score in self.scores.items()
+        }
+        if self.likelihood is not None:
+            record["likelihood"] = likelihood_record(self.likelihood)
+        return {**record, "protocol": self.protocol}
+
+    def to_lines(self) -> list[str]:
+        """See `Report.to_lines`."""
+        lines, protocol = [], self.protocol
+        for name, score in self.scores.items():
+            lines += [f"{name} = {score}", f"  {score.signature}"]
+            lines.append(f"  length {score.hyp_len:,}, the references' {score.ref_len:,}")
+        if self.likelihood is not None:
+            lines += likelihood_lines(self.likelihood)
+        lines += ["protocol", f"  data       {protocol['data']}", f"  sentences  {protocol['sentences']:,}"]
+        if self.likelihood is None:
+            return [*lines, f"  judged     {protocol['hypotheses']}"]
+        return [
+            *lines,
+            model_line(protocol),
+            f"  search     {search_line(protocol['decoding'])}",
+            f"  truncated  {protocol['truncated_sources']} sources, {protocol['truncated_references']} references",
+            *machine_lines(protocol),
+        ]
+
+
+def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | None:
+    """Judge a model, or translations made elsewhere.
+
+    Returns: None on all ranks but the main one.
+    Raises: DataError: the texts cannot be read, are empty, or differ in number. RequestError: a text is too long.
+    """
+    if options.hypotheses is not None:
+        refuse_ranks("evaluate of --hypotheses")
+    read = ReadReport()
+    pairs, name = _pairs(options, read)
+    if not pairs:
+        raise DataError(f"{name} has no sentences; there is nothing to evaluate.")
+    likelihood, protocol = None, {"data": name, "sentences": len(pairs)}
+    if options.hypotheses is not None:
+        translations = [hypothesis for hypothesis, _ in pairs]
+        protocol["hypotheses"] = options.hypotheses
+    else:
+        found = _run_model(pairs, options, show)
+        if found is None:
+            return None  # the main rank has all that the others found
+        translations, likelihood, more = found
+        protocol |= more
+    references = [reference for _, reference in pairs]
+    scores = {
+        "BLEU": corpus_bleu(translations, references, tokenize=options.tokenize, lowercase=options.lowercase),
+        "chrF": corpus_chrf(translations, references, lowercase=options.lowercase),
+    }
+    return TranslationReport(scores, likelihood, protocol, translations, read)
+
+
+def _pairs(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, str]], str]:
+    """What is compared, (source or hypothesis, reference), and what it is called."""
+    first = options.source if options.hypotheses is None else options.hypotheses
+    if first is not None and options.reference is not None:
+        pairs = list(read_pairs(first, options.reference, on_bad_utf8=options.on_bad_utf8, report=read))
+        return pairs, f"{describe(first)} + {describe(options.reference)}"
+    data, seed = (options.data, 1) if options.data is not None else own_data(options.model)
+    pairs, split = held_out_pairs(data, options.split, seed)
+    if options.hypotheses is not None:
+        found = list(read_lines(options.hypotheses, on_bad_utf8=options.on_bad_utf8, report=read))
+        if len(found) != len(pairs):
+            raise DataError(
+                f"{describe(options.hypotheses)} has {len(found)} lines, but {data} {split} has {len(pairs)} pairs."
+            )
+        pairs = [(hypothesis, reference) for hypothesis, (_, reference) in zip(found, pairs, strict=True)]
+    return pairs, f"{data} {split}"
+
+
+Judged = tuple[Likelihood, list[str], int, int]
+"""Likelihood of the references, translations, number of references and of sources that were cut."""
+
+
+def _run_model(
+    pairs: list[tuple[str, str]], options: EvaluateOptions, show: Progress
+) -> tuple[list[str], Likelihood, dict[str, Any]] | None:
+    """Translations, likelihood of the references, and what they depend on; of several ranks, on the main one."""
+    with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
+        show("loading the model", 0, 0)
+        translator = Translator.from_pretrained(
+            options.model,
+            local_device(options.run_on.device),
+            options.run_on.fixed_precision(),
+            compile_steps=options.run_on.compile,
+        )
+        overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
+        settings = translator.options(**overrides)
+        if is_sharded(options.output):
+            judged = _judge_sharded(translator, pairs, settings, overrides, options, show)
+        else:
+            judged = _judge(translator, pairs, settings, overrides, show)
+    if judged is None:
+        return None
+    likelihood, translations, num_references, num_sources = judged
+    assert isinstance(translator.model, torch.nn.Module)
+    protocol = {
+        **model_record(options.model, translator.model, translator.device, translator.precision),
+        "tokenizer": translator.tokenizer.digest,
+        "truncated_sources": num_sources,
+        "truncated_references": num_references,
+        "decoding": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
+        "compiled": options.run_on.compile,
+    }
+    return translations, likelihood, protocol
+
+
+def _judge(
+    translator: Translator,
+    pairs: list[tuple[str, str]],
+    settings: DecodingSettings,
+    overrides: dict[str, Any],
+    show: Progress,
+    first: int = 0,
+    total: int | None = None,
+) -> Judged:
+    """Args: first: number of the first pair, from 0. total: of all pairs; None: of these."""
+    total = len(pairs) if total is None else total
+    told = telling(show, "likelihood", total, first)
+    with counted_truncations() as long_references:
+        likelihood = likelihood_of(translator, pairs, settings, first=first, told=told)
+    sources, told = [source for source, _ in pairs], telling(show, "translating", total, first)
+    with counted_truncations() as long_sources:
+        found = translator.translate_nbest(sources, told=told, first_number=first + 1, **overrides)
+    return likelihood, [one_line(one[0].text) for one in found], long_references.count, long_sources.count
+
+
+def _judge_sharded(
+    translator: Translator,
+    pairs: list[tuple[str, str]],
+    settings: DecodingSettings,
+    overrides: dict[str, Any],
+    options: EvaluateOptions,
+    show: Progress,
+) -> Judged | None:
+    """The same on several ranks."""
+
+    def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
+        likelihood, translations, *cut = _judge(translator, some, settings, overrides, show, first, len(pairs))
+        yield json.dumps([likelihood.nll_sum, likelihood.num_tokens, translations, *cut])
+
+    text = json.dumps(pairs).encode()
+    identity = {
+        "command": "evaluate",
+        "model": model_identity(options.model),
+        "settings": asdict(settings),
+        "pairs": hashlib.sha256(text).hexdigest(),
+        "precision": translator.precision,
+        "compiled": options.run_on.compile,
+    }
+    lines = run_sharded(options.output, [], identity, lambda: blocks_of(pairs, BLOCK_PAIRS), work, merge=False)
+    if lines is None:
+        return None
+    parts = [json.loads(line) for line in lines]
+    likelihood = Likelihood(math.fsum(part[0] for part in parts), sum(part[1] for part in parts))
+    translations = [line for part in parts for line in part[2]]
+    return likelihood, translations, sum(part[3] for part in parts), sum(part[4] for part in parts)

@@ -1,0 +1,125 @@
+"""Options of the commands that use a translator: `manyheads evaluate` and `manyheads score`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.config.options import CommandPage, argument, given_options, group, option
+from manyheads.decoding.options import DecodingOptions, DeviceOptions, SearchDeviceOptions
+from manyheads.errors import ConfigError
+
+__all__ = ["EVALUATE", "SCORE", "EvaluateOptions", "ScoreOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Options of `manyheads evaluate` for a translator."""
+
+    model: str = argument(
+        "A model folder, a run folder, or owner/name on the Hugging Face hub.", default="", metavar="MODEL"
+    )
+    source: str | None = option("Source sentences, one a line, plain or gzip.", default=None, metavar="FILE")
+    reference: str | None = option("Their translations by people, line by line.", default=None, metavar="FILE")
+    hypotheses: str | None = option("Translations to judge instead of a model's.", default=None, metavar="FILE")
+    data: str | None = option(
+        "A folder written by prepare, embedded:tatoeba-en-de, or copy-task.",
+        default=None,
+        metavar="DATA",
+        default_is="the run's",
+    )
+    split: Literal["test", "valid"] | None = option(
+        "Which part of the data.", default=None, default_is="test if there is one"
+    )
+    tokenize: str = option(
+        "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
+    )
+    lowercase: bool = option("Ignore case in BLEU and chrF.", default=False)
+    output: str | None = option("Save the translations, one a line.", default=None, metavar="FILE", aliases=("-o",))
+    json: bool = option("Print one JSON object.", default=False)
+    on_bad_utf8: Literal["fail", "replace"] = option(
+        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
+    )
+    run_on: SearchDeviceOptions = group(SearchDeviceOptions)
+    decoding: DecodingOptions = group(DecodingOptions)
+
+    def __post_init__(self) -> None:
+        if self.hypotheses is not None and (self.model or self.source is not None):
+            raise ConfigError("--hypotheses are judged as they are; leave out MODEL and --source.")
+        unused = given_options(self.run_on, self.decoding)
+        if unused and self.hypotheses is not None:
+            raise ConfigError(f"With --hypotheses there is no model to run; leave out {', '.join(unused)}.")
+        if self.hypotheses is None and not self.model:
+            raise ConfigError("Say what to evaluate: a MODEL, or --hypotheses FILE with --reference FILE.")
+        if self.hypotheses is not None and self.reference is None and self.data is None:
+            raise ConfigError("--hypotheses need --reference FILE, or --data (trees: --trees), to be compared with.")
+        if self.data is not None and (self.source is not None or self.reference is not None):
+            raise ConfigError("--data brings its own sources and references; leave out --source and --reference.")
+        if self.split is not None and self.reference is not None:
+            raise ConfigError("--split chooses a part of --data; files are taken whole.")
+        if self.hypotheses is None and (self.source is None) != (self.reference is None):
+            raise ConfigError("--source and --reference come together, line by line.")
+
+    @property
+    def inputs(self) -> tuple[str | None, ...]:
+        """Files that are read."""
+        return self.source, self.reference, self.hypotheses
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """Options of `manyheads score` for a translator or a parser."""
+
+    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    source: str = option("Source sentences, one a line, plain or gzip; - is standard input.", metavar="FILE")
+    target: str = option("Their translations, line by line.", metavar="FILE")
+    output: str = option("Where scores go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    tokens: bool = option("JSON lines with the log-probability of every token.", default=False)
+    on_bad_utf8: Literal["fail", "replace"] = option(
+        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
+    )
+    max_tokens: int | None = option(
+        "A batch's budget: rows x longest side. A longer side does not fit.",
+        default=None,
+        metavar="N",
+        default_is="the model's",
+    )
+    too_long: Literal["fail", "truncate"] = option(
+        "A side that does not fit: stop and name its line, or cut it, score what is left and say how many were cut.",
+        default="fail",
+    )
+    run_on: DeviceOptions = group(DeviceOptions)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Files that are read."""
+        return self.source, self.target
+
+
+EVALUATE = CommandPage(
+    EvaluateOptions,
+    """Judge a model on held-out text: BLEU and chrF by sacreBLEU with their signatures, likelihood, and the
+protocol: all that must be equal before two such figures may be compared. Text comes from --source and --reference,
+or --data; without either, from what the run was trained with. --hypotheses judges translations made elsewhere.
+A language model is judged by perplexity and bits a byte: `manyheads evaluate MODEL --help` shows its options.
+A parser is judged by labelled brackets (evalb's rules), on --trees or its data; so are --hypotheses with --trees:
+`manyheads evaluate --trees FILE --help` shows the options.""",
+    (
+        "manyheads evaluate runs/demo",
+        "manyheads evaluate runs/demo --source test.en --reference test.de --beam 8 --output test.out",
+        "manyheads evaluate --hypotheses test.out --reference test.de",
+        "manyheads evaluate runs/parser --trees test.ptb",
+    ),
+)
+
+SCORE = CommandPage(
+    ScoreOptions,
+    """Log-probabilities (in nats) that a model gives to known translations, end of sentence included.
+Each pair of lines gives a line of three tab-separated columns: sum of the log-probabilities, number of tokens, mean.
+With --tokens it gives a JSON object with each token and its log-probability instead.
+A language model scores the lines of --text FILE: `manyheads score MODEL --help` shows its options.""",
+    (
+        "manyheads score runs/demo --source test.en --target test.de",
+        "manyheads score runs/demo --source test.en --target test.de --tokens --output scores.jsonl",
+    ),
+)

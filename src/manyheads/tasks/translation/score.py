@@ -1,0 +1,51 @@
+"""Log-probabilities of given translations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from manyheads.data.line_source import GivenItems
+from manyheads.data.progress import Progress, telling
+from manyheads.data.readers import ReadReport, read_pairs
+from manyheads.decoding.translator import Translator
+from manyheads.distributed.place import local_device
+from manyheads.distributed.sharded_lines import model_identity
+from manyheads.tasks.report import LineWork, score_line
+from manyheads.tasks.translation.options import ScoreOptions
+
+__all__ = ["score"]
+
+BLOCK_PAIRS = 2048
+
+
+def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
+    """Load the model. Raises: DataError: the files cannot be read, or differ in length."""
+    # All pairs first: unequal counts show at the end of the files, and scores of misaligned lines would mislead.
+    report = ReadReport()
+    pairs = list(read_pairs(options.source, options.target, on_bad_utf8=options.on_bad_utf8, report=report))
+    show("loading the model", 0, 0)
+    translator = Translator.from_pretrained(
+        options.model, local_device(options.run_on.device), options.run_on.fixed_precision()
+    )
+    budget = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
+    translator.settings = translator.options(**budget, too_long=options.too_long)
+
+    def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
+        sources, targets = zip(*some, strict=True)
+        told = telling(show, "scoring", len(pairs), first)
+        scored = translator.score(sources, targets, told=told, first_number=first + 1)
+        return (score_line(first + place, one, tokens=options.tokens) for place, one in enumerate(scored, 1))
+
+    def identity() -> dict[str, Any]:
+        return {
+            "command": "score",
+            "model": model_identity(options.model),
+            "settings": asdict(translator.settings),
+            "form": (options.tokens, options.on_bad_utf8),
+            "precision": translator.precision,
+        }
+
+    source = GivenItems(pairs, BLOCK_PAIRS, [options.source, options.target], report)
+    return LineWork(source, work, identity, {"source": options.source, "reference": options.target})
