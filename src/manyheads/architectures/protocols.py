@@ -5,7 +5,7 @@ No search, loop or plot depends on a model's class.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -19,11 +19,14 @@ __all__ = [
     "Scorable",
     "SearchState",
     "Searchable",
+    "Seq2SeqConfig",
 ]
 
 
 class ModelConfig(Protocol):
-    """Facts about an architecture for other packages; its config class declares them."""
+    """Facts about an architecture for other packages; its config class, a dataclass, declares them."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def architecture(self) -> str:
@@ -49,10 +52,32 @@ class ModelConfig(Protocol):
         ...
 
 
+class Seq2SeqConfig(ModelConfig, Protocol):
+    """Facts about an encoder-decoder."""
+
+    @property
+    def source_vocab_size(self) -> int:
+        """Number of source ids; 0: that of the data."""
+        ...
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of target ids; 0: that of the data."""
+        ...
+
+    @property
+    def tie_embeddings(self) -> str:
+        """`all`, `decoder` or `none`: which tables the head shares."""
+        ...
+
+
 class LanguageModelConfig(ModelConfig, Protocol):
     """Facts about a language model."""
 
-    vocab_size: int
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids; 0: that of the data."""
+        ...
 
     @property
     def longest_input(self) -> int | None:

@@ -9,10 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import Output
-from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
-from manyheads.architectures.reformer.translator import ReformerTranslator
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.model import Transformer
 from manyheads.data.batch import PairBatch
 from manyheads.nn.heads.linear import LinearHead
 
@@ -28,16 +24,11 @@ class Seq2Seq(nn.Module):
         config: stored for files; the head shares the target table if `config.tie_embeddings` is `all` or `decoder`.
     """
 
-    def __init__(
-        self,
-        body: Transformer | ReformerTranslator,
-        head: LinearHead,
-        config: TransformerConfig | ReformerSeq2SeqConfig,
-    ) -> None:
+    def __init__(self, body: Any, head: LinearHead, config: Any) -> None:
         super().__init__()
-        self.body: Any = body
+        self.body = body
         self.head = head
-        self.config: Any = config
+        self.config = config
         self.tie_weights()
 
     def tie_weights(self) -> None:

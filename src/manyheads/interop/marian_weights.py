@@ -100,7 +100,7 @@ def build(options: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Seq2S
         for side, table in positions.items():
             formula = sinusoidal_table(torch.arange(float(config.max_len)), config.d_model, "halves")
             weights[f"model.{side}.embed_positions.weight"] = formula if table is None else table
-    module = build_model(config)
+    module: Seq2Seq = build_model(config)
     import_weights(module, weights, _pairs(config))
     return module.eval()
 

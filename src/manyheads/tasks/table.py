@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError
@@ -64,10 +65,7 @@ TASKS: dict[str, Task] = {
 }
 
 RUNS: dict[str, type[RunConfig]] = {
-    "transformer": TrainConfig,
-    "transformer-xl": TextConfig,
-    "reformer": TextConfig,
-    "reformer-seq2seq": TrainConfig,
+    name: TrainConfig if entry.task == "translation" else TextConfig for name, entry in ARCHITECTURES.items()
 }
 """model.architecture -> the settings of a run that trains it."""
 

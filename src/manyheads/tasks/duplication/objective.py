@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.architectures.protocols import LanguageModelConfig
 from manyheads.data.duplication import DuplicationData, DuplicationStream, held_out
 from manyheads.data.progress import Progress
 from manyheads.decoding.generation_settings import GenerationSettings
@@ -54,7 +53,7 @@ class DuplicationObjective:
         return "duplication"
 
     @property
-    def model_config(self) -> TransformerXLConfig | ReformerConfig:
+    def model_config(self) -> LanguageModelConfig:
         """See `Objective.model_config`."""
         return self.config.model
 

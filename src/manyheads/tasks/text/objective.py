@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.architectures.protocols import LanguageModelConfig
 from manyheads.data.prepared_text import TextData, open_text
 from manyheads.data.progress import Progress
 from manyheads.data.segments import SegmentStream
@@ -75,7 +74,7 @@ class LanguageObjective:
         return "text" if self.data.vocabulary.is_text else "ids"
 
     @property
-    def model_config(self) -> TransformerXLConfig | ReformerConfig:
+    def model_config(self) -> LanguageModelConfig:
         """See `Objective.model_config`."""
         return self.config.model
 

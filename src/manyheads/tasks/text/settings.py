@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Union
 
-from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.architectures.table import configs_of
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.config.checks import at_least, check
 from manyheads.data.settings import DUPLICATION, SegmentSettings
@@ -14,6 +14,11 @@ from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
 from manyheads.text.settings import VocabularySettings
 from manyheads.training.settings import JudgingSettings, RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.architectures.protocols import LanguageModelConfig
+else:
+    LanguageModelConfig = Union[configs_of("language-modelling")]  # noqa: UP007  (the classes are in the table)
 
 __all__ = ["TextConfig", "TextValidationSettings"]
 
@@ -53,7 +58,7 @@ class TextConfig(RunConfig):
 
     data: SegmentSettings = field(default_factory=SegmentSettings)
     vocabulary: VocabularySettings = field(default_factory=VocabularySettings)
-    model: TransformerXLConfig | ReformerConfig = field(default_factory=TransformerXLConfig)
+    model: LanguageModelConfig = field(default_factory=TransformerXLConfig)
     validation: TextValidationSettings = field(default_factory=TextValidationSettings)
     reading: Reading = field(default_factory=Reading)
     generation: GenerationSettings = field(default_factory=GenerationSettings)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
+from manyheads.architectures.protocols import Seq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
 from manyheads.data.prepared import TATOEBA, PreparedData, open_data
 from manyheads.data.progress import Progress
@@ -54,7 +53,7 @@ class TranslationObjective:
         return "translation" if self.data.task is None else "parsing"
 
     @property
-    def model_config(self) -> TransformerConfig | ReformerSeq2SeqConfig:
+    def model_config(self) -> Seq2SeqConfig:
         """See `Objective.model_config`."""
         return self.config.model
 

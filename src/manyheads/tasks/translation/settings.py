@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Union
 
-from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
+from manyheads.architectures.table import configs_of
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.config.checks import at_least, check
 from manyheads.data.settings import DataSettings
@@ -13,6 +13,11 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import JudgingSettings, RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.architectures.protocols import Seq2SeqConfig
+else:
+    Seq2SeqConfig = Union[configs_of("translation")]  # noqa: UP007  (the classes are in the table)
 
 __all__ = ["TrainConfig", "ValidationSettings"]
 
@@ -47,7 +52,7 @@ class TrainConfig(RunConfig):
 
     data: DataSettings = field(default_factory=DataSettings)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
-    model: TransformerConfig | ReformerSeq2SeqConfig = field(default_factory=TransformerConfig)
+    model: Seq2SeqConfig = field(default_factory=TransformerConfig)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
 

@@ -1,0 +1,16 @@
+"""The Transformer as a composite."""
+
+from __future__ import annotations
+
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.architectures.transformer.model import Transformer
+from manyheads.nn.heads.linear import LinearHead
+
+__all__ = ["build"]
+
+
+def build(config: TransformerConfig) -> Seq2Seq:
+    """Return body and head, with random weights."""
+    head = LinearHead(config.d_model, config.target_vocab_size, bias=config.head_bias)
+    return Seq2Seq(Transformer(config), head, config)
