@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.table import ARCHITECTURES
-from manyheads.architectures.transformer.config import AdditiveAttentionConfig
 from manyheads.data.batch import PairBatch
+from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 from manyheads.nn.kernels import policy
 
 torch.set_num_threads(1)  # tensors this small only wait for one another

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
-from manyheads.architectures.transformer.config import DotProductAttentionConfig, TransformerConfig
+from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.state import TransformerState
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.names import Pair, export_weights, import_weights, pick, require
 from manyheads.interop.scores import PeerMask, scored_as, uniform_when_empty
+from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.schedules import noam
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
-from manyheads.architectures.transformer.config import DotProductAttentionConfig, TransformerConfig
+from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.names import Pair, export_weights, import_weights, pick
+from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 
 __all__ = ["ACTIVATIONS", "OPTIONS", "build", "check_size", "to_peer"]

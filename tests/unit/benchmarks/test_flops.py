@@ -14,12 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import manyheads.nn.attention.relative as relative_module
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.table import build_model
-from manyheads.architectures.transformer.config import AdditiveAttentionConfig, TransformerConfig
+from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
 from manyheads.decoding.search import search
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 from manyheads.nn.kernels.relative import relative_weights
 
 PAIRS = TransformerConfig(

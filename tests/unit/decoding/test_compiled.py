@@ -14,7 +14,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
-from manyheads.architectures.transformer.config import AdditiveAttentionConfig, TransformerConfig
+from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding import compiled
 from manyheads.decoding.compiled import CompiledSteps
@@ -25,6 +25,7 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import RequestError
+from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 from manyheads.text.byte_vocabulary import ByteVocabulary
 
 VOCAB = 37

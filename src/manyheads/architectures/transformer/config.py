@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 from manyheads.config.checks import BELOW_ONE, at_least, check
 from manyheads.errors import ConfigError
+from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
 
-__all__ = ["Activation", "AdditiveAttentionConfig", "DotProductAttentionConfig", "TransformerConfig"]
+if TYPE_CHECKING:
+    from manyheads.nn.attention.kinds import AttentionConfig
+else:
+    AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
+
+__all__ = ["Activation", "TransformerConfig"]
 
 # fmt: off
 Activation = Literal[
@@ -17,24 +23,6 @@ Activation = Literal[
 ]
 # fmt: on
 """The names of `nn.feed_forward.ACTIVATIONS`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DotProductAttentionConfig:
-    """Scaled dot-product scores (Vaswani et al. 2017, eq. 1)."""
-
-    kind: Literal["dot_product"] = "dot_product"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdditiveAttentionConfig:
-    """Additive scores (Bahdanau et al. 2015): w_v . tanh(W_q q + W_k k) in every head.
-
-    Args: hidden_dim: width of the tanh layer; 0: the head's width.
-    """
-
-    kind: Literal["additive"] = "additive"
-    hidden_dim: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +89,7 @@ class TransformerConfig:
     scale_embedding: bool = True
     tie_embeddings: Literal["all", "decoder", "embeddings", "none"] = "all"
     head_bias: bool = False
-    attention: DotProductAttentionConfig | AdditiveAttentionConfig = field(default_factory=DotProductAttentionConfig)
+    attention: AttentionConfig = field(default_factory=DotProductAttentionConfig)
 
     def __post_init__(self) -> None:
         check(self, "model.", at_least(1), "d_model", "num_heads", "d_ff", "max_len", "num_decoder_layers")

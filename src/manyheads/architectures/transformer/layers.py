@@ -9,9 +9,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from manyheads.architectures.transformer.config import AdditiveAttentionConfig, TransformerConfig
+from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.state import PlannedLayer
-from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.feed_forward import FeedForward
@@ -70,9 +69,8 @@ class DecoderLayer(nn.Module):
 
 
 def _attention(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> MultiHeadAttention:
-    score, heads = None, config.heads_of(stack)
-    if isinstance(config.attention, AdditiveAttentionConfig):
-        score = AdditiveScore(heads, config.d_model // heads, config.attention.hidden_dim)
+    heads = config.heads_of(stack)
+    score = config.attention.score(heads, config.d_model // heads)
     return MultiHeadAttention(config.d_model, heads, dropout=config.attention_dropout, bias=config.bias, score=score)
 
 
