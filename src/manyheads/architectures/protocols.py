@@ -43,6 +43,11 @@ class ModelConfig(Protocol):
         """Degree of the polynomial that gives the memory of a training step as a function of the input length."""
         ...
 
+    @property
+    def longest_input(self) -> int | None:
+        """Maximum length of a sequence or segment, in tokens; None: there is no limit."""
+        ...
+
     def lower_bounds(self) -> tuple[int, int]:
         """Return the minimum number of tensors of a model, and the minimum size of its largest tensor."""
         ...
@@ -77,11 +82,6 @@ class LanguageModelConfig(ModelConfig, Protocol):
     @property
     def vocab_size(self) -> int:
         """Number of ids; 0: that of the data."""
-        ...
-
-    @property
-    def longest_input(self) -> int | None:
-        """Maximum segment length in tokens; None: there is no limit."""
         ...
 
     @property
@@ -227,7 +227,7 @@ class LanguageBody(Protocol):
         ...
 
     def __call__(self, tokens: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]:
-        """Return hidden states from which the head predicts the token after each, and the next state.
+        """Return hidden states from which the head predicts the token after each, and the next state, without gradient.
 
         Args: tokens: (lanes, len) ids; lengths: (lanes,) number of real tokens, padding on the right, None: all; state:
             from

@@ -86,8 +86,9 @@ class Seq2Seq(nn.Module):
 
     @property
     def max_len(self) -> int | None:
-        """See `protocols.Searchable.max_len`: the size of the table of learned positions."""
-        return self.config.max_len if self.config.positions == "learned" else None
+        """See `protocols.Searchable.max_len`."""
+        longest: int | None = self.config.longest_input
+        return longest
 
     def start(self, source: Tensor, source_lengths: Tensor) -> Any:
         """See `protocols.Searchable.start`."""

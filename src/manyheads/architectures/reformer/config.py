@@ -327,6 +327,11 @@ class ReformerSeq2SeqConfig(_Sizes):
                 fields=("tie_embeddings", "source_vocab_size", "target_vocab_size"),
             )
 
+    @property
+    def longest_input(self) -> int | None:
+        """See `protocols.ModelConfig`: the size of the table of learned positions."""
+        return self.max_len if self.positions == "learned" else None
+
     def lower_bounds(self) -> tuple[int, int]:
         """See `protocols.ModelConfig`."""
         widest = max(self.source_vocab_size, self.target_vocab_size, self.d_ff, self.num_heads * self.width_of_heads)

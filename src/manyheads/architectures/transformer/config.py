@@ -126,6 +126,11 @@ class TransformerConfig:
         """Whether each stack ends with a norm."""
         return self.norm_position == "pre" if self.final_norm is None else self.final_norm
 
+    @property
+    def longest_input(self) -> int | None:
+        """See `protocols.ModelConfig`: the size of the table of learned positions."""
+        return self.max_len if self.positions == "learned" else None
+
     def lower_bounds(self) -> tuple[int, int]:
         """See `protocols.ModelConfig`."""
         sizes = (self.source_vocab_size, self.target_vocab_size, self.d_ff, self.decoder_d_ff, self.d_model)

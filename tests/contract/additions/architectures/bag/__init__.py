@@ -1,0 +1,1 @@
+"""An encoder-decoder without attention, for `test_additions.py`."""

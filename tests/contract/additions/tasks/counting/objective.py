@@ -1,0 +1,23 @@
+"""The objective of a text, under another name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from manyheads.tasks.counting.settings import CountingConfig
+
+from manyheads.tasks.text.objective import LanguageObjective
+
+
+class CountingObjective(LanguageObjective):
+    """See `Objective`."""
+
+    @property
+    def task(self) -> str:
+        """See `Objective.task`."""
+        return "counting"
+
+
+def open_objective(config: CountingConfig, data_dir: Path, progress: object = None) -> CountingObjective:
+    """See `tasks.runs.open_objective`."""
+    return CountingObjective(config, data_dir, None)
