@@ -29,7 +29,7 @@ from manyheads.nn.kernels import policy
 
 torch.set_num_threads(1)  # tensors this small only wait for one another
 
-SUBJECTS = ("subject", "language_model", "reformer", "any_subject")
+SUBJECTS = ("subject", "language_model", "memoryless", "hashing", "reversible", "any_subject")
 """Fixtures that give an architecture of the table with its settings."""
 VOCAB = 23
 PAD, BOS, EOS = 0, 1, 2
@@ -127,6 +127,10 @@ class Subject:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         return model
 
+    def without_dropout(self) -> Any:
+        """A fresh model that drops nothing in training."""
+        return self.build(**({"dropout": 0.0} if hasattr(self.config, "dropout") else {}))
+
 
 def subjects(task: str | None = None, memory: bool | None = None) -> list[Subject]:
     """Args: memory: whether a model remembers segments; None: either."""
@@ -174,7 +178,27 @@ def language_model(request: pytest.FixtureRequest) -> Subject:
 
 
 @pytest.fixture(params=subjects("language-modelling", memory=False), ids=lambda subject: subject.name)
-def reformer(request: pytest.FixtureRequest) -> Subject:
+def memoryless(request: pytest.FixtureRequest) -> Subject:
+    """A language model that remembers no earlier segment."""
+    torch.manual_seed(0)
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(
+    params=[one for one in subjects("language-modelling") if one.config.draws_hashes], ids=lambda subject: subject.name
+)
+def hashing(request: pytest.FixtureRequest) -> Subject:
+    """A language model that hashes."""
+    torch.manual_seed(0)
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(
+    params=[one for one in subjects("language-modelling") if hasattr(one.config, "reversible")],
+    ids=lambda subject: subject.name,
+)
+def reversible(request: pytest.FixtureRequest) -> Subject:
+    """A language model whose layers can be reversible."""
     torch.manual_seed(0)
     return request.param  # type: ignore[no-any-return]
 

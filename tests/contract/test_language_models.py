@@ -9,33 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from segment_batches import VOCAB, batch_of, ids
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer_xl.config import Attending
-from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ConfigError, RequestError, ShapeError
 
-VOCAB = 23
 FORMS = pytest.mark.parametrize("projected", [False, True], ids=["hidden states", "keys and values"])
-
-
-def ids(lanes: int, length: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, VOCAB, (lanes, length), generator=torch.Generator().manual_seed(seed))
-
-
-def batch_of(tokens: Tensor, lengths: list[int] | None = None, **changes: Any) -> SegmentBatch:
-    """tokens (lanes, len + 1): the last column is only a target."""
-    lanes, length = tokens.shape[0], tokens.shape[1] - 1
-    given = {
-        "tokens": tokens[:, :-1],
-        "targets": tokens[:, 1:],
-        "lengths": torch.tensor(lengths or [length] * lanes),
-        "resets": torch.zeros(lanes, dtype=torch.bool),
-        "sample_ids": torch.arange(lanes),
-    }
-    return SegmentBatch(**{**given, **changes})
 
 
 def looking(subject: Any, memory_len: int, **changes: Any) -> Attending:
