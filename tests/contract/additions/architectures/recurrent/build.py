@@ -62,7 +62,8 @@ class Recurrent(nn.Module):
             after = self.cell(x, hidden)
             hidden = after if lengths is None else torch.where((place < lengths)[:, None], after, hidden)
             found.append(hidden)
-        return torch.stack(found, 1), RecurrentState(hidden.detach())
+        out = torch.stack(found, 1) if found else hidden.new_zeros(len(tokens), 0, hidden.shape[1])
+        return out, RecurrentState(hidden.detach())
 
 
 def build(config: RecurrentConfig) -> LanguageModel:

@@ -19,7 +19,7 @@ class RecurrentConfig:
 
     architecture: Literal["recurrent"] = "recurrent"
     vocab_size: int = 0
-    d_model: int = 16
+    d_model: int = 64
 
     @property
     def longest_input(self) -> None:
