@@ -130,7 +130,9 @@ class PreparedData:
         if prepared_task(path) == LANGUAGE_TASK:
             raise DataError(f"{path} holds a text for language models; pairs are needed here: `manyheads prepare`.")
         tokenizer = Tokenizer.load(path / "tokenizer.json")
-        task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json")) if "task" in manifest else None
+        task = None
+        if prepared_task(path) != "translation":
+            task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json"))
         if task is not None:
             tokenizer = ParsingTokenizer(tokenizer, task)
         stores = {split: PairStore.open(path / split, verify=verify) for split in splits}

@@ -162,14 +162,13 @@ def _fill(
     manifest = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
+        "task": {"name": "translation"} if task is None else task.to_json(),
         "key": key,
         "origin": {name: pairs.describe() for name, pairs in splits.items()},
         "tokenizer": {"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size, "settings": asked},
         "counts": counts,
         "files": {name: file_record(folder / name) for name in _file_names(splits)},
     }
-    if task is not None:
-        manifest["task"] = task.to_json()
     write_manifest(folder, manifest)
     return manifest
 
