@@ -119,8 +119,8 @@ OPTIONS = (TrainOptions,)
 
 def run(arguments: Sequence[str]) -> int:
     """Train. Returns: 0, or 128 + the number of the signal that stopped the run."""
-    given = read(TrainOptions, arguments, tuple(RUNS.values()))
-    if given.wants_help:
+    if {"-h", "--help"}.intersection(arguments):
+        given = read(TrainOptions, arguments)  # to read the settings, too, would take longer than the page
         print(_help(given.options.get("preset", "")))
         return 0
     options, config = read_arguments(arguments)
