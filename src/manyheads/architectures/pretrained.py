@@ -138,7 +138,7 @@ def save_pretrained(
         card: README.md; None writes a short one.
         weights: other values under the same names, such as an average; None: the model's.
         more: further files, name -> content.
-        task: what the model was trained for, a name in `tasks.table.TASKS`; None: recorded by nobody.
+        task: what the model was trained for, a name in `tasks.table.TASKS`; None: it is not recorded.
 
     Raises: SaveError: it could not be written, or some of its weights were rounded for decoding; an older folder is
         unchanged.

@@ -80,7 +80,7 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
     except BrokenPipeError:
         _abandon_output()  # whoever read it has closed it, as `head` does
         return 0
-    except OSError as error:  # a place that nobody thought of; the system's reason is the user's to mend
+    except OSError as error:  # not handled where it occurred; the system's reason tells the user what to do
         name = "" if error.filename is None else f" {error.filename}"
         return _fail(f"manyheads: cannot read or write{name}: {error.strerror or error}.", 2, debug)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What is in a model, a run or prepared data, as plain records that `info` prints or gives as JSON."""
+"""The contents of a model, a run or prepared data, as plain records that `info` prints or writes as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to set: every field of a settings class with its type, default and the docstring's words."""
+"""The settings of a class: every field with its type, default and text from the docstring."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _default(item: dataclasses.Field[Any]) -> Any:
 
 
 def kind_of(annotation: Any) -> str:
-    """What a value of this type looks like on a command line: `INT`, `noam|cosine`."""
+    """The form of a value of this type on a command line: `INT`, `noam|cosine`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return "|".join(map(str, arguments))

@@ -27,7 +27,7 @@ def variants(annotation: Any) -> tuple[type, ...]:
 
 
 def tag_of(classes: Sequence[type]) -> tuple[str, dict[str, type]]:
-    """What tells the classes of a choice apart: a field's name, and its value -> class.
+    """The field that distinguishes the classes of a choice: its name, and its value -> class.
 
     It is the first field that is in all of them a literal of one word, another in each: `kind`, `architecture`.
     """

@@ -1,4 +1,4 @@
-"""What a model is given: token ids and lengths, never masks."""
+"""The input of a model: token ids and lengths, never masks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class PairBatch:
 
     @property
     def target_input(self) -> Tensor:
-        """What the decoder reads: BOS and all tokens but the last. (batch, target_len - 1)"""
+        """The decoder's input: BOS and all tokens but the last. (batch, target_len - 1)"""
         return self.target[:, :-1]
 
     @property
     def target_labels(self) -> Tensor:
-        """What the decoder must say: the tokens and EOS. (batch, target_len - 1)"""
+        """The decoder's targets: the tokens and EOS. (batch, target_len - 1)"""
         return self.target[:, 1:]
 
     @property

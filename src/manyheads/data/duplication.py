@@ -114,7 +114,7 @@ def held_out(seed: int, split: str, length: int, rows: int) -> Iterator[SegmentB
 
 @dataclass(frozen=True)
 class DuplicationData:
-    """What a run knows of the task, in the place of prepared data.
+    """The task's data for a run, in place of prepared data.
 
     Args:
         seed: which sequences.

@@ -31,7 +31,7 @@ DRAW_BITS = 53
 
 @dataclass(frozen=True)
 class Places:
-    """What one row of a plan reads.
+    """The positions that one row of a plan reads.
 
     Attributes:
         starts: (lanes,) position of the first token that each lane predicts.

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Source(Protocol[T]):
-    """What a command reads. files: their names. report: what was found in them."""
+    """The input of a command. files: their names. report: counts of unusual lines."""
 
     files: Sequence[str]
     report: ReadReport

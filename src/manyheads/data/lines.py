@@ -41,7 +41,7 @@ OTHER_KINDS = {
 
 @dataclass
 class ReadReport:
-    """What readers met on the way; counts only grow, so one report may serve several files.
+    """Counts of unusual lines. They only grow, so one report can serve several files.
 
     Attributes:
         lines: lines (of pairs: pairs of lines) read.
@@ -98,7 +98,7 @@ def _decoded(lines: ByteLines, name: str, on_bad_utf8: OnBadUtf8, report: ReadRe
 
 
 def _refuse_other_kinds(raw: bytes, name: str) -> None:
-    """What would be refused for its bytes anyway, or read as nonsense, is called by its name."""
+    """Name the kind of a file that is no text, such as gzip or UTF-16."""
     for beginning, (what, remedy) in OTHER_KINDS.items():
         if raw.startswith(beginning):
             raise DataError(f"{name} {what}; {remedy}.")
@@ -117,7 +117,7 @@ def _refuse_bzip2(raw: bytes, name: str) -> None:
 
 
 def refuse_packed(beginning: bytes, name: str) -> None:
-    """Where bytes are read as they are: refuse packed files, which nobody means to learn.
+    """Where bytes are read as they are: refuse packed files, which are given by mistake.
 
     Raises: DataError: the bytes are the beginning of one.
     """

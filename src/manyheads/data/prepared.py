@@ -62,7 +62,7 @@ NOTED = (
 
 
 def prepared_task(path: str | Path) -> str:
-    """What a folder of prepared data is for: `translation`, `parsing` or `language-modelling`.
+    """The task of a folder of prepared data: `translation`, `parsing` or `language-modelling`.
 
     Raises: DataError: it is no folder of prepared data.
     """

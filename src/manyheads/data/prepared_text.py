@@ -97,7 +97,7 @@ class TextData:
         return hashlib.sha256(canonical(self.manifest["files"])).hexdigest()
 
     def counts(self, split: str) -> dict[str, int]:
-        """What a split holds: `tokens`, `bytes`, `characters`, `words`, `lines`, `documents`, `unknown`, ...
+        """The counts of a split: `tokens`, `bytes`, `characters`, `words`, `lines`, `documents`, `unknown`, ...
 
         Figures per byte or character divide the whole text's loss by these; a word-level perplexity divides by `words`,
         and by `lines` too where line breaks count as words, as in WikiText.

@@ -36,7 +36,7 @@ WHITE[list(b" \t\n\r\v\f")] = True
 
 @dataclass(frozen=True, kw_only=True)
 class HoldoutText:
-    """What of the training text is validation and test text instead: its end, the test text last.
+    """The part of the training text that is held out for validation and test: its end, the test text last.
 
     Bytes are cut anywhere; where lines matter (pieces, words, lines as documents) the cut is moved on to the next line.
 
@@ -160,7 +160,7 @@ class _Copy:
 
 @dataclass
 class _Counts:
-    """What a text holds, block by block, whatever its units are: for figures per byte, per character and per word.
+    """Counts of a text, block by block, whatever its units are: for figures per byte, per character and per word.
 
     Attributes:
         size: bytes, line breaks included.

@@ -60,7 +60,7 @@ class Permutation:
     def __getitem__(self, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
 
     def __getitem__(self, positions: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
-        """What stands at a position, or at each of an array of positions.
+        """Return the sample at a position, or at each of an array of positions.
 
         Raises: IndexError: a position is not in [0, size).
         """

@@ -1,4 +1,4 @@
-"""What a language model is trained and evaluated on: segments of a text, a lane a row, by position.
+"""The input of a language model: segments of a text, one lane per row, by position.
 
 Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.2: the memory of a lane after one segment is read with its next one.
 """

@@ -181,7 +181,7 @@ class SideWriter:
         self._offsets.append(self.total)
 
     def add_part(self, ids: Sequence[int] | IntArray) -> None:
-        """What more of the same sentence follows."""
+        """Append ids to the sentence that is being written."""
         if isinstance(ids, np.ndarray):
             self._ids.frombytes(ids.astype(np.int64).tobytes())
         else:

@@ -1,4 +1,4 @@
-"""What training and validation are fed with: batches by position, so that resuming is asking for the next position."""
+"""The batches of training and validation by position, so that a resumed run asks for the next position."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ _NUMBERS = itertools.count()
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """What a compiler has to know, and how it fails.
+    """Within the block, the compiler has our settings, and its failures become errors.
 
     Raises: RequestError: it failed.
     """

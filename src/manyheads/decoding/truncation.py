@@ -1,4 +1,4 @@
-"""What is refused, cut or replaced in the lines of a file is said in the file's terms, and counted."""
+"""Messages and counts for lines of a file that are refused, cut or replaced."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _digest(path: str) -> str:
 
 
 def model_identity(model: str) -> str:
-    """What tells a model from others: the manifest of its folder, if it is one."""
+    """The identity of a model: the digest of its folder's manifest; its name if it is no folder."""
     for folder in (Path(model), Path(model) / "model"):
         if (folder / "manifest.json").is_file():
             return _digest(str(folder / "manifest.json"))

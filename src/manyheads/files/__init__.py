@@ -1,1 +1,1 @@
-"""Access to files that may come from somebody else: a run folder, a model folder, a file that was downloaded."""
+"""Access to files of possibly external origin: a run folder, a model folder, a file that was downloaded."""

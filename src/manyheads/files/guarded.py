@@ -1,4 +1,4 @@
-"""Opening files that may come from somebody else.
+"""Opening files of possibly external origin.
 
 A folder that was sent or downloaded can hold a symbolic link, a named pipe or a device under any name. Writing through
 a link changes a file elsewhere. Opening a pipe waits for ever. Reading a device such as /dev/zero fills the memory.

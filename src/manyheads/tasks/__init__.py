@@ -1,1 +1,1 @@
-"""What can be learned: one folder for each task, and the table of all tasks."""
+"""The tasks that models learn: one folder for each, and the table of all."""

@@ -14,7 +14,7 @@ COPY_TASK = "copy-task"
 
 
 def own_data(model: str) -> tuple[str, int]:
-    """What a run was trained on, from its config.yaml.
+    """The data of a run, from its config.yaml.
 
     Args: model: a run folder, or its model/.
 

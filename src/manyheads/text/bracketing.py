@@ -44,7 +44,7 @@ REPAIRS = {
     "extra_words": "word positions left out, because there were no more words",
     "no_root": "sentences put under one root, because they were not one constituent",
 }
-"""What `restore` counts."""
+"""The repairs that `restore` counts."""
 
 _TOKEN = re.compile(r"\([^()\s]*|\)[^()\s]*|[^()\s]+", re.ASCII)
 

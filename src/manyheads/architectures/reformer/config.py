@@ -16,7 +16,7 @@ HashRounds = int | Literal["full"]
 """A number of hash rounds, or `full`: exact attention."""
 
 LayerKind = Literal["lsh", "local", "full"]
-"""What a layer attends by: `lsh` hashing (sec. 2), `local` chunks, `full` exactly, with shared queries and keys."""
+"""The attention of a layer: `lsh` hashing (sec. 2), `local` chunks, `full` exactly, with shared queries and keys."""
 
 
 @dataclass(frozen=True, kw_only=True)

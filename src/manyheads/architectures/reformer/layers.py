@@ -27,7 +27,7 @@ __all__ = ["AttentionSublayer", "Call", "FeedForwardSublayer", "ReformerLayer"]
 
 @dataclass(frozen=True)
 class Call:
-    """What all layers of one call are told.
+    """The arguments that all layers of one call share.
 
     Args:
         lengths: real tokens of each row, padding on the right; None: all.
@@ -70,7 +70,7 @@ class AttentionSublayer(nn.Module):
         shared: tuple[Tensor, ...] = (),
         kept: tuple[Tensor, ...] | None = None,
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
-        """What to add to the other stream; and what attention keeps for the recomputation."""
+        """Return the addend of the other stream, and the values that attention keeps for the recomputation."""
         h = low_precision(self.norm(x))
         if isinstance(self.self_attn, LocalSelfAttention):
             return self.dropout(self.self_attn(h, lengths=call.lengths)), ()
@@ -143,7 +143,7 @@ class FeedForwardSublayer(nn.Module):
         shared: tuple[Tensor, ...] = (),
         kept: tuple[Tensor, ...] | None = None,
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
-        """What to add to the other stream; nothing need be kept."""
+        """Return the addend of the other stream; nothing is kept."""
         return self.dropout(self.net(low_precision(self.norm(x)))), ()
 
 

@@ -1,4 +1,4 @@
-"""What a Reformer hands from call to call: the seed of its hashes, and in generation what was read so far."""
+"""The state of a Reformer between calls: the seed of its hashes, and in generation the caches of earlier tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Transformer remembers between two steps of a search."""
+"""The state of a Transformer between two steps of a search."""
 
 from __future__ import annotations
 

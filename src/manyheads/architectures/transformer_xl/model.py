@@ -244,7 +244,7 @@ class TransformerXL(nn.Module):
         return replace(state, positions=positions, distance_biases=biases)
 
     def _mask(self, state: XLMemory | XLKeyValues, new_len: int) -> Dense:
-        """What the segment's queries may see of memory and segment, written out once for all layers."""
+        """Return the mask of memory and segment for the segment's queries, computed once for all layers."""
         valid = state.valid()
         if new_len == 1 and state.attending.window is None and valid is None:  # one query that sees all
             return Dense(torch.ones(1, 1, 1, state.columns + 1, dtype=torch.bool, device=state.lengths.device))

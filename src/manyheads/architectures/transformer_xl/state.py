@@ -1,4 +1,4 @@
-"""What a Transformer-XL remembers of the tokens before a segment: a value that a call takes and returns.
+"""The memory of the tokens before a segment: a value that a call takes and returns.
 
 Three forms with the same methods. `XLMemory` holds hidden states, as in the paper, and serves every kind and training.
 `XLKeyValues` holds what attention makes of them, for evaluation and generation: nothing is projected twice. `XLWindow`
@@ -32,7 +32,7 @@ _FRONT = 2
 
 @dataclass(frozen=True)
 class _State(ABC):
-    """What the forms share: whose memory it is, how much of it counts, and how it is looked at.
+    """The part that both forms share: the lanes, the valid length, and the context settings.
 
     Shape: lengths (lanes,) int64: positions that count.
     """
@@ -336,7 +336,7 @@ class XLWindow(_State):
     def with_new(
         self, tokens: Int[Tensor, "lanes new_len"], lengths: Int[Tensor, " lanes"]
     ) -> tuple[Int[Tensor, "lanes len"], Int[Tensor, " lanes"], Int[Tensor, "lanes new_len"]]:
-        """What is to be read: old and new tokens of each lane in a row, its length, and where the new ones stand."""
+        """Return old and new tokens of each lane in a row, its length, and the places of the new ones."""
         view = self.attending.memory_len
         old = self.lengths.minimum(view - lengths)  # each lane as if it were alone: what others add is not its matter
         columns = torch.arange(self.columns + tokens.shape[1], device=tokens.device)

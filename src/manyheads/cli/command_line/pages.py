@@ -1,4 +1,4 @@
-"""What commands say of themselves: help pages in plain text, written from docstrings, and the program's own name."""
+"""Help pages in plain text, and the program's own name."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class _Option:
 
     @property
     def metavar(self) -> str:
-        """What a value looks like."""
+        """The form of a value."""
         return self.about["metavar"] or kind_of(self.annotation).removesuffix("|null")
 
     def row(self) -> tuple[str, str]:
@@ -101,7 +101,7 @@ def _options(cls: type, path: str = "") -> Iterator[_Option]:
 
 @dataclass
 class Given:
-    """What a command line holds, as text.
+    """The contents of a command line, as text.
 
     Attributes:
         options: field's path -> a string, several, or True.

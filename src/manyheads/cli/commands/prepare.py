@@ -147,7 +147,10 @@ _Parts = tuple[Callable[..., dict[str, Any]], Callable[[Path, dict[str, Any]], s
 
 
 def _pairs(options: PrepareOptions) -> _Parts:
-    """What prepares pairs, but for folder and progress, and what tells of it. Raises: ConfigError; DataError."""
+    """The function that prepares pairs, without folder and progress, and the one that summarises the result.
+
+    Raises: ConfigError, DataError.
+    """
     options.text.refuse()
     splits = _splits(options)
     task = parsing_task(options.trees) if options.task == "parsing" else None

@@ -18,7 +18,7 @@ def concerns_ids(options: TextOptions) -> bool:
 
 
 def id_work(options: TextOptions, vocab_size: int | None, *, of_text: bool) -> dict[str, Any]:
-    """What `prepare_ids` is to be called with, besides folder and progress.
+    """The arguments of `prepare_ids`, without folder and progress.
 
     Args: of_text: whether options were given that have a meaning for texts only.
 

@@ -86,7 +86,7 @@ def text_work(
     vocab_size: int | None,
     lowercase: bool,
 ) -> dict[str, Any]:
-    """What `prepare_text` is to be called with, besides folder and progress.
+    """The arguments of `prepare_text`, without folder and progress.
 
     Raises:
         ConfigError: options contradict each other, or there is no text.

@@ -218,7 +218,7 @@ def _exit_code(result: TrainResult) -> int:
 
 
 def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[TrainOptions, RunConfig]:
-    """What the command line asks for.
+    """The options and the config of a command line.
 
     Args: precision: for presets whose sizes depend on it.
 
@@ -239,7 +239,7 @@ def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[T
     if len(sources) == 1 + bool(options.architecture) and not mistakes and not typed.values.get("data", {}).get("path"):
         raise ConfigError(NOTHING.format(presets=", ".join(PRESETS)))
     kind = _kind_of_run(sources, mistakes)
-    # Without its preset or a file, what is left of a run may be wrong in ways that nobody wrote.
+    # Without its preset or a file, the rest of a run may contain mistakes that the user did not write.
     named = bool(options.preset) + bool(options.architecture) + len(options.config)
     whole = len(sources) == 1 + named or not mistakes
     config = _noting(mistakes, lambda: resolve(kind, sources)) if whole else None
@@ -321,7 +321,7 @@ def _is_of_pairs(path: str) -> bool:
 
 
 def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConfig]:
-    """What is trained, as the sources' model.architecture says; a translator if none does."""
+    """The config class for the sources' model.architecture; a translator's if none is named."""
     named: dict[str, str] = {}
     for source in sources:
         model = source.values.get("model")
@@ -346,7 +346,7 @@ def _noting(mistakes: list[str], make: Callable[[], T]) -> T | None:
 
 
 def summary(result: TrainResult) -> str:
-    """What is worth knowing at the end, and the next command to type."""
+    """The summary at the end of a run, and the next command."""
     lines = [("run", str(result.run_dir))]
     best = result.best()
     if best is not None:

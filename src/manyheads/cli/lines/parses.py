@@ -50,7 +50,7 @@ class Shown:
         self._check.tell()
 
     def text(self, source: str, written: str) -> str:
-        """What is shown for an output."""
+        """The text to show for an output."""
         if self._task is None or self._linearised:
             return written
         return str(self.record(source, written)["text"])

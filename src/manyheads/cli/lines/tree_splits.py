@@ -53,7 +53,7 @@ class TreeOptions:
 
 
 def parsing_task(options: TreeOptions) -> ParsingTask:
-    """What of a tree is learned.
+    """The parts of a tree that are learned.
 
     Raises: ConfigError: the root is no label.
     """

@@ -129,7 +129,7 @@ class PhaseLines:
 
     @contextmanager
     def hidden(self, when: bool) -> Iterator[None]:
-        """See `Phases.hidden`: lines are in nobody's way."""
+        """See `Phases.hidden`: lines need not be cleared."""
         yield
 
     def close(self) -> None:

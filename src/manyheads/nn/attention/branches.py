@@ -71,7 +71,7 @@ class Branches:
         return found  # type: ignore[no-any-return]
 
     def _with_room(self, count: int) -> tuple[Branches, Tensor]:
-        """The slots that somebody sees, in their order, in a table with room for `count` more, and twice as many."""
+        """The visible slots, in their order, in a table with room for `count` more, and twice as many."""
         seen = self.seen[:, :, : int(self.slots)]
         alive = seen.any(dim=1)
         kept = int(alive.sum(dim=1).max()) if alive.numel() else 0

@@ -168,7 +168,7 @@ class LocalSelfAttention(nn.Module):
         num_heads, head_dim: heads and their width; head_dim 0 is d_model / num_heads.
         chunk_len: positions of a chunk.
         chunks_before, chunks_after: neighbours that are seen.
-        causal: nobody sees later positions.
+        causal: no position attends to a later one.
         wrap: first and last chunk are neighbours, as in `transformers`.
         bias: of the output projection alone.
         dropout: rate on the attention weights, in training.

@@ -293,7 +293,7 @@ class LSHSelfAttention(nn.Module):
     def _attend_openly(
         self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """`_attend` pair by pair, and the weights, which somebody wants to see."""
+        """`_attend` pair by pair, and the weights."""
         weights = self._weights(qk, None if order is None else ranks_of(order, qk.shape[2]), lengths)
         if self.weights_hook is not None:
             self.weights_hook(weights)

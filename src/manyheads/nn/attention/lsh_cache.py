@@ -1,4 +1,4 @@
-"""What cached generation keeps of earlier positions: their keys and values, and who fell into which bucket last."""
+"""The cache of generation: keys and values of earlier positions, and the positions in each bucket last."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LSHCache:
         order, in_order = ordered.order[..., :length], ordered.buckets[..., :length]
         number = torch.arange(length, device=buckets.device) - begins.gather(-1, in_order)
         old = number < caught.gather(-1, in_order) - chunk_len
-        bucket = in_order.masked_fill(old, padding)  # nobody reads that ring
+        bucket = in_order.masked_fill(old, padding)  # that ring is never read
         self.rings.flatten(-2).scatter_(-1, bucket * chunk_len + number % chunk_len, order.int())
         self.caught.copy_(caught)
 
@@ -102,7 +102,7 @@ class LSHCache:
         lengths: Int[Tensor, " rows"] | None,
         settings: LSHSettings,
     ) -> tuple[Float[Tensor, "rows heads new_len head_dim"], LSHCache]:
-        """What new positions attend to, and the cache with them in it; a chunk of them at a time.
+        """Yield what new positions attend to, and the cache with these positions; a chunk at a time.
 
         Args:
             buckets: None attends exactly.

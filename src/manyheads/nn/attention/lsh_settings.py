@@ -1,4 +1,4 @@
-"""What hashed attention looks like: how many rounds and buckets, and who sees whom."""
+"""Settings of hashed attention: rounds, buckets, and which keys a query sees."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LSHSettings:
         chunk_len: positions of a chunk of the sorted sequence, m.
         chunks_before: chunks before its own that a query sees (`visible="chunk"`).
         chunks_after: chunks after its own that a query sees (`visible="chunk"`).
-        causal: nobody sees later positions.
+        causal: no position attends to a later one.
         visible: whom a query sees in a round. "bucket": the last `chunk_len` positions before it that fell into its
             bucket. It depends on the past alone, so that training, evaluation and cached generation agree exactly.
             "chunk": everybody in its chunk and the neighbours, as the originals do; where the chunks end depends on

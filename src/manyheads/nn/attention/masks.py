@@ -39,7 +39,7 @@ class Mask:
         raise TypeError(f"{type(self).__name__} does not say what it allows")
 
     def bias(self, queries: Int[Tensor, " q_len"], keys: Int[Tensor, " k_len"]) -> Float[Tensor, ...] | None:
-        """What is added to the scaled scores, in the shape of `allowed`; None is nothing."""
+        """Return the addend of the scaled scores, in the shape of `allowed`; None: nothing is added."""
         return None
 
 
@@ -157,7 +157,7 @@ class Bias(Mask):
 
 @dataclass(frozen=True)
 class Both(Mask):
-    """What `first` and `second` both allow."""
+    """A mask that allows the pairs that both `first` and `second` allow."""
 
     first: Mask
     second: Mask

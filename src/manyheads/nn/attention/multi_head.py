@@ -238,7 +238,7 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the weights themselves must be there: for scores of another kind, or somebody who looks at them."""
+        """Whether the weights themselves are needed: for scores of another kind, or because they are recorded."""
         return self.score is not None or self._own_scores or self.weights_hook is not None
 
     def get_scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class MultiHeadAttention(nn.Module):
     def _attend_openly(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, first_query: int
     ) -> tuple[Tensor, Tensor]:
-        """`attend`, and the weights, which somebody wants to see."""
+        """`attend`, and the weights."""
         weights = self.attention_weights(q, k, mask, first_query)
         if self.weights_hook is not None:
             self.weights_hook(weights)

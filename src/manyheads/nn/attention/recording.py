@@ -1,4 +1,4 @@
-"""Attention weights by request: they are computed only while somebody is looking."""
+"""Attention weights by request: they are computed only while they are recorded."""
 
 from __future__ import annotations
 

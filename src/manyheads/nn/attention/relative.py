@@ -45,7 +45,7 @@ class DistanceEncoding(nn.Module):
         return sinusoidal_table(torch.arange(float(count), device=device), self.d_model, "halves")
 
     def forward(self, distances: Int[Tensor, "*shape"], longest: int) -> Float[Tensor, "*shape d_model"]:
-        """Args: longest: no distance is above it; said, so that nobody has to look."""
+        """Args: longest: an upper bound of the distances, so that they need not be read."""
         if longest >= self.table.shape[0] or self.table.dtype != torch.float32:
             self.table = self._rows(max(512, 1 << longest.bit_length()), self.table.device)
         return F.embedding(distances, self.table)
@@ -122,7 +122,7 @@ class RelativeAttention(nn.Module):
                 nn.init.zeros_(projection.bias)
 
     def places(self, q_len: int, k_len: int, like: Tensor) -> Tensor:
-        """What `project_positions` is given for queries that are the last of the keys. like: its device and type."""
+        """The argument of `project_positions` for queries that are the last of the keys. like: its device, dtype."""
         distances = _distances(q_len, k_len, self.causal, like.device)
         return sinusoidal_table(distances.float(), self.q_proj.in_features, "halves").to(like.dtype)
 

@@ -110,7 +110,7 @@ class Sums:
                 self.totals[place] = one if total is None else total
             elif self._ours[place]:
                 total.add_(one)
-            else:  # the first sum makes a tensor that nobody else has
+            else:  # the first sum makes a tensor that is not shared
                 self.totals[place], self._ours[place] = total + one, True
 
 

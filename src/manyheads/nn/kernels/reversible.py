@@ -101,7 +101,7 @@ def through_sublayers(
 
 @dataclass
 class _Tape:
-    """What a backward pass hands from one sublayer to that before it: both streams as they were between the two.
+    """The values that the backward pass of a sublayer gives to the one before it: both streams between the two.
 
     ours: whether each may be written to.
     """

@@ -123,7 +123,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
                 told=telling(show, phase, held.num_read(reading) // group.world),
                 part=(group.rank, group.world),
             )
-        assert found is not None  # nobody asked it to stop
+        assert found is not None  # no `stop` is given
         parts = group.exchange([found.nll_sum, found.num_tokens])
         scored.append((reading, Likelihood(math.fsum(nll for nll, _ in parts), sum(count for _, count in parts))))
     group.close()

@@ -115,7 +115,7 @@ def _judge(options: EvaluateOptions, model: LanguageModel, generator: Generator,
         device=generator.device,
         told=tell(held.num_read(reading)),
     )
-    assert found is not None  # nobody asked it to stop
+    assert found is not None  # no `stop` is given
     cell = {
         "nats_per_token": found.nats_per_token,
         "bits_per_token": found.nats_per_token / math.log(2),

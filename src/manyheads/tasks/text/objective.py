@@ -217,7 +217,7 @@ class TextJudge:
         )
 
     def _bits_per_byte(self, found: Likelihood) -> float | None:
-        """Of the whole text; of a part only where every token is a byte, since nobody counted the bytes of a part."""
+        """Of the whole text; of a part only where every token is a byte, since the bytes of a part are not counted."""
         vocabulary = self._data.vocabulary
         if isinstance(vocabulary, IdVocabulary) and vocabulary.form != "bytes":
             return None  # an id takes two bytes in the file, which says nothing of what is in it

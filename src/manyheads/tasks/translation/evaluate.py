@@ -111,7 +111,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | No
 
 
 def _pairs(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, str]], str]:
-    """What is compared, (source or hypothesis, reference), and what it is called."""
+    """The pairs to compare, (source or hypothesis, reference), and their name."""
     first = options.source if options.hypotheses is None else options.hypotheses
     if first is not None and options.reference is not None:
         pairs = list(read_pairs(first, options.reference, on_bad_utf8=options.on_bad_utf8, report=read))
