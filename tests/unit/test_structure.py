@@ -88,3 +88,37 @@ def test_training_and_everything_below_know_no_task() -> None:
     below = [name for name in modules() if not name.startswith(above)]
     known = {name: {one for one in imported(modules()[name]) if one.startswith("manyheads.tasks")} for name in below}
     assert {name: tasks for name, tasks in known.items() if tasks} == {}
+
+
+# Modules that ask about devices or compilers for another reason than speed.
+ASKING = {
+    "manyheads.cli.commands.doctor": "prints what the machine has",
+    "manyheads.decoding.compiled": "a compiler is needed on CPUs only",
+    "manyheads.decoding.device": "chooses the device",
+    "manyheads.distributed.place": "the GPU of this rank",
+    "manyheads.distributed.group": "tensors of NCCL are on GPUs",
+    "manyheads.nn.kernels.consistency": "autocast",
+    "manyheads.nn.kernels.loss": "autocast",
+    "manyheads.nn.kernels.recomputation": "autocast, and the random generators of GPUs",
+    "manyheads.nn.precision": "autocast",
+    "manyheads.training.run.device": "chooses the device",
+    "manyheads.training.run.step": "GPUs have a random generator of their own",
+}
+QUESTIONS = ("is_compiling", "get_cpu_capability", "element_size", "is_autocast_enabled", "is_available")
+
+
+def test_only_the_policy_asks_about_processors_compilers_and_sizes() -> None:
+    """`nn/kernels/policy.py` decides which implementation is faster; the other kernels ask it."""
+    found = set()
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare):
+                parts = [ast.unparse(part) for part in (node.left, *node.comparators)]
+                asks = any("device.type" in part for part in parts) and any(
+                    part in ("'cpu'", "'cuda'") for part in parts
+                )
+            else:
+                asks = isinstance(node, ast.Attribute) and node.attr in QUESTIONS
+            if asks:
+                found.add(name)
+    assert found - ASKING.keys() == {"manyheads.nn.kernels.policy"}

@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.decoding.backpointers import ROOT, Backpointers
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search_problem import SearchProblem
-from manyheads.decoding.topk import top_k
+from manyheads.nn.kernels.topk import top_k
 
 __all__ = ["beam_search"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.sampling import Sampler
 from manyheads.decoding.search_problem import SearchProblem
-from manyheads.decoding.topk import likeliest
+from manyheads.nn.kernels.topk import likeliest
 
 __all__ = ["greedy_and_sampling_search"]
 

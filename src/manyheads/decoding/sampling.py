@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.topk import top_k as largest_first
+from manyheads.nn.kernels.topk import top_k as largest_first
 from manyheads.seeding import derive_seed
 
 __all__ = ["Sampler", "draw"]

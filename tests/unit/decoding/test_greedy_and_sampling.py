@@ -17,8 +17,8 @@ from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.sampling import draw
 from manyheads.decoding.search import cut_batches, search_all
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.topk import likeliest, top_k
 from manyheads.errors import NonFiniteError, RequestError
+from manyheads.nn.kernels.topk import likeliest, top_k
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 SOURCES = [[3 + (i * j) % 4 for j in range(1 + i % 4)] + [2] for i in range(10)]

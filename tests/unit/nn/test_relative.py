@@ -14,7 +14,7 @@ from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense
 from manyheads.nn.attention.multi_head import merge_heads
 from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.kernels import relative
+from manyheads.nn.kernels import policy, relative
 from manyheads.nn.kernels.relative import relative_attention, relative_shift, relative_weights
 from manyheads.nn.positions import sinusoidal_table
 
@@ -26,7 +26,7 @@ SIZES = [(5, 5), (3, 8), (1, 4), (1, 1), (4, 5)]
 @pytest.fixture(params=[1, 2, B], ids="{} at once".format)
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes at once; of three, two leave a smaller tile at the end."""
-    monkeypatch.setattr(relative, "_lanes_at_once", lambda *_: request.param)
+    monkeypatch.setattr(policy, "lanes_at_once", lambda *_: request.param)
 
 
 def inputs(q_len: int, k_len: int, learned: bool, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
@@ -190,7 +190,7 @@ def test_without_gradients_no_weights_are_kept(monkeypatch: pytest.MonkeyPatch) 
     """One lane's scores at a time: nothing of (lanes, heads, q_len, k_len) numbers is ever made."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    monkeypatch.setattr(relative, "_TILE_NUMBERS", 1)
+    monkeypatch.setattr(policy, "_RELATIVE_SCORES", 1)
     largest = 0
 
     class Watch(TorchDispatchMode):

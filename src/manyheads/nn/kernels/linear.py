@@ -135,7 +135,7 @@ class Packed:
 
         In a compiled step of a search it may: who has the step compiled promises that they stay unchanged.
         """
-        if torch.compiler.is_compiling():  # first, because a compiler also reads what follows
+        if policy.is_compiled():  # first, because a compiler also reads what follows
             return policy.compiles_a_step()
         if maps != self._maps or not policy.uses_packed(x, self._dtype, self._out_features):
             return False
@@ -146,7 +146,7 @@ class Packed:
 
     def linear(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
         """The outputs of the maps, side by side."""
-        if torch.compiler.is_compiling():
+        if policy.is_compiled():
             # A compiler cannot write packed weights into its cache, so the program holds their number.
             x = x.to(self._dtype)
             return cast(Tensor, torch.ops.manyheads.packed_linear(x, self._number, self._out_features))

@@ -30,6 +30,7 @@ __all__ = [
     "hides_by_codes",
     "is_compiled",
     "joins_weights",
+    "lanes_at_once",
     "logit_rows_at_once",
     "logit_rows_in_a_tile",
     "lsh_chunks_at_once",
@@ -39,8 +40,10 @@ __all__ = [
     "pads_rows_to",
     "packs",
     "sdpa_zeroes_empty_rows",
+    "searches_blocks",
     "shares_draws",
     "size_is_known",
+    "sums_relative_scores",
     "uses_onednn",
     "uses_packed",
     "uses_torch_dropout",
@@ -221,6 +224,23 @@ def adds_masks(scores: Tensor, blocked: Tensor) -> bool:
     return blocked.numel() < scores.numel() and scores.dtype is not torch.float16
 
 
+# Attention with relative positions.
+
+# Scores worked on at once on a CPU: those of a few lanes, which stay in the cores' own caches from the product that
+# makes them to the one that uses them. Fewer cost more calls, in which one thread waits for the other.
+_RELATIVE_SCORES = 1 << 19
+
+
+def sums_relative_scores(query: Tensor) -> bool:
+    """Whether sums are faster than products: for one query in a compiled step on a CPU."""
+    return compiles_a_step() and query.shape[2] == 1 and query.device.type == "cpu"
+
+
+def lanes_at_once(batch: int, scores_each: int, device: torch.device) -> int:
+    """How many lanes of so many scores each make a tile; on other devices than a CPU all do."""
+    return max(1, _RELATIVE_SCORES // max(1, scores_each)) if device.type == "cpu" else max(1, batch)
+
+
 # Hashed attention.
 
 # Scores that a CPU works on at once: in bfloat16 they stay in a core's own cache from one operation to the next.
@@ -314,3 +334,13 @@ def logit_rows_in_a_tile(rows: int, vocab_size: int, device: torch.device) -> in
 def pads_rows_to(count: int, device: torch.device) -> int:
     """The number of rows that `count` rows are padded to before a product."""
     return -(-count // _ROWS_MULTIPLE) * _ROWS_MULTIPLE if device.type == "cpu" else count
+
+
+# Top-k.
+
+
+def searches_blocks(device: torch.device) -> bool:
+    """Whether a vectorised pass over blocks is faster than torch's topk and argmax: on CPUs these compare number by
+    number.
+    """
+    return device.type == "cpu"

@@ -27,10 +27,6 @@ from manyheads.nn.kernels.softmax import masked_softmax, some_row_is_empty, weig
 
 __all__ = ["relative_attention", "relative_shift", "relative_shift_both_ways", "relative_weights"]
 
-# Scores worked on at once on a CPU: those of a few lanes, which stay in the cores' own caches from the product that
-# makes them to the one that uses them. Fewer cost more calls, in which one thread waits for the other.
-_TILE_NUMBERS = 1 << 19
-
 
 def relative_shift(x: Float[Tensor, "*batch q_len k_len"]) -> Float[Tensor, "*batch q_len k_len"]:
     """Row i moved left by q_len - 1 - i places, by pad and view alone.
@@ -117,7 +113,7 @@ def relative_attention(
     """
     _check(query, key, positions, causal)
     q_len, k_len = query.shape[2], key.shape[2]
-    if policy.compiles_a_step() and q_len == 1 and query.device.type == "cpu":
+    if policy.sums_relative_scores(query):
         return _by_sums(query, key, value, positions, content_bias, position_bias, distance_bias, mask)
     # Compilers fuse theirs, and do not see through ours; both ways there is no path of our own.
     if policy.is_compiled() or not causal:
@@ -170,11 +166,6 @@ def _by_sums(
         scores = scores + distance_bias[:, None].to(wide) * scale
     allowed = dense_mask(mask, 1, k_len, query.device, k_len - 1)
     return weighted_by_sums(scores, value, allowed).to(query.dtype)
-
-
-def _lanes_at_once(batch: int, numbers_each: int, device: torch.device) -> int:
-    """How many lanes of so many scores make a tile; elsewhere than on a CPU all do."""
-    return max(1, _TILE_NUMBERS // max(1, numbers_each)) if device.type == "cpu" else max(1, batch)
 
 
 def _shifted(by_distance: Tensor) -> Tensor:
@@ -243,7 +234,7 @@ class _RelativeAttention(torch.autograd.Function):
             kept = query.new_empty(batch, heads, q_len, k_len) if keeps and rate else None
             masks = RowMasks(batch, heads * q_len * k_len, rate, query.device) if rate else None
             by_position = query.new_empty(query.numel())
-            lanes = _lanes_at_once(batch, heads * q_len * k_len, query.device)
+            lanes = policy.lanes_at_once(batch, heads * q_len * k_len, query.device)
             room = query.new_empty(min(lanes, batch), heads, q_len, k_len)
             # All tiles' views in one call: a view costs the call.
             askings = _askings(by_position, query.shape, lanes)
@@ -288,7 +279,7 @@ class _RelativeAttention(torch.autograd.Function):
         grad_key, grad_value = key.new_empty(key.shape), value.new_empty(value.shape)
         grad_positions = torch.zeros_like(positions, dtype=statistics)
         grad_distance = torch.zeros(heads, k_len, dtype=statistics, device=key.device) if distance_dtype else None
-        lanes = _lanes_at_once(batch, heads * q_len * k_len, key.device)
+        lanes = policy.lanes_at_once(batch, heads * q_len * k_len, key.device)
         room: Tensor | None = None
         with torch.autocast(key.device.type, enabled=False):
             grad_outs = torch.split(_flat(grad_out.to(weights.dtype)), lanes * heads)
