@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import manyheads
+import manyheads.nn.attention.additive  # no honest file below needs it, and importing it later would write a .pyc
 from hostile.artefacts import ARTEFACTS, Artefact
 from hostile.base import Base, Call, make_base
 from hostile.guard import Guard, SideEffectError
