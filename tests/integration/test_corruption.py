@@ -24,7 +24,8 @@ from manyheads.checkpoint.format import load_checkpoint, step_of
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.data.prepared import PreparedData
 from manyheads.data.prepared_text import TextData
-from manyheads.data.preparing_text import HoldoutText, prepare_text
+from manyheads.data.preparing import Holdout
+from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ManyHeadsError
@@ -58,7 +59,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
         train(tiny(run_dir=str(root / name), seed=seed, training={"keep": 3}), translate=echo)
         text = TextBlock("test", f"a text of run {name} with words\n".encode() * 40)
         words = VocabularySettings(level="words", documents="lines")
-        prepare_text(root / name / "text", train=text, vocabulary=words, holdout=HoldoutText(valid=200))
+        prepare_text(root / name / "text", train=text, vocabulary=words, holdout=Holdout(valid=200))
 
     def subject(kind: str, place: str) -> Subject:
         one, two = (next(iter(sorted((root / run).glob(place)))) for run in ("one", "two"))

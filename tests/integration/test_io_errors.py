@@ -26,8 +26,9 @@ from manyheads.checkpoint.retain import find_latest, list_checkpoints, read_poin
 from manyheads.cli.main import guarded
 from manyheads.data.prepared import PreparedData
 from manyheads.data.prepared_text import TextData
-from manyheads.data.preparing import PairList, prepare_corpus
-from manyheads.data.preparing_text import HoldoutText, prepare_text
+from manyheads.data.preparing import Holdout
+from manyheads.data.preparing_pairs import PairList, prepare_corpus
+from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import DataError, SaveError
 from manyheads.tasks.runs import assemble, train
@@ -277,7 +278,7 @@ def prepare(folder: Path, word: str, task: str) -> None:
     if task == "lm":
         text = TextBlock("test", f"{word} a b\n".encode() * 5)
         words = VocabularySettings(level="words", documents="lines")
-        prepare_text(folder, train=text, vocabulary=words, holdout=HoldoutText(valid=12), replace=True)
+        prepare_text(folder, train=text, vocabulary=words, holdout=Holdout(valid=12), replace=True)
         return
     pairs = PairList("test", [(f"{word} a b", f"{word} c")] * 5)
     prepare_corpus(

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.preparing import Pairs
+from manyheads.data.preparing_pairs import Pairs
 from manyheads.errors import ConfigError, DataError
 
 __all__ = ["Holdout", "Rest"]

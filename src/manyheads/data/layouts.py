@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.preparing_text import HoldoutText
+from manyheads.data.preparing import Holdout
 from manyheads.errors import DataError
 
 __all__ = ["LAYOUTS", "FoundLayout", "Layout", "find_layout"]
@@ -36,7 +36,7 @@ class Layout:
 
     files: Mapping[str, tuple[str, ...]]
     vocabulary: Mapping[str, Any]
-    holdout: HoldoutText | None = None
+    holdout: Holdout | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
 
@@ -61,7 +61,7 @@ def _hundred_million(name: str) -> Layout:
     return Layout(
         files={"train": (name,)},
         vocabulary={"level": "bytes"},
-        holdout=HoldoutText(valid=5_000_000, test=5_000_000, whole=100_000_000),
+        holdout=Holdout(valid=5_000_000, test=5_000_000, whole=100_000_000),
         tokens={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
     )
 

@@ -14,16 +14,8 @@ from manyheads.data.copy_task import copy_pairs
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
 from manyheads.data.lines import stored_lines
 from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
-from manyheads.data.preparing import (
-    FORMAT,
-    FORMAT_VERSION,
-    LANGUAGE_TASK,
-    SPLITS,
-    PairList,
-    canonical,
-    prepare_corpus,
-    text_path,
-)
+from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, canonical
+from manyheads.data.preparing_pairs import PairList, prepare_corpus, text_path
 from manyheads.data.progress import Progress
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore

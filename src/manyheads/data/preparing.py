@@ -1,7 +1,7 @@
-"""From sentence pairs to a folder of prepared data: text is read once, the tokenizer trained, everything encoded.
+"""The steps that make a folder of prepared data from any source: read, learn the vocabulary, encode, record.
 
-The folder: tokenizer.json; `train`, `valid`, `test` token stores; the raw text of valid and test, which BLEU needs;
-manifest.json with settings, counts and SHA-256 sums. It appears under its name only when it is whole.
+The folder: tokenizer.json; `train`, `valid` and `test`, each a store of ids; manifest.json with settings, counts and
+SHA-256 sums; and further files of the source. It appears under its name only when it is whole.
 """
 
 from __future__ import annotations
@@ -9,239 +9,153 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from manyheads.data.lines import ReadReport, stored_lines
 from manyheads.data.manifest import file_record, write_data, write_manifest
 from manyheads.data.progress import Progress
-from manyheads.data.store import PairStore, write_pairs
-from manyheads.errors import DataError
-from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
-from manyheads.text.parsing import ParsingTask
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
-from manyheads.text.settings import TokenizerSettings
-from manyheads.text.tokenizer import Tokenizer
+from manyheads.errors import ConfigError
 
 __all__ = [
+    "CONTROL",
     "FORMAT",
     "FORMAT_VERSION",
     "LANGUAGE_TASK",
     "SPLITS",
-    "PairList",
-    "Pairs",
-    "prepare_corpus",
-    "text_path",
+    "Holdout",
+    "Source",
+    "canonical",
+    "prepare",
 ]
 
 FORMAT = "manyheads.prepared"
 FORMAT_VERSION = 2
 SPLITS = ("train", "valid", "test")
-LANGUAGE_TASK = "language-modelling"  # the task of a folder that `preparing_text` made
-ENCODE_PAIRS = 4096  # pairs given to the tokenizer at once
-REPORT_PAIRS = 10_000
+LANGUAGE_TASK = "language-modelling"  # the task of a folder that `preparing_text` or `preparing_ids` made
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")  # all but tab and line feed: text seldom means them
-MAX_TOKENIZER_PAIRS = 2_000_000  # above it, every second pair teaches the tokenizer, then every fourth, ...
 
 
-class Pairs(Protocol):
-    """Where a split comes from: `readers.PairFiles`, `trees.TreeFile`, or `PairList`."""
+class Vocabulary(Protocol):
+    """A tokenizer or vocabulary."""
 
-    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]: ...
+    @property
+    def digest(self) -> str: ...
 
-    def describe(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
 
-
-@dataclass(frozen=True)
-class PairList:
-    """Pairs at hand, with a name for the manifest."""
-
-    name: str
-    pairs: Iterable[tuple[str, str]]
-
-    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        for source, target in self.pairs:
-            if report is not None:
-                report.lines += 1
-                report.line_breaks_replaced += "\n" in source or "\n" in target
-            yield source.replace("\n", " "), target.replace("\n", " ")
-
-    def describe(self) -> str:
-        return self.name
+    def save(self, path: Path, /) -> None: ...
 
 
-def text_path(folder: Path, split: str, side: str) -> Path:
-    """Where the raw text of a split lies, one sentence a line."""
-    return folder / f"{split}.{side}.txt"
+class Source(Protocol):
+    """The material of a folder: pairs, a text, or ids. `prepare` calls the methods in this order."""
+
+    @property
+    def settings(self) -> Any:
+        """The settings of the vocabulary to be made, a dataclass; None: there is one already."""
+        ...
+
+    def read(self, folder: Path, progress: Progress) -> dict[str, str]:
+        """Copy the splits into the folder, because a pipe can be read only once.
+
+        Returns: split -> its origin, for people.
+        Raises: DataError: a split is empty or cannot be used.
+        """
+        ...
+
+    def learn(self, progress: Progress) -> Vocabulary:
+        """Make the vocabulary, of the training split."""
+        ...
+
+    def encode(self, split: str, progress: Progress) -> dict[str, int]:
+        """Write the ids of a split into its store. Returns: the counts of the split."""
+        ...
+
+    def finish(self) -> Iterable[str]:
+        """Remove the copies that are no longer needed. Returns: the names of those that stay."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """Return further entries of the manifest, with the `task`."""
+        ...
 
 
-def prepare_corpus(
-    folder: str | Path,
-    *,
-    train: Pairs,
-    valid: Pairs | None = None,
-    test: Pairs | None = None,
-    tokenizer: TokenizerSettings | Tokenizer,
-    replace: bool = False,
-    progress: Progress | None = None,
-    key: str = "",
-    task: ParsingTask | None = None,
+def prepare(
+    folder: str | Path, source: Source, *, replace: bool = False, progress: Progress | None = None, key: str = ""
 ) -> dict[str, Any]:
-    """Build a folder of prepared data; read it with `prepared.PreparedData.open`.
-
-    Training pairs with an empty side are dropped and counted; validation and test pairs are all kept, in order. No pair
-    is dropped for its length here: `DataSettings` limits lengths when training begins (`TrainingStream.report` counts
-    what that does), so a limit can change without preparing again.
+    """Make a folder of prepared data.
 
     Args:
-        folder: to be made.
-        train: training pairs; each file is read once, so a pipe will do.
-        valid: validation pairs, if any.
-        test: test pairs, if any.
-        tokenizer: how to train one on both sides of the training pairs, or one that exists.
-        replace: put an older folder of that name away once this one is whole.
-        progress: called now and then with what is being done, how far it is, and the total or 0.
-        key: kept in the manifest, for whoever wants to know the folder again.
-        task: what targets are, if not text: of a parser, trees. They are kept as text all the same, and learned as ids.
+        folder: its name.
+        source: its material.
+        replace: replace an older folder of that name, once this one is whole.
+        progress: called with the phase, what is done, and the total or 0.
+        key: stored in the manifest, to recognise the folder.
 
     Returns: the manifest.
-    Raises:
-        DataError: the text cannot be used, or no training pair is left, or the folder exists.
-        SaveError: the disk is full or refuses; nothing is left behind.
+    Raises: DataError: the source cannot be used, or the folder exists. SaveError: the disk is full or refuses; nothing
+        is left behind.
     """
-    splits = {name: pairs for name, pairs in zip(SPLITS, (train, valid, test), strict=True) if pairs is not None}
+    tell = progress or (lambda phase, done, total: None)
     manifest: dict[str, Any] = {}
 
     def write(aside: Path) -> None:
-        manifest.update(_fill(aside, splits, tokenizer, progress or _silent, key, task))
+        origin = source.read(aside, tell)
+        vocabulary = source.learn(tell)
+        vocabulary.save(aside / "tokenizer.json")
+        counts = {split: source.encode(split, tell) for split in origin}
+        names = ["tokenizer.json", *(f"{split}/manifest.json" for split in origin), *source.finish()]
+        settings = None if source.settings is None else dataclasses.asdict(source.settings)
+        manifest.update(
+            {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "key": key,
+                "origin": origin,
+                "tokenizer": {"digest": vocabulary.digest, "vocab_size": vocabulary.vocab_size, "settings": settings},
+                "counts": counts,
+                "files": {name: file_record(aside / name) for name in names},
+                **source.record(),
+            }
+        )
+        write_manifest(aside, manifest)
 
     write_data(Path(folder), write, replace=replace)
     return manifest
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """The progress of those who do not ask."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holdout:
+    """The part of the training files that is held out for validation and test: their end, the test part last.
 
+    Bytes are cut anywhere; where lines matter (pieces, words, lines as documents) the cut is moved on to the next line,
+    and where documents have one length, only whole ones are held out.
 
-def _fill(
-    folder: Path,
-    splits: dict[str, Pairs],
-    tokenizer: TokenizerSettings | Tokenizer,
-    progress: Progress,
-    key: str,
-    task: ParsingTask | None,
-) -> dict[str, Any]:
-    sample: Thinned[tuple[str, str]] = Thinned(MAX_TOKENIZER_PAIRS)
-    counts = {name: _read_split(folder, name, pairs, sample, progress) for name, pairs in splits.items()}
-    if not counts["train"]["pairs"]:
-        raise DataError(
-            f"No training pairs are left in {splits['train'].describe()}: {counts['train']['lines']} were read and"
-            f" {counts['train']['empty_dropped']} of them have an empty side."
-        )
-    for name, pairs in splits.items():
-        if not counts[name]["pairs"]:
-            raise DataError(f"There are no {name} pairs in {pairs.describe()}; give others, or leave them out.")
-    asked = dataclasses.asdict(tokenizer) if isinstance(tokenizer, TokenizerSettings) else None
-    if isinstance(tokenizer, TokenizerSettings):
-        progress("train the tokenizer", 0, 1)
-        if task is None:
-            tokenizer = Tokenizer.train((text for pair in sample.kept for text in pair), tokenizer)
-        else:
-            tokenizer = task.learn_tokenizer(sample.kept, tokenizer)
-        progress("train the tokenizer", 1, 1)
-    if task is not None:
-        task.check_tokenizer(tokenizer)
-    tokenizer.save(folder / "tokenizer.json")
-    for name in splits:
-        _encode_split(folder, name, tokenizer, counts[name], progress, task)
-    for side in ("source", "target"):
-        text_path(folder, "train", side).unlink()
-    manifest = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "task": {"name": "translation"} if task is None else task.to_json(),
-        "key": key,
-        "origin": {name: pairs.describe() for name, pairs in splits.items()},
-        "tokenizer": {"digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size, "settings": asked},
-        "counts": counts,
-        "files": {name: file_record(folder / name) for name in _file_names(splits)},
-    }
-    write_manifest(folder, manifest)
-    return manifest
+    Args:
+        valid: bytes; 0: none.
+        test: bytes; 0: none.
+        whole: bytes that the training text must have in all, as a check that it is what its name says; 0: any number.
 
+    Raises: ConfigError: a number is negative.
+    """
 
-def _file_names(splits: Iterable[str]) -> Iterator[str]:
-    """The files that the folder's own manifest vouches for; a store's manifest vouches for the store's files."""
-    yield "tokenizer.json"
-    for name in splits:
-        yield f"{name}/manifest.json"
-        if name != "train":
-            yield from (f"{name}.source.txt", f"{name}.target.txt")
+    valid: int = 0
+    test: int = 0
+    whole: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("valid", "test"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{getattr(self, name)} bytes of {name} text are asked for; give at least 0.")
 
-def _read_split(
-    folder: Path, name: str, pairs: Pairs, sample: Thinned[tuple[str, str]], progress: Progress
-) -> dict[str, int]:
-    """Copy a split's text into the folder and count what was met."""
-    report = ReadReport()
-    kept = empty = control = long = 0
-    paths = [text_path(folder, name, side) for side in ("source", "target")]
-    with (
-        paths[0].open("w", encoding="utf-8", newline="\n") as source_file,
-        paths[1].open("w", encoding="utf-8", newline="\n") as target_file,
-    ):
-        for source, target in pairs.read(report):
-            if not source.strip() or not target.strip():
-                empty += 1
-                if name == "train":
-                    continue
-            kept += 1
-            control += bool(CONTROL.search(source) or CONTROL.search(target))
-            long += max(len(source), len(target)) > MAX_LEARNED_CHARS
-            source_file.write(source + "\n")
-            target_file.write(target + "\n")
-            if name == "train":
-                sample.add((source, target))
-            if kept % REPORT_PAIRS == 0:
-                progress(f"read {name}", kept, 0)
-    progress(f"read {name}", kept, kept)
-    dropped = "empty_dropped" if name == "train" else "empty_kept"
-    met = {dropped: empty, "control_characters": control, "long_lines": long, "pairs": kept}
-    return {**dataclasses.asdict(report), **met}
-
-
-def _encode_split(
-    folder: Path,
-    name: str,
-    tokenizer: Tokenizer,
-    counts: dict[str, int],
-    progress: Progress,
-    task: ParsingTask | None,
-) -> None:
-    """Encode a split's text into its store, and add what can be counted only now."""
-    total = counts["pairs"]
-    both = tokenizer if task is None else ParsingTokenizer(tokenizer, task)
-
-    def encoded() -> Iterator[tuple[list[int], list[int]]]:
-        sides = (stored_lines(text_path(folder, name, side)) for side in ("source", "target"))
-        pairs = zip(*sides, strict=True)
-        done = 0
-        while block := list(islice(pairs, ENCODE_PAIRS)):
-            sources = both.source.encode_batch([source for source, _ in block])
-            yield from zip(sources, both.target.encode_batch([target for _, target in block]), strict=True)
-            done += len(block)
-            progress(f"encode {name}", done, total)
-
-    write_pairs(folder / name, encoded(), tokenizer.vocab_size)
-    store = PairStore.open(folder / name, verify=False)
-    for side in ("source", "target"):
-        ids, lengths = getattr(store, side).ids, getattr(store, f"{side}_lengths")
-        counts[f"{side}_tokens"] = len(ids)
-        counts[f"{side}_longest"] = int(lengths.max(initial=0))
-        counts[f"{side}_unknown"] = int((ids == tokenizer.unk_id).sum())
+    def check_splits(self, given: Collection[str]) -> None:
+        """Raises: ConfigError: a split is given and held out as well."""
+        for name in ("valid", "test"):
+            if name in given and getattr(self, name):
+                raise ConfigError(
+                    f"{getattr(self, name)} bytes for {name} are to be held back, but there are files for it already."
+                )
 
 
 def canonical(content: Any) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.data.manifest import file_record, write_data, write_manifest
-from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS
-from manyheads.data.preparing_text import HoldoutText
+from manyheads.data.preparing import LANGUAGE_TASK, SPLITS, Holdout, prepare
 from manyheads.data.progress import Progress
 from manyheads.data.raw_files import IdSource
 from manyheads.data.store import IntArray
 from manyheads.data.token_store import write_tokens
-from manyheads.errors import ConfigError, DataError
+from manyheads.errors import DataError
 from manyheads.text.id_vocabulary import CHANNELS, IdVocabulary
 from manyheads.text.settings import IdSettings
 
@@ -35,7 +32,7 @@ def prepare_ids(
     valid: IdSource | None = None,
     test: IdSource | None = None,
     settings: IdSettings,
-    holdout: HoldoutText | None = None,
+    holdout: Holdout | None = None,
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
@@ -63,20 +60,9 @@ def prepare_ids(
         SaveError: the disk is full or refuses; nothing is left behind.
     """
     sources = {name: source for name, source in zip(SPLITS, (train, valid, test), strict=True) if source is not None}
-    cut = holdout or HoldoutText()
-    for name in ("valid", "test"):
-        if name in sources and getattr(cut, name):
-            raise ConfigError(
-                f"{getattr(cut, name)} bytes for {name} are to be held back, but there are files for it already."
-            )
-    manifest: dict[str, Any] = {}
-
-    def write(aside: Path) -> None:
-        work = _Work(aside, settings, progress or (lambda what, done, total: None))
-        manifest.update(work.fill(sources, cut, key))
-
-    write_data(Path(folder), write, replace=replace)
-    return manifest
+    cut = holdout or Holdout()
+    cut.check_splits(sources)
+    return prepare(folder, _IdFiles(sources, settings, cut), replace=replace, progress=progress, key=key)
 
 
 @dataclass
@@ -95,46 +81,45 @@ class _Part:
         return next((name for end, name in self.ends if place < end), "the data")
 
 
-class _Work:
-    """One folder in the making."""
+class _IdFiles:
+    """See `preparing.Source`."""
 
-    def __init__(self, folder: Path, settings: IdSettings, progress: Progress) -> None:
-        self._folder = folder
-        self._settings = settings
-        self._progress = progress
+    def __init__(self, sources: Mapping[str, IdSource], settings: IdSettings, cut: Holdout) -> None:
+        self.settings = settings
+        self._sources, self._settings, self._cut = sources, settings, cut
         self._dtype = np.dtype("u1" if settings.form == "bytes" else "<u2")
         self._document_len = CHANNELS * settings.image_size**2 if settings.image_size else settings.document_len
 
-    def fill(self, sources: Mapping[str, IdSource], cut: HoldoutText, key: str) -> dict[str, Any]:
-        parts = {name: self._copy(name, source) for name, source in sources.items()}
-        origin = {name: source.describe() for name, source in sources.items()}
-        self._hold_back(parts, cut, origin)
-        for name, part in parts.items():
+    def read(self, folder: Path, progress: Progress) -> dict[str, str]:
+        """See `Source.read`."""
+        self._folder, self._progress = folder, progress
+        self._parts = {name: self._copy(name, source) for name, source in self._sources.items()}
+        origin = {name: source.describe() for name, source in self._sources.items()}
+        self._hold_back(self._parts, self._cut, origin)
+        for name, part in self._parts.items():
             if not len(part):
                 raise DataError(f"There are no ids for {name} in {origin[name]}; give others, more, or leave it out.")
-        vocabulary = self._vocabulary(parts)
-        vocabulary.save(self._folder / "tokenizer.json")
-        counts = {name: self._encode(name, part, vocabulary) for name, part in parts.items()}
-        for name in sources:
+        return origin
+
+    def learn(self, progress: Progress) -> IdVocabulary:
+        """See `Source.learn`."""
+        self._found = self._vocabulary(self._parts)
+        return self._found
+
+    def encode(self, split: str, progress: Progress) -> dict[str, int]:
+        """See `Source.encode`."""
+        return self._encode(split, self._parts[split], self._found)
+
+    def finish(self) -> tuple[str, ...]:
+        """See `Source.finish`."""
+        for name in self._sources:
             (self._folder / f"{name}.ids").unlink()
-        names = ["tokenizer.json", *(f"{name}/manifest.json" for name in parts)]
-        manifest = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "task": {"name": LANGUAGE_TASK, "level": vocabulary.kind, "documents": vocabulary.documents},
-            "key": key,
-            "origin": origin,
-            "tokenizer": {
-                "digest": vocabulary.digest,
-                "vocab_size": vocabulary.vocab_size,
-                "settings": dataclasses.asdict(self._settings),
-            },
-            "counts": counts,
-            "published_tokens": {},
-            "files": {name: file_record(self._folder / name) for name in names},
-        }
-        write_manifest(self._folder, manifest)
-        return manifest
+        return ()
+
+    def record(self) -> dict[str, Any]:
+        """See `Source.record`."""
+        task = {"name": LANGUAGE_TASK, "level": self._found.kind, "documents": self._found.documents}
+        return {"task": task, "published_tokens": {}}
 
     def _copy(self, name: str, source: IdSource) -> _Part:
         """Copy ids into the folder, so that a pipe is read once and pictures are unpacked once."""
@@ -160,7 +145,7 @@ class _Work:
                 " (--document-len). Is it cut off?"
             )
 
-    def _hold_back(self, parts: dict[str, _Part], cut: HoldoutText, origin: dict[str, str]) -> None:
+    def _hold_back(self, parts: dict[str, _Part], cut: Holdout, origin: dict[str, str]) -> None:
         if not cut.valid and not cut.test:
             return
         train, unit = parts["train"], self._document_len or 1

@@ -1,12 +1,7 @@
-"""From text files to a folder of data for a language model: read once, vocabulary made, everything encoded.
-
-The folder: tokenizer.json; `train`, `valid`, `test` token stores; manifest.json with settings, counts and SHA-256 sums.
-It appears under its name only when it is whole.
-"""
+"""Text files to a folder of data for a language model; see `preparing`."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,47 +10,22 @@ from typing import Any
 import numpy as np
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.manifest import file_record, write_data, write_manifest
-from manyheads.data.preparing import CONTROL, FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS
+from manyheads.data.preparing import CONTROL, LANGUAGE_TASK, SPLITS, Holdout, prepare
 from manyheads.data.progress import Progress
 from manyheads.data.store import CHECK_TOKENS, IntArray
 from manyheads.data.texts import BLOCK_BYTES, Text
 from manyheads.data.token_store import TokenStore, write_tokens
-from manyheads.errors import ConfigError, DataError
+from manyheads.errors import DataError
 from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["HoldoutText", "prepare_text"]
+__all__ = ["prepare_text"]
 
 ENCODE_LINES = 4096  # lines given to the vocabulary at once
 WHITE = np.zeros(256, np.bool_)
 WHITE[list(b" \t\n\r\v\f")] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class HoldoutText:
-    """The part of the training text that is held out for validation and test: its end, the test text last.
-
-    Bytes are cut anywhere; where lines matter (pieces, words, lines as documents) the cut is moved on to the next line.
-
-    Args:
-        valid: bytes; 0: none.
-        test: bytes; 0: none.
-        whole: bytes that the training text must have in all, as a check that it is what its name says; 0: any number.
-
-    Raises: ConfigError: a number is negative.
-    """
-
-    valid: int = 0
-    test: int = 0
-    whole: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("valid", "test"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{getattr(self, name)} bytes of {name} text are asked for; give at least 0.")
 
 
 def prepare_text(
@@ -65,7 +35,7 @@ def prepare_text(
     valid: Text | None = None,
     test: Text | None = None,
     vocabulary: VocabularySettings | Vocabulary,
-    holdout: HoldoutText | None = None,
+    holdout: Holdout | None = None,
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
@@ -95,20 +65,10 @@ def prepare_text(
         SaveError: the disk is full or refuses; nothing is left behind.
     """
     texts = {name: text for name, text in zip(SPLITS, (train, valid, test), strict=True) if text is not None}
-    cut = holdout or HoldoutText()
-    for name in ("valid", "test"):
-        if name in texts and getattr(cut, name):
-            raise ConfigError(
-                f"{getattr(cut, name)} bytes of {name} text are to be held back, but there is a {name} text already."
-            )
-    manifest: dict[str, Any] = {}
-
-    def write(aside: Path) -> None:
-        work = _Work(aside, vocabulary, progress or (lambda what, done, total: None))
-        manifest.update(work.fill(texts, cut, key, published_tokens or {}))
-
-    write_data(Path(folder), write, replace=replace)
-    return manifest
+    cut = holdout or Holdout()
+    cut.check_splits(texts)
+    source = _TextSource(texts, vocabulary, cut, published_tokens or {})
+    return prepare(folder, source, replace=replace, progress=progress, key=key)
 
 
 @dataclass
@@ -190,50 +150,58 @@ class _Counts:
         return {"bytes": self.size, "characters": self.characters, "words": self.words, "lines": self.lines}
 
 
-class _Work:
-    """One folder in the making."""
+class _TextSource:
+    """See `preparing.Source`."""
 
-    def __init__(self, folder: Path, vocabulary: VocabularySettings | Vocabulary, progress: Progress) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        texts: dict[str, Text],
+        vocabulary: VocabularySettings | Vocabulary,
+        cut: Holdout,
+        published_tokens: dict[str, int],
+    ) -> None:
+        self.settings = vocabulary if isinstance(vocabulary, VocabularySettings) else None
+        self._texts, self._cut, self._published_tokens = texts, cut, published_tokens
         self._asked = vocabulary
-        self._progress = progress
         level = vocabulary.level if isinstance(vocabulary, VocabularySettings) else vocabulary.kind
         self._as_bytes = level == "bytes"
         self._documents = vocabulary.documents
+        self._reports = {name: ReadReport() for name in texts}
 
-    def fill(
-        self, texts: dict[str, Text], cut: HoldoutText, key: str, published_tokens: dict[str, int]
-    ) -> dict[str, Any]:
-        reports = {name: ReadReport() for name in texts}
-        copies = {name: self._copy(name, text, reports[name]) for name, text in texts.items()}
-        origin = {name: text.describe() for name, text in texts.items()}
-        self._hold_back(copies, cut, origin)
-        for name, copy in copies.items():
+    def read(self, folder: Path, progress: Progress) -> dict[str, str]:
+        """See `Source.read`."""
+        self._folder, self._progress = folder, progress
+        self._copies = {name: self._copy(name, text, self._reports[name]) for name, text in self._texts.items()}
+        origin = {name: text.describe() for name, text in self._texts.items()}
+        self._hold_back(self._copies, self._cut, origin)
+        for name, copy in self._copies.items():
             if not len(copy):
                 raise DataError(f"There is no {name} text in {origin[name]}; give another, give more, or leave it out.")
-        vocabulary = self._vocabulary(copies["train"])
-        vocabulary.save(self._folder / "tokenizer.json")
-        counts = {name: self._encode(name, copy, vocabulary) for name, copy in copies.items()}
-        for name, report in reports.items():
-            counts[name]["bad_utf8_replaced"] = report.bad_utf8_replaced
-            counts[name]["bad_utf8_skipped"] = report.bad_utf8_skipped
-        for name in texts:
-            copies[name].path.unlink()
-        asked = dataclasses.asdict(self._asked) if isinstance(self._asked, VocabularySettings) else None
-        names = ["tokenizer.json", *(f"{name}/manifest.json" for name in copies)]
-        manifest = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "task": {"name": LANGUAGE_TASK, "level": vocabulary.kind, "documents": vocabulary.documents},
-            "key": key,
-            "origin": origin,
-            "tokenizer": {"digest": vocabulary.digest, "vocab_size": vocabulary.vocab_size, "settings": asked},
-            "counts": counts,
-            "published_tokens": published_tokens,
-            "files": {name: file_record(self._folder / name) for name in names},
-        }
-        write_manifest(self._folder, manifest)
-        return manifest
+        return origin
+
+    def learn(self, progress: Progress) -> Vocabulary:
+        """See `Source.learn`."""
+        self._found = self._vocabulary(self._copies["train"])
+        return self._found
+
+    def encode(self, split: str, progress: Progress) -> dict[str, int]:
+        """See `Source.encode`."""
+        counts = self._encode(split, self._copies[split], self._found)
+        if split in self._reports:
+            counts["bad_utf8_replaced"] = self._reports[split].bad_utf8_replaced
+            counts["bad_utf8_skipped"] = self._reports[split].bad_utf8_skipped
+        return counts
+
+    def finish(self) -> tuple[str, ...]:
+        """See `Source.finish`."""
+        for name in self._texts:
+            self._copies[name].path.unlink()
+        return ()
+
+    def record(self) -> dict[str, Any]:
+        """See `Source.record`."""
+        task = {"name": LANGUAGE_TASK, "level": self._found.kind, "documents": self._found.documents}
+        return {"task": task, "published_tokens": self._published_tokens}
 
     def _copy(self, name: str, text: Text, report: ReadReport) -> _Copy:
         """Copy a text into the folder, so that a pipe is read once and a file that changes meanwhile does no harm."""
@@ -250,7 +218,7 @@ class _Work:
         self._progress(f"read {name}", size, size)
         return _Copy(path, 0, size, ends)
 
-    def _hold_back(self, copies: dict[str, _Copy], cut: HoldoutText, origin: dict[str, str]) -> None:
+    def _hold_back(self, copies: dict[str, _Copy], cut: Holdout, origin: dict[str, str]) -> None:
         train = copies["train"]
         if cut.whole and len(train) != cut.whole:
             raise DataError(

@@ -17,7 +17,7 @@ import pytest
 
 from manyheads.data.holdout import Rest
 from manyheads.data.prepared import PreparedData
-from manyheads.data.preparing import PairList
+from manyheads.data.preparing_pairs import PairList
 from manyheads.errors import ConfigError, DataError
 
 Cli = Callable[..., int]

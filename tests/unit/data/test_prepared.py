@@ -11,7 +11,7 @@ import pytest
 
 from manyheads.data.copy_task import copy_pairs
 from manyheads.data.prepared import PreparedData, open_data, prepare_corpus
-from manyheads.data.preparing import PairList
+from manyheads.data.preparing_pairs import PairList
 from manyheads.data.readers import PairFiles
 from manyheads.data.settings import DataSettings
 from manyheads.errors import ConfigError, DataError
@@ -156,7 +156,7 @@ def test_nothing_to_train_on(tmp_path: Path) -> None:
 
 
 def test_large_corpora_teach_the_tokenizer_by_every_nth_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.data.preparing.MAX_TOKENIZER_PAIRS", 8)
+    monkeypatch.setattr("manyheads.data.preparing_pairs.MAX_TOKENIZER_PAIRS", 8)
     taught: list[str] = []
     train = Tokenizer.train
     monkeypatch.setattr(Tokenizer, "train", lambda texts, asked: train(taught.extend(texts) or taught, asked))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from manyheads.data.prepared_text import TextData
+from manyheads.data.preparing import Holdout
 from manyheads.data.preparing_ids import prepare_ids
-from manyheads.data.preparing_text import HoldoutText
 from manyheads.data.raw_files import Pictures, RawFiles
 from manyheads.data.segments import SegmentStream, eval_segments
 from manyheads.data.settings import SegmentSettings
@@ -95,7 +95,7 @@ def test_wrong_files_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_part_is_held_back_and_named(tmp_path: Path) -> None:
     ids = np.arange(100, dtype=np.uint8)
     ids.tofile(tmp_path / "a")
-    source, cut = RawFiles(paths=[tmp_path / "a"]), HoldoutText(valid=25, test=10)
+    source, cut = RawFiles(paths=[tmp_path / "a"]), Holdout(valid=25, test=10)
     data = prepared(tmp_path / "plain", source, IdSettings(), holdout=cut)
     assert (ids_of(data), ids_of(data, "valid"), ids_of(data, "test")) == (
         list(range(65)),
@@ -108,7 +108,7 @@ def test_a_part_is_held_back_and_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="less than one document of 50 bytes"):
         prepare_ids(tmp_path / "no", train=source, settings=IdSettings(document_len=50), holdout=cut)
     with pytest.raises(DataError, match="none is left to train on"):
-        prepare_ids(tmp_path / "no", train=source, settings=IdSettings(), holdout=HoldoutText(valid=100))
+        prepare_ids(tmp_path / "no", train=source, settings=IdSettings(), holdout=Holdout(valid=100))
 
 
 def test_pictures_are_documents_of_raster_bytes(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from manyheads.data.layouts import LAYOUTS, find_layout
 from manyheads.data.lines import ReadReport
 from manyheads.data.prepared import PreparedData, prepared_task
 from manyheads.data.prepared_text import NOVEL, TextData, open_text
-from manyheads.data.preparing import PairList, prepare_corpus
-from manyheads.data.preparing_text import HoldoutText, prepare_text
+from manyheads.data.preparing import Holdout
+from manyheads.data.preparing_pairs import PairList, prepare_corpus
+from manyheads.data.preparing_text import prepare_text
 from manyheads.data.settings import SegmentSettings
 from manyheads.data.texts import TextBlock, TextFiles
 from manyheads.data.token_store import TokenStore
@@ -134,7 +135,7 @@ def _lines(text: bytes) -> list[Any]:
 def test_text_is_held_back_from_the_end(tmp_path: Path) -> None:
     text = b"".join(b"line %d\n" % number for number in range(10))  # 7 bytes each
     block = TextBlock("t", text)
-    data = prepared(tmp_path / "b", train=block, holdout=HoldoutText(valid=10, test=5))
+    data = prepared(tmp_path / "b", train=block, holdout=Holdout(valid=10, test=5))
     assert [text_of(data, store) for store in (data.train, data.valid, data.test)] == [
         text[:-15],
         text[-15:-5],
@@ -142,30 +143,30 @@ def test_text_is_held_back_from_the_end(tmp_path: Path) -> None:
     ]
     assert data.manifest["origin"]["test"] == "bytes 65 to 70 of t"
     for number, options in enumerate((PIECES, VocabularySettings(documents="lines"))):
-        data = prepared(tmp_path / f"w{number}", options, train=block, holdout=HoldoutText(valid=9, test=7))
+        data = prepared(tmp_path / f"w{number}", options, train=block, holdout=Holdout(valid=9, test=7))
         parts = [text_of(data, store) for store in (data.train, data.valid, data.test)]
         assert parts == [text[:56], text[56:63], text[63:]]  # moved on to the next line, unless one begins there
         with pytest.raises(DataError, match="no test text in bytes 70 to 70"):
-            prepared(tmp_path / "bad", options, train=block, holdout=HoldoutText(valid=14, test=5))
-    words = prepared(tmp_path / "words", WORDS, train=block, holdout=HoldoutText(valid=9))
+            prepared(tmp_path / "bad", options, train=block, holdout=Holdout(valid=14, test=5))
+    words = prepared(tmp_path / "words", WORDS, train=block, holdout=Holdout(valid=9))
     assert text_of(words, words.valid) == b"line <unk>\n"  # what is held back teaches nothing
     made = sorted(str(path.relative_to(words.path)) for path in words.path.rglob("*") if path.is_file())
     stores = [f"{split}/{name}" for split in ("train", "valid") for name in STORE]
     assert made == ["manifest.json", "tokenizer.json", *stores]
     files_of = TextFiles(paths=[_file(tmp_path / "one", text[:28]), _file(tmp_path / "two", text[28:])])
-    data = prepared(tmp_path / "f", VocabularySettings(documents="files"), train=files_of, holdout=HoldoutText(valid=7))
+    data = prepared(tmp_path / "f", VocabularySettings(documents="files"), train=files_of, holdout=Holdout(valid=7))
     assert [data.vocabulary.decode_bytes(data.train.documents[i].tolist()) for i in (0, 1)] == [text[:28], text[28:-7]]
     assert data.counts("valid")["documents"] == 1
     for cut, message in (
-        (HoldoutText(valid=65, test=5), "none is left to train on"),
-        (HoldoutText(whole=71), "has 70 bytes, but the corpus of that name has 71"),
+        (Holdout(valid=65, test=5), "none is left to train on"),
+        (Holdout(whole=71), "has 70 bytes, but the corpus of that name has 71"),
     ):
         with pytest.raises(DataError, match=message):
             prepared(tmp_path / "bad", train=block, holdout=cut)
-    with pytest.raises(ConfigError, match="there is a valid text already"):
-        prepared(tmp_path / "bad", train=block, valid=block, holdout=HoldoutText(valid=1))
+    with pytest.raises(ConfigError, match="there are files for it already"):
+        prepared(tmp_path / "bad", train=block, valid=block, holdout=Holdout(valid=1))
     with pytest.raises(ConfigError, match="-1 bytes"):
-        HoldoutText(test=-1)
+        Holdout(test=-1)
     assert not (tmp_path / "bad").exists()
 
 
@@ -368,7 +369,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("manyheads.data.preparing_text.write_manifest", full)
+    monkeypatch.setattr("manyheads.data.preparing.write_manifest", full)
     with pytest.raises(SaveError, match="No space left"):
         prepared(tmp_path / "d")
     assert list(tmp_path.iterdir()) == []

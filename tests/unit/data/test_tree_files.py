@@ -10,7 +10,7 @@ import pytest
 
 from manyheads.data.lines import ReadReport
 from manyheads.data.prepared import PreparedData
-from manyheads.data.preparing import prepare_corpus
+from manyheads.data.preparing_pairs import prepare_corpus
 from manyheads.data.trees import TreeFile, read_sentences
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.parsing import ParsingTask, words_of

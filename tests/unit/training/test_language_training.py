@@ -15,7 +15,8 @@ from tiny_run import TINY_TEXT, changed, outcome
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.corpora.novel import load_novel
-from manyheads.data.preparing_text import HoldoutText, prepare_text
+from manyheads.data.preparing import Holdout
+from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import CheckpointError, ConfigError, NonFiniteError
 from manyheads.tasks.runs import assemble, train
@@ -123,7 +124,7 @@ def test_an_epoch_begins_without_memory(
     monkeypatch.setattr(Stepper, "take", watched)
     path = tmp_path / "short"
     novel = TextBlock("novel", load_novel()["train"][:2400])
-    prepare_text(path, train=novel, vocabulary=VocabularySettings(level="bytes"), holdout=HoldoutText(valid=400))
+    prepare_text(path, train=novel, vocabulary=VocabularySettings(level="bytes"), holdout=Holdout(valid=400))
     config = text(data={"path": str(path), "lanes": 40, "segment_len": 10, "segment_lengths": "fixed", "accumulate": 1})
     config = changed(config, training={"max_steps": 11, "save_every": 0}, validation={"every_steps": 0})
     train(config)

@@ -22,7 +22,7 @@ from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints, read_pointer
 from manyheads.data.prepared import prepare_corpus
-from manyheads.data.preparing import PairList
+from manyheads.data.preparing_pairs import PairList
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, SaveError
 from manyheads.files.verify import verify_folder

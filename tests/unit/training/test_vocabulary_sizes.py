@@ -12,7 +12,7 @@ from tiny_run import TINY, TINY_REFORMER, TINY_TEXT
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import PreparedData, open_data
-from manyheads.data.preparing import PairList, prepare_corpus
+from manyheads.data.preparing_pairs import PairList, prepare_corpus
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading

@@ -22,7 +22,7 @@ from manyheads.data.readers import PairFiles
 from manyheads.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from manyheads.data.preparing import Pairs
+    from manyheads.data.preparing_pairs import Pairs
     from manyheads.text.settings import TokenizerSettings
     from manyheads.text.tokenizer import Tokenizer
 
@@ -154,7 +154,7 @@ def _pairs(options: PrepareOptions) -> _Parts:
     options.text.refuse()
     splits = _splits(options)
     task = parsing_task(options.trees) if options.task == "parsing" else None
-    from manyheads.data.preparing import prepare_corpus
+    from manyheads.data.preparing_pairs import prepare_corpus
 
     texts = {"train": splits["train"], "valid": splits.get("valid"), "test": splits.get("test")}
     arguments: dict[str, Any] = {**texts, "tokenizer": _tokenizer(options), "task": task}

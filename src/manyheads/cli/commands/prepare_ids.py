@@ -25,7 +25,7 @@ def id_work(options: TextOptions, vocab_size: int | None, *, of_text: bool) -> d
     Raises: ConfigError: options contradict each other, or no file is named.
     """
     from manyheads.config.build import build
-    from manyheads.data.preparing_text import HoldoutText
+    from manyheads.data.preparing import Holdout
     from manyheads.data.raw_files import IdSource, Pictures, RawFiles
     from manyheads.text.settings import IdSettings
 
@@ -64,7 +64,7 @@ def id_work(options: TextOptions, vocab_size: int | None, *, of_text: bool) -> d
             sources[split] = Pictures(paths=paths, size=settings.image_size, resize=options.resize)
         elif paths:
             sources[split] = RawFiles(paths=paths, form=settings.form)
-    holdout = HoldoutText(valid=options.valid_bytes or 0, test=options.test_bytes or 0)
+    holdout = Holdout(valid=options.valid_bytes or 0, test=options.test_bytes or 0)
     return {**sources, "settings": settings, "holdout": holdout}
 
 

@@ -92,7 +92,7 @@ def text_work(
         ConfigError: options contradict each other, or there is no text.
         DataError: a layout's files are missing, or the vocabulary named cannot be read.
     """
-    from manyheads.data.preparing_text import HoldoutText
+    from manyheads.data.preparing import Holdout
     from manyheads.data.texts import TextFiles
 
     if options.document_len is not None or options.image_size is not None or options.resize:
@@ -103,7 +103,7 @@ def text_work(
     paths: dict[str, list[str]] = {
         "train": list(options.corpus), "valid": list(options.valid_corpus), "test": list(options.test_corpus)
     }  # fmt: skip
-    holdout = HoldoutText(valid=options.valid_bytes or 0, test=options.test_bytes or 0)
+    holdout = Holdout(valid=options.valid_bytes or 0, test=options.test_bytes or 0)
     tokens: dict[str, int] = {}
     if found is not None:
         paths = {split: [str(path) for path in known] for split, known in found.paths.items()}

@@ -10,7 +10,7 @@ from manyheads.data.lines import OnBadUtf8
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
-    from manyheads.data.preparing import Pairs
+    from manyheads.data.preparing_pairs import Pairs
     from manyheads.text.parsing import ParsingTask
 
 __all__ = ["TreeOptions", "parsing_task", "tree_splits"]
