@@ -102,8 +102,7 @@ EVALUATE = CommandPage(
 protocol: all that must be equal before two such figures may be compared. Text comes from --source and --reference,
 or --data; without either, from what the run was trained with. --hypotheses judges translations made elsewhere.
 A language model is judged by perplexity and bits a byte: `manyheads evaluate MODEL --help` shows its options.
-A parser is judged by labelled brackets (evalb's rules), on --trees or its data; so are --hypotheses with --trees:
-`manyheads evaluate --trees FILE --help` shows the options.""",
+A parser is judged by labelled brackets (evalb's rules): `manyheads evaluate --trees FILE --help` shows its options.""",
     (
         "manyheads evaluate runs/demo",
         "manyheads evaluate runs/demo --source test.en --reference test.de --beam 8 --output test.out",
