@@ -84,8 +84,9 @@ def task_of_folder(name: str) -> str | None:
     path = Path(name)
     for folder in (path / "model", path):
         record = _json(folder / "config.json")
-        if "task" in record:
-            return record["task"] if record["task"] in TASKS else None
+        task = record.get("task")
+        if task is not None:
+            return task if isinstance(task, str) and task in TASKS else None
         run = RUNS.get(str(record.get("architecture")))
         if run is TextConfig:
             return "duplication" if _is_duplication(folder.absolute().parent) or _is_duplication(path) else "text"

@@ -63,8 +63,9 @@ def test_a_model_records_its_task(tmp_path: Path, task: str) -> None:
     assert task_of_folder(str(tmp_path)) == task
 
 
-def test_a_task_that_this_version_does_not_know(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "transformer", "task": "classification"}))
+@pytest.mark.parametrize("task", ["classification", ["text"], {"name": "text"}, 3])
+def test_a_task_that_this_version_does_not_know(tmp_path: Path, task: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "transformer", "task": task}))
     assert task_of_folder(str(tmp_path)) is None
 
 
