@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,3 +27,29 @@ def batch_of(tokens: Tensor, lengths: list[int] | None = None, **changes: Any) -
         "sample_ids": torch.arange(lanes),
     }
     return SegmentBatch(**{**given, **changes})
+
+
+class PaddedRows:
+    """Rows of unlike lengths, one of them empty, in one batch with padding.
+
+    Args: side: where the padding stands: `right`, `left`, or `anywhere`.
+    """
+
+    def __init__(self, side: Literal["right", "left", "anywhere"]) -> None:
+        self._side, self._lengths, width = side, [9, 1, 0, 13, 4], 14
+        self._rows = [ids(1, length, seed=row)[0] for row, length in enumerate(self._lengths)]
+        self._tokens, self._mask = torch.full((5, width), 17), torch.zeros(5, width, dtype=torch.int64)
+        for row, length in enumerate(self._lengths):
+            places = torch.arange(length) if side == "right" else torch.arange(width - length, width)
+            if side == "anywhere":
+                places = torch.randperm(width, generator=torch.Generator().manual_seed(row))[:length].sort().values
+            self._tokens[row, places], self._mask[row, places] = self._rows[row], 1
+
+    def together(self, model: Any) -> Tensor:
+        """Log-probabilities at the real tokens, of the whole batch."""
+        given = {"lengths": torch.tensor(self._lengths)} if self._side == "right" else {"attention_mask": self._mask}
+        return model.log_probs(self._tokens, **given)[self._mask.bool()]  # type: ignore[no-any-return]
+
+    def alone(self, model: Any) -> Tensor:
+        """The same, row by row without padding."""
+        return torch.cat([model.log_probs(row[None])[0] for row in self._rows if len(row)])

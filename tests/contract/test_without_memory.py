@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from segment_batches import VOCAB, batch_of, ids
+from segment_batches import VOCAB, PaddedRows, batch_of, ids
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -63,27 +63,11 @@ def test_any_length(memoryless: Any, length: int) -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left", "anywhere"])
-def test_padding_changes_nothing(memoryless: Any, precision: Any, side: str) -> None:
+def test_padding_changes_nothing(memoryless: Any, precision: Any, side: Any) -> None:
     """Rows of unlike lengths, each as if it were alone; a row may have nothing at all."""
     model = memoryless.build()
-    lengths, width = [9, 1, 0, 13, 4], 14
-    rows = [ids(1, length, seed=row)[0] for row, length in enumerate(lengths)]
-    tokens, mask = torch.full((5, width), 17), torch.zeros(5, width, dtype=torch.int64)
-    for row, length in enumerate(lengths):
-        places = torch.arange(length) if side == "right" else torch.arange(width - length, width)
-        if side == "anywhere":
-            places = torch.randperm(width, generator=torch.Generator().manual_seed(row))[:length].sort().values
-        tokens[row, places], mask[row, places] = rows[row], 1
-
-    def together(m: Any) -> Tensor:
-        if side == "right":
-            return m.log_probs(tokens, torch.tensor(lengths))[mask.bool()]  # type: ignore[no-any-return]
-        return m.log_probs(tokens, attention_mask=mask)[mask.bool()]  # type: ignore[no-any-return]
-
-    def alone(m: Any) -> Tensor:
-        return torch.cat([m.log_probs(row[None])[0] for row in rows if len(row)])
-
-    precision.assert_same(model, alone, together)
+    rows = PaddedRows(side)
+    precision.assert_same(model, rows.alone, rows.together)
 
 
 @pytest.mark.parametrize("sizes", [[19], [1] * 19, [7, 1, 1, 6, 1, 3], [1, 9, 9], [0, 5, 0, 14]], ids=str)
