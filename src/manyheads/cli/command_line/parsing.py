@@ -166,7 +166,7 @@ def read(
         cls: the dataclass of options.
         arguments: after the command's name.
         settings: classes of settings; `--section.key value` is a setting of any of them, `--section.flag` means true.
-        elsewhere: an option that is none here -> a sentence that says where it is one.
+        elsewhere: options of other tasks -> the message for each.
     """
     names = list(dict.fromkeys(name for one in settings for name in dotted_names(one)))
     parser = make_parser(cls, settings)
@@ -241,7 +241,7 @@ def parse(
         command: the command's name.
         description: one or two sentences.
         examples: command lines that run as they stand.
-        elsewhere: an option that is none here -> a sentence that says where it is one.
+        elsewhere: options of other tasks -> the message for each.
 
     Raises: ConfigError: an option is unknown (with the nearest name), lacks its value, or has one that does not fit.
     """

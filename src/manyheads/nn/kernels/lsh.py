@@ -57,7 +57,7 @@ def sorting_order(
     settings: LSHSettings,
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> Int[Tensor, "batch heads rounds places"]:
-    """All that `chunked_attention` needs to know of buckets: who stands where, and where a bucket ends.
+    """Sort the positions by bucket.
 
     Returns: int32; at each place of the sorted sequence, padded to whole chunks, twice the position that stands there,
         plus 1 where its bucket is not that of the place before. Padding stands last, in its own order.
@@ -90,10 +90,10 @@ def chunked_attention(
     Args:
         order: of `sorting_order`, with the same lengths.
         dropout_rate: a query that sees nothing keeps its own value whatever the rate.
-        known: what an earlier call with the same arguments, up to rounding, returned second: nothing is computed but,
-            in time, gradients.
+        known: the second result of an earlier call with the same arguments, up to rounding; then only the backward
+            pass computes.
 
-    Returns: the output, and what makes another call's forward pass unnecessary: the output again and a number a query.
+    Returns: the output, and the `known` of a later call: the output again, two tensors (rows, length) and a flag.
     Cost: time rounds x length x chunk_len; memory rounds x length x width for a few heads at a time; for the backward
         pass inputs, output and a whole number a round and position.
     """
