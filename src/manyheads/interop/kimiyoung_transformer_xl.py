@@ -22,7 +22,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import AttentionKind, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer
 from manyheads.architectures.transformer_xl.model import TransformerXL, distances_back
-from manyheads.architectures.transformer_xl.state import XLMemory
+from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.names import Pair, pick
 from manyheads.interop.xl_weights import (
@@ -102,8 +102,8 @@ class OfficialTransformerXL:
         if memories is None:
             like = next(body.parameters())
             memories = [like.new_zeros(0, data.shape[1], config.d_model)] * (config.num_layers + 1)
-        state = XLMemory(
-            layers=tuple(memory.transpose(0, 1) for memory in memories[:-1]),
+        state = XLState(
+            memory=LayerInputs(tuple(memory.transpose(0, 1) for memory in memories[:-1])),
             lengths=torch.full((data.shape[1],), memories[0].shape[0]),
             attending=config.attending,
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.architectures.transformer_xl.state import XLMemory
+from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, RequestError
 from manyheads.interop.names import Pair, pick
 from manyheads.interop.xl_weights import (
@@ -76,29 +76,29 @@ class TransfoXL:
                 state = self._segment(index, inputs, state, answer, wants_grads)
         return answer
 
-    def first_memory(self, rows: int) -> XLMemory:
+    def first_memory(self, rows: int) -> XLState:
         """Return the memory of the peer's first call: zeros everywhere, or with `mems: empty` nothing."""
         state = self.module.start(rows, projected=False)
         if self.config.get("mems", "default") == "empty":
-            return cast(XLMemory, state)
+            return cast(XLState, state)
         config = self.module.config
-        zeros = state.layers[0].new_zeros(rows, config.memory_len, config.d_model)
-        return XLMemory(
-            layers=(zeros,) * config.num_layers,
+        zeros = state.memory.layers[0].new_zeros(rows, config.memory_len, config.d_model)
+        return XLState(
+            memory=LayerInputs((zeros,) * config.num_layers),
             lengths=torch.full((rows,), config.memory_len),
             attending=config.attending,
         )
 
     def _segment(
-        self, index: int, inputs: Mapping[str, Tensor], state: XLMemory, answer: dict[str, Tensor], wants_grads: bool
-    ) -> XLMemory:
+        self, index: int, inputs: Mapping[str, Tensor], state: XLState, answer: dict[str, Tensor], wants_grads: bool
+    ) -> XLState:
         ids = inputs[f"in.ids.{index}"]
         hidden, state = self.module.body(ids, None, state)
         log_probs = self.module.head.log_probs(hidden)
         answer[f"out.hidden.{index}"] = hidden.detach()
         answer[f"out.logprobs.{index}"] = log_probs.detach()
         if self.module.config.memory_len:
-            for layer, memory in enumerate(state.layers):
+            for layer, memory in enumerate(cast(LayerInputs, state.memory).layers):
                 answer[f"out.mems.{index}.{layer}"] = memory.transpose(0, 1)
         if f"in.target.{index}" in inputs:
             nll = -log_probs.gather(2, inputs[f"in.target.{index}"][..., None])[..., 0]

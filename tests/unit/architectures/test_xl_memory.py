@@ -12,9 +12,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer_xl.config import Attending
-from manyheads.architectures.transformer_xl.state import XLKeyValues, XLMemory
+from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs, XLState
 
 torch.set_num_threads(1)
+
+
+def empty(lanes: int, num_layers: int, **attending: int) -> XLState:
+    """A memory of layers' inputs without positions."""
+    memory = LayerInputs((torch.zeros(lanes, 0, 2),) * num_layers)
+    return XLState(torch.zeros(lanes, dtype=torch.int64), memory, Attending(**attending))  # type: ignore[arg-type]
+
+
+def layers_of(state: XLState) -> tuple[Tensor, ...]:
+    assert isinstance(state.memory, LayerInputs)
+    return state.memory.layers
 
 
 def numbered(lanes: int, first: int, count: int) -> Tensor:
@@ -23,49 +34,49 @@ def numbered(lanes: int, first: int, count: int) -> Tensor:
 
 
 def test_lanes_are_aligned_on_the_right() -> None:
-    state = XLMemory.empty(3, 1, 2, torch.zeros(1), Attending(memory_len=4))
-    state = state.after([numbered(3, 0, 3)], torch.tensor([3, 1, 0]))
+    state = empty(3, 1, memory_len=4)
+    state = state.after(3, torch.tensor([3, 1, 0]), [numbered(3, 0, 3)])
     assert state.lengths.tolist() == [3, 1, 0]
-    assert state.layers[0][0, :, 0].tolist() == [0, 1, 2]
-    assert state.layers[0][1, 2:, 0].tolist() == [0]
+    assert layers_of(state)[0][0, :, 0].tolist() == [0, 1, 2]
+    assert layers_of(state)[0][1, 2:, 0].tolist() == [0]
     assert state.valid() is not None
     assert state.valid().tolist() == [[True] * 3, [False, False, True], [False] * 3]  # type: ignore[union-attr]
-    state = state.after([numbered(3, 10, 2)], torch.tensor([2, 1, 2]))
+    state = state.after(2, torch.tensor([2, 1, 2]), [numbered(3, 10, 2)])
     assert state.lengths.tolist() == [4, 2, 2]
-    assert state.layers[0][0, :, 0].tolist() == [1, 2, 10, 11]
-    assert state.layers[0][1, 2:, 0].tolist() == [0, 10]
-    assert state.layers[0][2, 2:, 0].tolist() == [10, 11]
-    state = state.after([numbered(3, 20, 4)], None)
+    assert layers_of(state)[0][0, :, 0].tolist() == [1, 2, 10, 11]
+    assert layers_of(state)[0][1, 2:, 0].tolist() == [0, 10]
+    assert layers_of(state)[0][2, 2:, 0].tolist() == [10, 11]
+    state = state.after(4, None, [numbered(3, 20, 4)])
     assert state.valid() is None
-    assert state.layers[0][:, :, 0].tolist() == [[20, 21, 22, 23]] * 3
+    assert layers_of(state)[0][:, :, 0].tolist() == [[20, 21, 22, 23]] * 3
 
 
 @pytest.mark.parametrize("new_len", [1, 3, 5, 9])
 @pytest.mark.parametrize("ext_len", [0, 2])
 def test_a_memory_is_the_last_of_all_positions(new_len: int, ext_len: int) -> None:
     """And has storage of its own: neither the segment nor the older memory is kept alive, or changed with it."""
-    state = XLMemory.empty(2, 2, 2, torch.zeros(1), Attending(memory_len=5, ext_len=ext_len))
+    state = empty(2, 2, memory_len=5, ext_len=ext_len)
     seen: list[float] = []
     for step in range(4):
         new = numbered(2, 100 * step, new_len)
         before = state
-        state = before.after([new, new + 0.5], None)
+        state = before.after(new_len, None, [new, new + 0.5])
         seen += new[0, : max(0, new_len - ext_len), 0].tolist()
         assert state.columns == min(5, len(seen))
-        assert state.layers[0][1, :, 0].tolist() == seen[len(seen) - state.columns :]
-        assert state.layers[1][1, :, 0].tolist() == [x + 0.5 for x in seen[len(seen) - state.columns :]]
-        for layer in state.layers:
+        assert layers_of(state)[0][1, :, 0].tolist() == seen[len(seen) - state.columns :]
+        assert layers_of(state)[1][1, :, 0].tolist() == [x + 0.5 for x in seen[len(seen) - state.columns :]]
+        for layer in layers_of(state):
             assert layer.is_contiguous()
             assert layer.untyped_storage().nbytes() == layer.nbytes
             assert layer.data_ptr() != new.data_ptr() or not layer.numel()
 
 
 def test_reset_is_of_some_lanes_and_leaves_the_value_alone() -> None:
-    state = XLMemory.empty(2, 1, 2, torch.zeros(1), Attending(memory_len=4)).after([numbered(2, 0, 3)], None)
+    state = empty(2, 1, memory_len=4).after(3, None, [numbered(2, 0, 3)])
     after = state.reset(torch.tensor([True, False]))
     assert after.lengths.tolist() == [0, 3]
     assert state.lengths.tolist() == [3, 3]
-    after = after.after([numbered(2, 10, 1)], None)
+    after = after.after(1, None, [numbered(2, 10, 1)])
     assert after.lengths.tolist() == [1, 4]
 
 
@@ -78,10 +89,10 @@ def test_memory_follows_the_type_of_what_is_read() -> None:
         with torch.no_grad():
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 _, state = model.read(tokens, None, model.start(2, projected=projected))
-            kept = state.keys if projected else state.layers
+            kept = state.memory.keys if projected else state.memory.layers
             assert {tensor.dtype for tensor in kept} == {torch.bfloat16}
             _, state = model.read(tokens, None, state)
-            kept = state.keys if projected else state.layers
+            kept = state.memory.keys if projected else state.memory.layers
             assert {tensor.dtype for tensor in kept} == {torch.float32}
 
 
@@ -114,38 +125,44 @@ def test_a_token_costs_the_same_however_many_were_read() -> None:
                     _, state = model.step(torch.ones(2, 1, dtype=torch.int64), state)
             costs.append(count.numbers)
     assert state.columns == memory_len
-    assert state.keys[0].shape[2] <= 2 * (memory_len + 1)
-    assert state.reach <= memory_len + 3  # two more than are needed, see `XLStep`
+    assert state.memory.keys[0].shape[2] <= 2 * (memory_len + 1)
+    assert state.memory.reach <= memory_len + 3  # two more than are needed, see `XLStep`
     assert max(costs[2:]) == min(costs[2:])
 
 
-def write(state: XLKeyValues, keys: Tensor, values: Tensor) -> None:
-    """As `XLStep.write` in the first layer, behind the last position."""
-    new = slice(int(state.last), int(state.last) + keys.shape[2])
-    state.keys[0][:, :, new] = keys
-    state.values[0][:, :, new] = values
+def keys_of(state: XLState) -> KeyValues:
+    assert isinstance(state.memory, KeyValues)
+    return state.memory
+
+
+def write(state: XLState, keys: Tensor, values: Tensor) -> XLState:
+    """The state after a step in which `XLStep.write` wrote these in the first layer."""
+    memory = keys_of(state).with_room(keys.shape[2], torch.float32)
+    new = slice(int(memory.last), int(memory.last) + keys.shape[2])
+    memory.keys[0][:, :, new] = keys
+    memory.values[0][:, :, new] = values
+    return replace(state, memory=memory)
 
 
 def test_appending_copies_a_position_a_constant_number_of_times() -> None:
     """Also while the memory grows without bound: doubling, not one more each time."""
-    state = XLKeyValues.empty(1, 1, 1, 1, torch.zeros(1), Attending(memory_len=10**9))
+    memory = KeyValues.empty(1, 1, 1, 1, torch.zeros(1))
+    state = XLState(torch.zeros(1, dtype=torch.int64), memory, Attending(memory_len=10**9))
     with Count() as count:
         for _ in range(1000):
-            state = state.with_room(1, torch.float32)
-            write(state, torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1))
-            state = state.after(1, None)
+            state = write(state, torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)).after(1, None)
     assert state.columns == 1000
     assert count.numbers < 60 * 1000
 
 
 def test_keys_of_unlike_lanes_are_aligned_and_roll() -> None:
-    state = XLKeyValues.empty(2, 1, 1, 2, torch.zeros(1), Attending(memory_len=3))
+    memory = KeyValues.empty(2, 1, 1, 2, torch.zeros(1))
+    state = XLState(torch.zeros(2, dtype=torch.int64), memory, Attending(memory_len=3))
     for first, lengths in ((0, [2, 1]), (10, [0, 2]), (20, [1, 0]), (30, [2, 2])):
-        state = state.with_room(2, torch.float32)
         new = numbered(2, first, 2)[:, None]
-        write(state, new, -new)
-        state = state.after(2, torch.tensor(lengths))
+        state = write(state, new, -new).after(2, torch.tensor(lengths))
     assert state.lengths.tolist() == [3, 3]
-    window = slice(int(state.first), int(state.last))
-    assert state.keys[0][:, 0, window, 0].tolist() == [[20, 30, 31], [11, 30, 31]]
-    assert torch.equal(state.values[0][:, :, window], -state.keys[0][:, :, window])
+    memory = keys_of(state)
+    window = slice(int(memory.first), int(memory.last))
+    assert memory.keys[0][:, 0, window, 0].tolist() == [[20, 30, 31], [11, 30, 31]]
+    assert torch.equal(memory.values[0][:, :, window], -memory.keys[0][:, :, window])

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
-from manyheads.architectures.transformer_xl.state import XLMemory, XLWindow
+from manyheads.architectures.transformer_xl.state import LayerInputs
 
 VIEW = 6
 
@@ -32,7 +32,7 @@ def anew(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
 def test_each_step_reads_the_window_anew(model: LanguageModel) -> None:
     tokens = torch.randint(0, 31, (3, 17))
     state = model.start(3, Attending(memory_len=VIEW))
-    assert isinstance(state, XLWindow)
+    assert state.memory.are_tokens
     for end in range(1, 18):
         found, state = model.step(tokens[:, end - 1 : end], state)
         assert state.columns <= VIEW - 1
@@ -80,7 +80,7 @@ def test_a_window_is_a_state_like_others(model: LanguageModel) -> None:
     torch.testing.assert_close(found, wanted[[1, 0, 1]])
     leaves, structure = pytree.tree_flatten(state)
     again = pytree.tree_unflatten(leaves, structure)
-    assert torch.equal(again.tokens, state.tokens)
+    assert torch.equal(again.memory.layers[0], state.memory.layers[0])
     assert again.attending == state.attending
     forgotten, _ = model.step(next_token[:2], state.reset(torch.tensor([True, False])))
     torch.testing.assert_close(forgotten[:1], anew(model, next_token[:1]))
@@ -89,5 +89,6 @@ def test_a_window_is_a_state_like_others(model: LanguageModel) -> None:
 
 def test_segments_without_memory_stay_segments(model: LanguageModel) -> None:
     """Evaluation by segments, and training, keep no window."""
-    assert isinstance(model.start(2), XLMemory)
-    assert isinstance(model.start(2, Attending(memory_len=VIEW), projected=False), XLMemory)
+    for state in (model.start(2), model.start(2, Attending(memory_len=VIEW), projected=False)):
+        assert isinstance(state.memory, LayerInputs)
+        assert not state.memory.are_tokens

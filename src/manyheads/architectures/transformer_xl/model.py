@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
-from manyheads.architectures.transformer_xl.state import XLKeyValues, XLMemory, XLStep, XLWindow
+from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs, XLState, XLStep
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
@@ -95,43 +95,45 @@ class TransformerXL(nn.Module):
         """Longest sequence; None: there is no limit."""
         return None
 
-    def start(
-        self, lanes: int, attending: Attending | None = None, *, projected: bool = True
-    ) -> XLMemory | XLKeyValues | XLWindow:
-        """An empty memory.
+    def start(self, lanes: int, attending: Attending | None = None, *, projected: bool = True) -> XLState:
+        """Return an empty memory.
 
         Args:
             lanes: sequences read side by side.
-            attending: how to look back from now on; None looks as in training.
-            projected: keep keys and values in place of hidden states, for evaluation and generation; kinds with
-                absolute positions, which change as tokens age, keep hidden states all the same, and those of them that
-                never had a memory keep tokens and read them again.
+            attending: context settings from now on; None: those of training.
+            projected: keep keys and values in place of hidden states, for evaluation and generation. Kinds with
+                absolute positions, which change as tokens age, keep hidden states nevertheless; those of them that were
+                trained without memory keep tokens and read them again.
         """
         attending = attending or self.config.attending
         like = next(self.parameters())
-        layers = len(self.layers)
+        lengths = torch.zeros(lanes, dtype=torch.int64, device=like.device)
+        num_layers = len(self.layers)
         if projected and self.config.attention.startswith("relative"):
             heads = (self.config.num_heads, self.config.width_of_heads)
-            return XLKeyValues.empty(lanes, layers, *heads, like=like, attending=attending)
+            return XLState(lengths, KeyValues.empty(lanes, num_layers, *heads, like=like), attending)
         if projected and not self.config.memory_len and attending.memory_len:
-            return XLWindow.empty(lanes, like, attending)
-        return XLMemory.empty(lanes, layers, self.config.d_model, like=like, attending=attending)
+            # Passes of memory_len tokens; one of them is new.
+            tokens = LayerInputs((lengths.new_empty(lanes, 0),))
+            return XLState(lengths, tokens, Attending(memory_len=attending.memory_len - 1))
+        return XLState(lengths, LayerInputs((like.new_empty(lanes, 0, self.config.d_model),) * num_layers), attending)
 
     def forward(
         self,
         tokens: Int[Tensor, "lanes len"],
         lengths: Int[Tensor, " lanes"] | None = None,
-        state: XLMemory | XLKeyValues | XLWindow | None = None,
-    ) -> tuple[Float[Tensor, "lanes len d_model"], XLMemory | XLKeyValues | XLWindow]:
+        state: XLState | None = None,
+    ) -> tuple[Float[Tensor, "lanes len d_model"], XLState]:
         """Read a segment (sec. 3.2).
 
         Args:
             tokens: the next ids of every lane.
-            lengths: how many are real, padding on the right; None: all are. What comes out at padding is meaningless.
-            state: what came before, and how to look at it; it is used up. None: nothing came before.
+            lengths: number of real ids, padding on the right; None: all are real.
+            state: the previous state, which is consumed; None: empty.
 
-        Returns: states from which a head predicts the token after each, and the memory for the next segment.
-        Raises: ShapeError: the state has other lanes. RequestError: kept keys and values in training.
+        Returns: states from which a head predicts the token after each, undefined at padding; and the state for the
+            next segment.
+        Raises: ShapeError: the state has other lanes. RequestError: stored keys and values in training.
         """
         if state is None:
             state = self.start(tokens.shape[0], projected=False)
@@ -142,43 +144,50 @@ class TransformerXL(nn.Module):
             )
         if tokens.shape[1] == 0:
             return next(self.parameters()).new_empty(*tokens.shape, self.config.d_model), state
-        if isinstance(state, XLKeyValues):
+        if isinstance(state.memory, KeyValues):
             step, state = self._plan(tokens, state)
             return self.compute(step), state.after(tokens.shape[1], lengths)
-        if isinstance(state, XLWindow):
+        if state.memory.are_tokens:
             return self._read_again(tokens, lengths, state)
         hidden = self.hidden_states(tokens, lengths, state)
-        return self.dropout(hidden[-1]), state.after(hidden[:-1], lengths)
+        return self.dropout(hidden[-1]), state.after(tokens.shape[1], lengths, hidden[:-1])
 
     def hidden_states(
-        self, tokens: Int[Tensor, "lanes len"], lengths: Int[Tensor, " lanes"] | None, state: XLMemory
+        self, tokens: Int[Tensor, "lanes len"], lengths: Int[Tensor, " lanes"] | None, state: XLState
     ) -> list[Float[Tensor, "lanes len d_model"]]:
-        """The input of every layer, and the output of the last: num_layers + 1 tensors."""
+        """Return the input of every layer, and the output of the last: num_layers + 1 tensors.
+
+        Args: state: with `LayerInputs` of every layer.
+        """
         x = self.dropout(low_precision(self.embedding(tokens)))
         mask = self._mask(state, tokens.shape[1])
         places = self._places(state, tokens.shape[1], lengths, x)
         hidden = [x]
-        for layer, memory in zip(self.layers, state.layers, strict=True):
+        for layer, memory in zip(self.layers, cast(LayerInputs, state.memory).layers, strict=True):
             x = layer(x, memory.to(x.dtype) if state.columns else None, places, mask)
             hidden.append(x)
             if self.config.attention == "absolute":
                 places = None  # at the input alone
         return hidden
 
-    def _read_again(
-        self, tokens: Tensor, lengths: Tensor | None, state: XLWindow
-    ) -> tuple[Tensor, XLMemory | XLKeyValues | XLWindow]:
-        """`forward` on kept tokens: a new one sees at least half a window, and one that comes alone a whole one."""
-        nothing = self.start(tokens.shape[0], Attending(), projected=False)
+    def _read_again(self, tokens: Tensor, lengths: Tensor | None, state: XLState) -> tuple[Tensor, XLState]:
+        """`forward` on stored tokens: a new one sees at least half a pass, and one that comes alone a whole one."""
+        longest = state.attending.memory_len + 1
         lengths = torch.full_like(tokens[:, 0], tokens.shape[1]) if lengths is None else lengths
+        empty = self.start(tokens.shape[0], Attending(), projected=False)
         parts = []
-        for some in torch.split(tokens, max(1, state.attending.memory_len // 2), dim=1):
-            added, lengths = lengths.clamp(max=some.shape[1]), (lengths - some.shape[1]).clamp(min=0)
-            read, read_lengths, places = state.with_new(some, added)
-            hidden = self.hidden_states(read, read_lengths, cast(XLMemory, nothing))[-1]
-            places = places.clamp(max=hidden.shape[1] - 1)[:, :, None].expand(-1, -1, hidden.shape[2])
-            parts.append(hidden.gather(1, places))
-            state = state.after(read, read_lengths)
+        for new in torch.split(tokens, max(1, longest // 2), dim=1):
+            added, lengths = lengths.clamp(max=new.shape[1]), (lengths - new.shape[1]).clamp(min=0)
+            # What a lane keeps depends on its own new tokens, not on those of other lanes.
+            kept = state.lengths.minimum(longest - added)
+            columns = torch.arange(state.columns + new.shape[1], device=tokens.device)
+            real = (columns >= state.columns - kept[:, None]) & (columns < state.columns + added[:, None])
+            order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+            read = torch.cat([*cast(LayerInputs, state.memory).layers, new], dim=1).gather(1, order)
+            hidden = self.hidden_states(read, kept + added, empty)[-1]
+            places = (kept[:, None] + torch.arange(new.shape[1], device=tokens.device)).clamp(max=read.shape[1] - 1)
+            parts.append(hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[2])))
+            state = state.after(new.shape[1], added, (new,))
         return self.dropout(torch.cat(parts, dim=1)), state
 
     @property
@@ -186,21 +195,21 @@ class TransformerXL(nn.Module):
         """See `protocols.PlansSteps`: with relative attention, and one table that holds all tokens."""
         return self.config.attention.startswith("relative") and len(self.embedding.tables) == 1
 
-    def plan(self, tokens: Int[Tensor, "lanes new_len"], state: XLKeyValues) -> tuple[XLStep, XLKeyValues]:
+    def plan(self, tokens: Int[Tensor, "lanes new_len"], state: XLState) -> tuple[XLStep, XLState]:
         """See `protocols.PlansSteps`."""
         step, state = self._plan(tokens, state)
         return step, state.after(tokens.shape[1], None)
 
     def compute(self, step: XLStep) -> Float[Tensor, "lanes new_len d_model"]:
-        """The hidden states at the new tokens, on kept keys and values; writes theirs behind them."""
+        """Return the hidden states at the new tokens, and write their keys and values behind the stored ones."""
         x = self.dropout(low_precision(self.embedding(step.tokens)))
         for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
             positions, bias = step.distances(index)
             x = layer.extend(x, partial(step.write, index), positions, bias, Dense(step.seen))
         return x  # type: ignore[no-any-return]
 
-    def _plan(self, tokens: Tensor, state: XLKeyValues) -> tuple[XLStep, XLKeyValues]:
-        """A step, and its memory with room for the new positions, before they are counted.
+    def _plan(self, tokens: Tensor, state: XLState) -> tuple[XLStep, XLState]:
+        """Return a step, and the state with space for the new positions, before they count.
 
         Raises: RequestError: in training.
         """
@@ -211,39 +220,37 @@ class TransformerXL(nn.Module):
             )
         new_len = tokens.shape[1]
         like = low_precision(self.embedding(tokens[:0]))
-        # Room for two more: see `XLStep`.
-        state = self._reaching(state.with_room(new_len + 2, like.dtype), new_len + 2, like)
+        # Space for two more: see `XLStep`.
+        memory = cast(KeyValues, state.memory).with_room(new_len + 2, like.dtype)
+        memory = self._reaching(memory, new_len + 2, state.attending, like)
         step = XLStep(
             tokens=tokens,
-            keys=state.keys,
-            values=state.values,
-            positions=state.positions,
-            distance_biases=state.distance_biases,
-            first=int(state.first),
-            last=int(state.last),
+            memory=memory,
+            first=int(memory.first),
+            last=int(memory.last),
             seen=self._mask(state, new_len).pattern,
             can_compile=new_len == 1 and state.columns > 1 and not self._needs_weights,
         )
-        return step, state
+        return step, replace(state, memory=memory)
 
     @property
     def _needs_weights(self) -> bool:
-        """Whether weights of attention must be there in some layer."""
+        """Whether some layer must compute its attention weights."""
         return any(cast(RelativeLayer, layer).attention.weights_hook is not None for layer in self.layers)
 
-    def _reaching(self, state: XLKeyValues, new_len: int, like: Tensor) -> XLKeyValues:
-        """The state with distances projected as far as its memory and a segment reach."""
-        needed = state.columns + new_len
-        if state.reach >= needed and state.positions[0].dtype == like.dtype:
-            return state
-        reach = min(max(2 * needed, 16), max(needed, state.attending.memory_len + new_len))
-        places = self._encoded(distances_back(reach, state.attending.clamp_len, like.device), reach, like)
+    def _reaching(self, memory: KeyValues, new_len: int, attending: Attending, like: Tensor) -> KeyValues:
+        """Return the memory with distances projected for all its positions and a segment."""
+        needed = memory.columns + new_len
+        if memory.reach >= needed and memory.positions[0].dtype == like.dtype:
+            return memory
+        reach = min(max(2 * needed, 16), max(needed, attending.memory_len + new_len))
+        places = self._encoded(distances_back(reach, attending.clamp_len, like.device), reach, like)
         projected = [cast(RelativeLayer, layer).attention.project_positions(places) for layer in self.layers]
         biases = tuple(bias.to(like.dtype) for _, bias in projected if bias is not None)
         positions = tuple(one.to(like.dtype).contiguous() for one, _ in projected)
-        return replace(state, positions=positions, distance_biases=biases)
+        return replace(memory, positions=positions, distance_biases=biases)
 
-    def _mask(self, state: XLMemory | XLKeyValues, new_len: int) -> Dense:
+    def _mask(self, state: XLState, new_len: int) -> Dense:
         """Return the mask of memory and segment for the segment's queries, computed once for all layers."""
         valid = state.valid()
         if new_len == 1 and state.attending.window is None and valid is None:  # one query that sees all
@@ -256,8 +263,8 @@ class TransformerXL(nn.Module):
         keys = torch.arange(state.columns + new_len, device=state.lengths.device)
         return Dense(mask.allowed(keys[state.columns :], keys))
 
-    def _places(self, state: XLMemory, new_len: int, lengths: Tensor | None, like: Tensor) -> Tensor | None:
-        """Where memory and segment stand, in the form that the kind of attention wants."""
+    def _places(self, state: XLState, new_len: int, lengths: Tensor | None, like: Tensor) -> Tensor | None:
+        """Return the positions of memory and segment, in the form that the kind of attention needs."""
         k_len, clamp_len = state.columns + new_len, state.attending.clamp_len
         if self.config.attention.startswith("relative") or lengths is None:
             distances = distances_back(k_len, clamp_len, like.device)
