@@ -484,14 +484,14 @@ def test_no_tokens_and_no_lanes(language_model: Any, precision: Any, projected: 
 @FORMS
 def test_attention_is_recorded_on_request(language_model: Any, projected: bool) -> None:
     """Over memory and segment; recording changes nothing."""
-    from manyheads.nn.attention.recording import record_attention
+    from manyheads.nn.attention.observing import observe
 
     model, past, tokens = language_model.build(), ids(2, 4), ids(2, 3, seed=1)
     attending = looking(language_model, 4, same_length=False)
     with torch.no_grad():
         _, state = model.read(past, None, model.start(2, attending, projected=projected))
         plainly, _ = model.read(tokens, None, state.clone())
-        with record_attention(model) as weights:
+        with observe(model) as weights:
             recorded, _ = model.read(tokens, None, state)
     torch.testing.assert_close(recorded, plainly, atol=1e-5, rtol=1e-5)
     assert len(weights) == language_model.config.num_layers

@@ -127,7 +127,7 @@ def test_python_translates(printed: dict[str, tuple[str, str]]) -> None:
     best, *nbest = of(printed, "translate_nbest")[0].rstrip("\n").split("\n")
     assert translations(best)
     assert [bool(re.fullmatch(r"-?\d+\.\d{3}  .+", line)) for line in nbest] == [True, True]
-    assert "cross_attn" in of(printed, "record_attention")[0]
+    assert "cross_attn" in of(printed, "observe")[0]
 
 
 def test_a_model_of_ones_own(printed: dict[str, tuple[str, str]]) -> None:

@@ -1,16 +1,14 @@
-"""The attention weights of a whole model, in the shape that other libraries and viewers use."""
+"""The attention weights and buckets of a whole model, in the shape that other libraries and viewers use."""
 
 from __future__ import annotations
 
 import re
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.nn.attention.lsh import LSHSelfAttention
-from manyheads.nn.attention.recording import record_attention
+from manyheads.nn.attention.observing import observe
 
 __all__ = ["Attentions", "attentions_of", "buckets_of"]
 
@@ -18,8 +16,9 @@ _LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)[._])?layers\.(\d+)\.([\w.]+)$
 
 
 class Attentions(NamedTuple):
-    """One tensor per layer and stack; a stack that the model does not have is empty. Shape: (batch, heads, q_len,
-    k_len) each.
+    """One tensor per layer and stack; a stack that the model does not have is empty.
+
+    Shape: (batch, heads, q_len, k_len) each.
 
     encoder: self-attention of the source. decoder: self-attention of the target, or of a language model, whose k_len
     includes memory. cross: attention of the target to the source.
@@ -38,8 +37,7 @@ def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:
 
     Works with any model that has `log_probs` and whose attention layers are in `layers`, or in `encoder.layers` and
     `decoder.layers` (or `encoder_layers` and `decoder_layers`). Weights of padding keys are zero; rows of padding
-    queries
-    are undefined. The model is not changed; no gradients are kept.
+    queries are undefined. The model is not changed; no gradients are kept.
 
     Args:
         model: in evaluation mode, unless the inputs of later layers should include dropout.
@@ -47,15 +45,13 @@ def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:
 
     Cost: q_len x k_len numbers per head, layer and sequence, which models otherwise do not store.
     """
-    with torch.no_grad(), record_attention(model) as record:
-        model.log_probs(*inputs, **options)  # type: ignore[operator]
     stacks: dict[str, dict[int, Tensor]] = {"encoder": {}, "decoder": {}, "cross": {}}
-    for name, calls in record.items():
+    for name, weights in _observed(model, "weights", inputs, options).items():
         found = _LAYER.search(name)
         if found is None:
             continue
         stack = "cross" if "cross" in found[3] else found[1] or "decoder"
-        stacks[stack][int(found[2])] = calls[-1]
+        stacks[stack][int(found[2])] = weights
     return Attentions(**{name: tuple(layers[index] for index in sorted(layers)) for name, layers in stacks.items()})
 
 
@@ -64,19 +60,14 @@ def buckets_of(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, Tens
 
     Args: as `attentions_of`.
     Returns: name of the layer -> (batch, heads, rounds, length), whole numbers; empty if no layer hashes. Padding is in
-        a
-        separate bucket after the others.
+        a separate bucket after the others.
     """
-    found: dict[str, Tensor] = {}
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LSHSelfAttention)}
+    return _observed(model, "buckets", inputs, options)
 
-    before = {name: layer.buckets_hook for name, layer in layers.items()}
-    try:
-        for name, layer in layers.items():
-            layer.buckets_hook = partial(found.__setitem__, name.removeprefix("body."))
-        with torch.no_grad():
-            model.log_probs(*inputs, **options)  # type: ignore[operator]
-    finally:
-        for name, layer in layers.items():
-            layer.buckets_hook = before[name]
-    return found
+
+def _observed(
+    model: nn.Module, what: Literal["weights", "buckets"], inputs: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Tensor]:
+    with torch.no_grad(), observe(model, what) as record:
+        model.log_probs(*inputs, **options)  # type: ignore[operator]
+    return {name.removeprefix("body."): calls[-1] for name, calls in record.items()}

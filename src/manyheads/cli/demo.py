@@ -221,7 +221,7 @@ def draw_attention(translator: Translator, source: str, translation: str, path: 
     import torch
 
     from manyheads.architectures.seq2seq import Seq2Seq
-    from manyheads.nn.attention.recording import record_attention
+    from manyheads.nn.attention.observing import observe
     from manyheads.visualise.attention import attention_figure
     from manyheads.visualise.figure import save_figure
 
@@ -230,7 +230,7 @@ def draw_attention(translator: Translator, source: str, translation: str, path: 
         raise TypeError(f"{type(model).__name__} has no cross-attention to draw")
     source_ids = [*reader.encode(source), reader.eos_id]
     target_ids = token.encode(translation)
-    with torch.inference_mode(), record_attention(model) as weights:
+    with torch.inference_mode(), observe(model) as weights:
         model.log_probs(
             torch.tensor([source_ids], device=translator.device),
             torch.tensor([len(source_ids)], device=translator.device),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.multi_head import MultiHeadAttention as MultiHeadAttention
     from manyheads.nn.attention.multi_head import merge_heads as merge_heads
     from manyheads.nn.attention.multi_head import split_heads as split_heads
-    from manyheads.nn.attention.recording import record_attention as record_attention
+    from manyheads.nn.attention.observing import observe as observe
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
     from manyheads.nn.attention.state import KeyValueState as KeyValueState
@@ -83,7 +83,7 @@ _LAZY = {
     "dot_product_weights": "kernels.attention",
     "masked_softmax": "kernels.softmax",
     "merge_heads": "attention.multi_head",
-    "record_attention": "attention.recording",
+    "observe": "attention.observing",
     "relative_shift": "kernels.relative",
     "sinusoidal_table": "positions",
     "split_heads": "attention.multi_head",
@@ -122,7 +122,7 @@ __all__ = [
     "dot_product_weights",
     "masked_softmax",
     "merge_heads",
-    "record_attention",
+    "observe",
     "relative_shift",
     "sinusoidal_table",
     "split_heads",

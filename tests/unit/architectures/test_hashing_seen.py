@@ -15,7 +15,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.tracing import trace
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
-from manyheads.nn.attention.recording import record_attention
+from manyheads.nn.attention.observing import observe
 
 
 def reformer() -> torch.nn.Module:
@@ -36,7 +36,7 @@ def test_local_weights_on_all_keys_give_the_layers_output(
     ).eval()
     x = torch.randn(2, length, 16)
     expected = layer(x)
-    with record_attention(layer) as record:
+    with observe(layer) as record:
         layer(x)
     [weights] = record[""]
     assert weights.shape == (2, 2, length, length)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.attentions import attentions_of
+from manyheads.architectures.equations import EQUATIONS
 from manyheads.architectures.table import ARCHITECTURES, build_model
-from manyheads.architectures.tracing import EQUATIONS, TracedTensor, folded, trace
+from manyheads.architectures.tracing import TracedTensor, folded, trace
 from manyheads.architectures.transformer import presets
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.nn.attention.recording import record_attention
+from manyheads.nn.attention.observing import observe
 
 
 def translator(**changes: Any) -> nn.Module:
@@ -54,7 +55,7 @@ def test_attentions_have_the_shape_that_viewers_take() -> None:
 def test_attentions_are_those_that_each_layer_recorded_in_order() -> None:
     """Eleven layers: by name, layer 10 would come before layer 2."""
     model, batch = translator(num_encoder_layers=11), pair()
-    with record_attention(model) as record:
+    with observe(model) as record:
         expected = model.log_probs(*batch.values())  # type: ignore[operator]
     found = attentions_of(model, *batch.values())
     for index, weights in enumerate(found.encoder):

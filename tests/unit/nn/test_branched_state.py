@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.nn import Causal, MultiHeadAttention, record_attention
+from manyheads.nn import Causal, MultiHeadAttention, observe
 from manyheads.nn.attention.branches import BranchedKeyValueState
 from manyheads.nn.attention.state import KeyValueState
 
@@ -105,7 +105,7 @@ def test_attention_is_the_same(new_len: int, openly: bool) -> None:
         x = torch.randn(6, new_len, H * D)
         mask = Causal() if new_len > 1 else None
         planned, branched = branched.plan(new_len)
-        with record_attention(attention) if openly else nullcontext({}) as weights:
+        with observe(attention) if openly else nullcontext({}) as weights:
             expected, plain = attention(x, mask=mask, state=plain)
             found = attention.step(x, planned, mask)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)

@@ -13,7 +13,7 @@ from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
 from manyheads.nn.attention.naive import naive_dot_product_attention
-from manyheads.nn.attention.recording import record_attention
+from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels import policy
 
@@ -127,7 +127,7 @@ def test_the_hook_sees_weights_and_changes_nothing(make_mask: MakeMask) -> None:
     x = torch.randn(B, L, W)
     mask = make_mask(B, L, L)
     plain, _ = layer(x, mask=mask)
-    with record_attention(torch.nn.ModuleDict({"one": layer})) as record:
+    with observe(torch.nn.ModuleDict({"one": layer})) as record:
         hooked, _ = layer(x, mask=mask)
         layer(x)
     assert layer.weights_hook is None
@@ -145,7 +145,7 @@ def test_weights_are_computed_for_no_one_else(monkeypatch: pytest.MonkeyPatch) -
     layer = MultiHeadAttention(W, H)
     monkeypatch.setattr(layer, "attention_weights", lambda *_: pytest.fail("weights without a request"))
     layer(torch.randn(B, L, W))
-    with pytest.raises(RuntimeError, match="stop"), record_attention(layer):
+    with pytest.raises(RuntimeError, match="stop"), observe(layer):
         raise RuntimeError("stop")
     assert layer.weights_hook is None
 
@@ -239,7 +239,7 @@ def test_weights_by_request(path: str, make_mask: MakeMask) -> None:
     x = torch.randn(B, L, W)
     mask = make_mask(B, L, L)
     plain, _ = layer(x, mask=mask)
-    with record_attention(layer) as record:
+    with observe(layer) as record:
         out, state, weights = layer(x, mask=mask, need_weights=True)
     assert state is None
     torch.testing.assert_close(out, plain, atol=1e-5, rtol=1e-5)

@@ -248,8 +248,7 @@ class LocalSelfAttention(nn.Module):
         out = self._finish(self._attend(*self._project(x), lengths, seen.append if need_weights else None))
         if not need_weights:
             return out[0] if alone else out
-        weights = spread_chunks(seen[0], self.chunks_before, x.shape[1])
-        return (out[0], weights[0]) if alone else (out, weights)
+        return (out[0], seen[0][0]) if alone else (out, seen[0])
 
     def _finish(self, attended: Tensor) -> Tensor:
         out: Tensor = self.out_proj(merge_heads(attended))
@@ -258,10 +257,12 @@ class LocalSelfAttention(nn.Module):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, show: Callable[[Tensor], None] | None
     ) -> Tensor:
+        hooks = [hook for hook in (self.weights_hook, show) if hook is not None]
+
         def shown(weights: Tensor) -> None:
-            for hook in (self.weights_hook, show):
-                if hook is not None:
-                    hook(weights)
+            weights = spread_chunks(weights, self.chunks_before, q.shape[2])
+            for hook in hooks:
+                hook(weights)
 
         return local_attention(
             q,
@@ -274,7 +275,7 @@ class LocalSelfAttention(nn.Module):
             wrap=self.wrap,
             lengths=lengths,
             dropout_rate=self.dropout_rate if self.training else 0.0,
-            weights_hook=shown,
+            weights_hook=shown if hooks else None,
         )
 
     def start(self, rows: int) -> LocalCache:

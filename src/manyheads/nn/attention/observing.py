@@ -1,0 +1,45 @@
+"""The one way to look inside attention: weights and buckets are handed out only while they are observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal
+
+from torch import Tensor, nn
+
+__all__ = ["observe"]
+
+
+@contextmanager
+def observe(module: nn.Module, what: Literal["weights", "buckets"] = "weights") -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the attention weights, or the buckets, of every layer below `module`, one entry per call.
+
+        >>> import torch
+        >>> from manyheads.nn import MultiHeadAttention
+        >>> model = nn.ModuleDict({"self_attn": MultiHeadAttention(16, 4)})
+        >>> with observe(model) as weights:
+        ...     out, _ = model["self_attn"](torch.randn(2, 5, 16))
+        >>> weights["self_attn"][0].shape  # (batch, heads, q_len, k_len)
+        torch.Size([2, 4, 5, 5])
+
+    Args: what: `weights`: before dropout; `buckets` of layers that hash: (batch, heads, rounds, length).
+
+    The module is left as it was, also after an error.
+    """
+    record: dict[str, list[Tensor]] = {}
+
+    def keep(name: str, tensor: Tensor) -> None:
+        record.setdefault(name, []).append(tensor.detach())
+
+    hook = f"{what}_hook"
+    layers = {name: layer for name, layer in module.named_modules() if hasattr(layer, hook)}
+    before = {name: getattr(layer, hook) for name, layer in layers.items()}
+    try:
+        for name, layer in layers.items():
+            setattr(layer, hook, partial(keep, name))
+        yield record
+    finally:
+        for name, layer in layers.items():
+            setattr(layer, hook, before[name])
