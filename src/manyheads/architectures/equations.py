@@ -11,7 +11,6 @@ from manyheads.architectures.reformer.layers import AttentionSublayer, FeedForwa
 from manyheads.architectures.reformer.model import Reformer
 from manyheads.architectures.reformer.translator import (
     CrossSublayer,
-    PointSublayer,
     ReformerTranslator,
     SelfSublayer,
 )
@@ -80,7 +79,6 @@ EQUATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], str]]] = {
     SelfSublayer: ("changed stream", lambda _: "x + attention(LN(x')), x' the other stream"),
     CrossSublayer: ("changed stream", lambda _: "x + attention(LN(x'), memory), x' the other stream"),
     FeedForwardSublayer: ("changed stream", lambda _: "x + feed-forward(LN(x')), x' the other stream"),
-    PointSublayer: ("changed stream", lambda _: "x + feed-forward(LN(x')), x' the other stream"),
 }
 """Class -> the name and the equation of its output; for attention see `attention_tensors`.
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.state import TransformerState
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.names import Pair, export_weights, import_weights, pick, require
 from manyheads.interop.scores import PeerMask, scored_as, uniform_when_empty
@@ -163,7 +162,7 @@ class AnnotatedTransformer:
         body = self.module.body
         mask: PeerMask = uniform_when_empty(source_mask[:1])
         layers = body.decoder.start(self.encode(source, source_mask[:1]))
-        state = TransformerState(layers, source_seen=None, length=torch.zeros((), dtype=torch.int64))
+        state = DecoderState(layers, source_seen=None, length=torch.zeros((), dtype=torch.int64))
         ids = [torch.full((1, 1), int(self.config.get("start_symbol", 1)))]
         with scored_as(body.decoder, "cross_attn", mask) as allowed:
             for first in range(length - 1):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.architectures.reformer.config import LayerKind, ReformerConfig
+from manyheads.architectures.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.errors import RequestError
 from manyheads.nn.attention.local import LocalCache, LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
@@ -129,7 +129,7 @@ class AttentionSublayer(nn.Module):
 class FeedForwardSublayer(nn.Module):
     """G: dropout(feed-forward(LN(x))), `ff_chunk_len` positions at a time; see `nn.reversible.Sublayer`."""
 
-    def __init__(self, config: ReformerConfig) -> None:
+    def __init__(self, config: ReformerConfig | ReformerSeq2SeqConfig) -> None:
         super().__init__()
         self.chunk_len = config.ff_chunk_len
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
@@ -139,7 +139,7 @@ class FeedForwardSublayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch length d_model"],
-        call: Call | None = None,
+        call: object = None,
         shared: tuple[Tensor, ...] = (),
         kept: tuple[Tensor, ...] | None = None,
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:

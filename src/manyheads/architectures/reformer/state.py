@@ -11,13 +11,14 @@ from torch import Tensor
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.local import LocalCache
 from manyheads.nn.attention.lsh_cache import LSHCache
-from manyheads.nn.attention.state import register_state
+from manyheads.nn.attention.state import copy_of, register_state
 
 __all__ = ["ReformerState"]
 
 Cache = LSHCache | LocalCache
 
 
+@register_state
 @dataclass(frozen=True)
 class ReformerState:
     """The state of a Reformer; see `Reformer.start`.
@@ -46,7 +47,7 @@ class ReformerState:
         if lanes.shape != self.positions.shape:
             raise ShapeError(f"{tuple(lanes.shape)} marks do not fit {len(self.positions)} lanes; give one a lane.")
         lanes = lanes.to(self.positions.device)
-        caches = tuple(_forgotten(cache, lanes) for cache in self.caches)
+        caches = tuple(cache.reset(lanes) for cache in self.caches)
         return replace(self, positions=self.positions.masked_fill(lanes, 0), caches=caches)
 
     def reorder(self, rows: Int[Tensor, "*rows"]) -> ReformerState:
@@ -56,24 +57,8 @@ class ReformerState:
         return replace(self, positions=self.positions.index_select(0, rows), caches=caches)
 
     def clone(self) -> ReformerState:
-        """A copy that shares nothing, to branch."""
-        caches = tuple(cache.clone() for cache in self.caches)
-        return ReformerState(self.hash_seed.clone(), self.positions.clone(), caches)
-
-    def detach(self) -> ReformerState:
-        """Itself: nothing in it has a gradient."""
-        return self
-
-
-def _forgotten(cache: Cache, lanes: Tensor) -> Cache:
-    """A cache in which the marked lanes have read nothing."""
-    if isinstance(cache, LSHCache):
-        caught = cache.caught.masked_fill(lanes.view(-1, *[1] * (cache.caught.dim() - 1)), 0)
-        return replace(cache, lengths=cache.lengths.masked_fill(lanes, 0), caught=caught)
-    return replace(cache, lengths=cache.lengths.masked_fill(lanes, 0))
-
-
-register_state(ReformerState, "hash_seed", "positions", "caches")
+        """Return a copy that shares nothing, to branch."""
+        return copy_of(self)
 
 
 def seed_tensor(seed: int) -> Tensor:

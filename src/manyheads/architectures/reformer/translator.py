@@ -14,22 +14,25 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
+from manyheads.architectures.reformer.layers import FeedForwardSublayer
 from manyheads.errors import ConfigError
+from manyheads.nn.attention.branches import BranchedKeyValueState
+from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, source_mask
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.attention.masks import Causal, Lengths
 from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.state import KeyValueState, register_state
+from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
-from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
 from manyheads.seeding import derive_seed
 
-__all__ = ["ReformerTranslator", "TranslatorState"]
+__all__ = ["ReformerTranslator"]
 
 Kept = tuple[Tensor, ...]
+Past = KeyValueState | BranchedKeyValueState | LSHCache
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,14 @@ class SelfSublayer(nn.Module):
             return self.self_attn.start(rows, seed=self.seed(side))
         return KeyValueState.empty(rows, self.self_attn.num_heads, self.self_attn.head_dim, like=like)
 
-    def step(self, x: Tensor, past: KeyValueState | LSHCache) -> tuple[Tensor, KeyValueState | LSHCache]:
+    def step(self, x: Tensor, past: Past) -> tuple[Tensor, Past]:
         """Compute `forward` for the next positions of every row."""
         h = self.norm(x)
         if isinstance(past, LSHCache):
             return cast(LSHSelfAttention, self.self_attn).step(h, past)
-        out, after = self.self_attn(h, mask=Causal() if x.shape[1] > 1 else None, state=past)
-        return out, after
+        planned, after = past.plan(x.shape[1])
+        mask = Causal() if x.shape[1] > 1 else None
+        return cast(MultiHeadAttention, self.self_attn).step(h, planned, mask), after
 
 
 class CrossSublayer(nn.Module):
@@ -121,31 +125,6 @@ class CrossSublayer(nn.Module):
         out, _ = self.cross_attn(self.norm(x), shared[0], mask=Lengths(side.source_lengths))
         return self.dropout(out), ()
 
-    def step(self, x: Tensor, key: Tensor, value: Tensor, source_lengths: Tensor) -> Tensor:
-        """Compute the next positions of every row with projected keys and values, one row per sentence."""
-        # The rows of one sentence share its source, so they form one longer query, and keys are never copied.
-        rows, new_len, d_model = x.shape
-        q = self.cross_attn.project_query(self.norm(x).reshape(key.shape[0], -1, d_model))
-        out = self.cross_attn.attend(q, key, value, Lengths(source_lengths))
-        return out.reshape(rows, new_len, d_model)
-
-
-class PointSublayer(nn.Module):
-    """dropout(feed-forward(LN(x))), `ff_chunk_len` positions at a time; see `nn.reversible.Sublayer`."""
-
-    def __init__(self, config: ReformerSeq2SeqConfig) -> None:
-        super().__init__()
-        self.chunk_len = config.ff_chunk_len
-        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
-        self.net = FeedForward(config.d_model, config.d_ff, activation=config.activation, dropout=config.dropout)
-        self.dropout = Dropout(config.dropout)
-
-    def forward(
-        self, x: Tensor, side: Side | None = None, shared: tuple[Tensor, ...] = (), kept: Kept | None = None
-    ) -> tuple[Tensor, Kept]:
-        """Return the output to add to the other stream."""
-        return self.dropout(self.net(self.norm(x))), ()
-
 
 class EncoderLayer(nn.Module):
     """Self-attention, feed-forward."""
@@ -153,7 +132,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: ReformerSeq2SeqConfig, index: int) -> None:
         super().__init__()
         self.attention = SelfSublayer(config, "encoder", index, causal=False)
-        self.feed_forward = PointSublayer(config)
+        self.feed_forward = FeedForwardSublayer(config)
 
 
 class DecoderLayer(nn.Module):
@@ -163,56 +142,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention = SelfSublayer(config, "decoder", index, causal=True)
         self.source_attention = CrossSublayer(config)
-        self.feed_forward = PointSublayer(config)
-
-
-@dataclass(frozen=True)
-class TranslatorLayerState:
-    """One decoder layer's cache: its own positions, a row per hypothesis; the source, a row per sentence.
-
-    Shape: memory_key, memory_value (sentences, heads, source_len, head_dim).
-    """
-
-    past: KeyValueState | LSHCache
-    memory_key: Tensor
-    memory_value: Tensor
-
-
-@dataclass(frozen=True)
-class TranslatorState:
-    """All layers' caches; rows are sentences x beams, sentence by sentence.
-
-    Shape: source_lengths (sentences,); length () int64 on the CPU: number of target positions so far; rows () int64 on
-        the CPU.
-    """
-
-    layers: tuple[TranslatorLayerState, ...]
-    source_lengths: Tensor
-    length: Tensor
-    rows: Tensor
-
-    def reorder(self, rows: Tensor) -> TranslatorState:
-        """See `protocols.SearchState.reorder`. rows: (sentences, beams) of old row ids."""
-        old_sentences = self.source_lengths.shape[0]
-        old_beams = max(1, int(self.rows) // max(1, old_sentences))
-        sentences = torch.div(rows[:, 0], old_beams, rounding_mode="floor")
-        same = rows.shape[0] == old_sentences  # lines keep their order, so an equal number means the same sentences
-        layers = []
-        for layer in self.layers:
-            key, value = layer.memory_key, layer.memory_value
-            if not same:
-                key, value = key.index_select(0, sentences), value.index_select(0, sentences)
-            layers.append(TranslatorLayerState(layer.past.reorder(rows.flatten()), key, value))
-        lengths = self.source_lengths if same else self.source_lengths.index_select(0, sentences)
-        return TranslatorState(tuple(layers), lengths, self.length, torch.tensor(rows.numel()))
-
-    def clone(self) -> TranslatorState:
-        """Return a copy for branching: steps of one do not change the other."""
-        return replace(self, layers=tuple(replace(layer, past=layer.past.clone()) for layer in self.layers))
-
-
-register_state(TranslatorLayerState, "past", "memory_key", "memory_value")
-register_state(TranslatorState, "layers", "source_lengths", "length", "rows")
+        self.feed_forward = FeedForwardSublayer(config)
 
 
 class ReformerTranslator(nn.Module):
@@ -288,7 +218,7 @@ class ReformerTranslator(nn.Module):
         """Compute `encode`, then `decode`: (batch, target_len, d_model)."""
         return self.decode(target, self.encode(source, source_lengths), source_lengths)
 
-    def start(self, source: Tensor, source_lengths: Tensor) -> TranslatorState:
+    def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Return the state before the first target token: one row per sentence."""
         memory = self.encode(source, source_lengths)
         side, rows = Side(None, source_lengths, self.config.hash_seed), source.shape[0]
@@ -296,12 +226,13 @@ class ReformerTranslator(nn.Module):
         for layer in self._decoder():
             key, value = layer.source_attention.cross_attn.project_memory(memory)
             past = layer.attention.start(rows, side, key)
-            layers.append(TranslatorLayerState(past, key.contiguous(), value.contiguous()))
-        return TranslatorState(tuple(layers), source_lengths, torch.zeros((), dtype=torch.int64), torch.tensor(rows))
+            layers.append(DecoderLayerState(past, key.contiguous(), value.contiguous()))
+        seen = source_mask(source_lengths, source.shape[1])
+        return DecoderState(tuple(layers), seen, torch.zeros((), dtype=torch.int64))
 
     def step(
-        self, tokens: Int[Tensor, "rows new_len"], state: TranslatorState
-    ) -> tuple[Float[Tensor, "rows new_len d_model"], TranslatorState]:
+        self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], DecoderState]:
         """Compute `decode` for the next tokens of every row; the time depends on the new tokens only."""
         x = self.target_positions(self.target_embedding(tokens), int(state.length))
         streams, turn, layers = [x, x], 0, []
@@ -309,9 +240,9 @@ class ReformerTranslator(nn.Module):
             added, past = layer.attention.step(streams[1 - turn], old.past)
             streams[turn] = streams[turn] + added
             turn = 1 - turn
-            added = layer.source_attention.step(
-                streams[1 - turn], old.memory_key, old.memory_value, state.source_lengths
-            )
+            across = layer.source_attention
+            h = across.norm(streams[1 - turn])
+            added = across.cross_attn.step_across(h, old.memory_key, old.memory_value, state.memory_mask)
             streams[turn] = streams[turn] + added
             turn = 1 - turn
             streams[turn] = streams[turn] + layer.feed_forward(streams[1 - turn])[0]

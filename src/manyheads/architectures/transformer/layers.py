@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.state import PlannedLayer
+from manyheads.nn.attention.decoder_state import PlannedLayer
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.feed_forward import FeedForward
@@ -57,11 +57,7 @@ class DecoderLayer(nn.Module):
         """`forward` for the next target positions of every row. Shape: (rows, new_len, d_model) in and out."""
 
         def attend_memory(h: Tensor) -> Tensor:
-            # The rows of one sentence share its source: they form one longer query, so keys are never copied.
-            sentences, (rows, new_len, d_model) = layer.memory_key.shape[0], h.shape
-            q = self.cross_attn.project_query(h.reshape(sentences, -1, d_model))
-            out = self.cross_attn.attend(q, layer.memory_key, layer.memory_value, memory_mask)
-            return out.reshape(rows, new_len, d_model)
+            return self.cross_attn.step_across(h, layer.memory_key, layer.memory_value, memory_mask)
 
         x = self.self_attn_residual(x, lambda h: self.self_attn.step(h, layer.past, mask))
         x = self.cross_attn_residual(x, attend_memory)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer
-from manyheads.architectures.transformer.state import DecoderLayerState, PlannedLayer, PlannedStep, TransformerState
+from manyheads.architectures.transformer.state import PlannedStep
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.masks import Causal, Lengths, Mask, dense_mask
+from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, PlannedLayer, source_mask
+from manyheads.nn.attention.masks import Causal, Lengths, Mask
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
-from manyheads.nn.kernels import policy
 from manyheads.nn.norm import build_norm
 from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
 from manyheads.nn.precision import low_precision
@@ -135,25 +135,20 @@ class Transformer(nn.Module):
         """`encode`, then `decode`: (batch, target_len, d_model)."""
         return self.decode(target, self.encode(source, source_lengths), source_lengths)
 
-    def start(self, source: Tensor, source_lengths: Tensor) -> TransformerState:
+    def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """The state before the first target token: one row a sentence."""
         layers = self.decoder.start(self.encode(source, source_lengths))
-        seen = dense_mask(Lengths(source_lengths), 1, source.shape[1], source.device)
-        assert seen is not None
-        if not policy.is_compiled() and bool(seen.all()):
-            seen = None  # a mask costs some of every step to come
-        return TransformerState(layers=layers, source_seen=seen, length=torch.zeros((), dtype=torch.int64))
+        seen = source_mask(source_lengths, source.shape[1])
+        return DecoderState(layers=layers, source_seen=seen, length=torch.zeros((), dtype=torch.int64))
 
     def step(
-        self, tokens: Int[Tensor, "rows new_len"], state: TransformerState
-    ) -> tuple[Float[Tensor, "rows new_len d_model"], TransformerState]:
+        self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], DecoderState]:
         """`decode` for the next tokens of every row. The keys and values of earlier tokens are not computed again."""
         step, after = self.plan(tokens, state)
         return self.compute(step), after
 
-    def plan(
-        self, tokens: Int[Tensor, "rows new_len"], state: TransformerState
-    ) -> tuple[PlannedStep, TransformerState]:
+    def plan(self, tokens: Int[Tensor, "rows new_len"], state: DecoderState) -> tuple[PlannedStep, DecoderState]:
         """See `protocols.PlansSteps`."""
         length, new_len = int(state.length), tokens.shape[1]
         layers, after = state.plan(new_len)

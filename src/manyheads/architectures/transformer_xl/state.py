@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.errors import ShapeError
-from manyheads.nn.attention.state import register_state
+from manyheads.nn.attention.state import copy_of, register_state
 from manyheads.nn.kernels import policy
 
 __all__ = ["KeyValues", "LayerInputs", "XLState", "XLStep"]
@@ -94,10 +94,10 @@ class XLState:
 
     def clone(self) -> XLState:
         """Return a copy that shares nothing, to branch."""
-        copy: XLState = pytree.tree_map(torch.clone, self)
-        return copy
+        return copy_of(self)
 
 
+@register_state
 @dataclass(frozen=True)
 class LayerInputs:
     """The input of every layer at the positions before the segment (Dai et al. 2019, sec. 3.2), without gradient.
@@ -144,6 +144,7 @@ def _kept(old: Tensor, new: Tensor, first: int, columns: int, rows: Tensor | Non
     return torch.cat([old[:, first:], new[:, :end]], dim=1)
 
 
+@register_state
 @dataclass(frozen=True)
 class KeyValues:
     """Projected keys and values of the positions before the segment, in buffers with free space behind them.
@@ -289,5 +290,3 @@ def _unflatten(values: Any, context: Any) -> XLState:
 pytree.register_pytree_node(
     XLState, _flatten, _unflatten, serialized_type_name=f"{XLState.__module__}.{XLState.__qualname__}"
 )
-register_state(LayerInputs, "layers")
-register_state(KeyValues, "keys", "values", "first", "last", "positions", "distance_biases")

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.attention.planned import PlannedKeyValues, Slots
-from manyheads.nn.attention.state import KeyValueState, register_state
+from manyheads.nn.attention.state import KeyValueState, copy_of, register_state
 
 __all__ = ["BranchedKeyValueState", "Branches"]
 
 
+@register_state
 @dataclass(frozen=True)
 class Branches:
     """Which keys of its group each row sees; one such table serves the caches of all layers.
@@ -81,11 +82,8 @@ class Branches:
         grown[:, :, :kept] = seen.gather(2, order[:, None].expand(-1, seen.shape[1], -1))
         return replace(self, seen=grown, slots=torch.tensor(kept)), order
 
-    def clone(self) -> Branches:
-        """A copy that shares nothing."""
-        return Branches(seen=self.seen.clone(), length=self.length.clone(), slots=self.slots.clone())
 
-
+@register_state
 @dataclass(frozen=True)
 class BranchedKeyValueState:
     """Projected keys and values of several rows a group, where rows have most of their past in common.
@@ -163,7 +161,7 @@ class BranchedKeyValueState:
 
     def clone(self) -> BranchedKeyValueState:
         """A copy that shares nothing, to branch a search."""
-        return BranchedKeyValueState(self.key.clone(), self.value.clone(), self.branches.clone())
+        return copy_of(self)
 
 
 def _moved(buffer: Tensor, kept: Tensor, capacity: int) -> Tensor:
@@ -175,7 +173,3 @@ def _moved(buffer: Tensor, kept: Tensor, capacity: int) -> Tensor:
     rows = buffer.reshape(-1, head_dim).index_select(0, (starts + kept[:, None]).flatten())
     grown[:, :, : kept.shape[1]] = rows.view(groups, heads, -1, head_dim)
     return grown
-
-
-register_state(Branches, "seen", "length", "slots")
-register_state(BranchedKeyValueState, "key", "value", "branches")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
-from manyheads.nn.attention.state import register_state
+from manyheads.nn.attention.state import copy_of, register_state
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.linear import Linear
@@ -122,6 +122,7 @@ def spread_chunks(
     return spread.scatter_add(4, keys, weights).flatten(2, 3)[:, :, :length, :length]
 
 
+@register_state
 @dataclass(frozen=True)
 class LocalCache:
     """Keys and values of the last chunks. A call consumes the cache it is given; `clone()` to branch.
@@ -136,11 +137,15 @@ class LocalCache:
 
     def reorder(self, rows: Tensor) -> LocalCache:
         """The rows with these ids, (new_rows,), in this order."""
-        return LocalCache(*(getattr(self, name).index_select(0, rows) for name in _FIELDS))
+        return LocalCache(*(x.index_select(0, rows) for x in (self.keys, self.values, self.lengths)))
 
     def clone(self) -> LocalCache:
-        """A copy that shares nothing, to branch a search."""
-        return LocalCache(*(getattr(self, name).clone() for name in _FIELDS))
+        """Return a copy that shares nothing, to branch a search."""
+        return copy_of(self)
+
+    def reset(self, rows: Bool[Tensor, " rows"]) -> LocalCache:
+        """Forget the positions of the marked rows."""
+        return replace(self, lengths=self.lengths.masked_fill(rows, 0))
 
     def positions(self) -> Int[Tensor, "rows kept"]:
         """The position that stands at each place; negative where there is none."""
@@ -148,10 +153,6 @@ class LocalCache:
         last = self.lengths[:, None] - 1
         found = last - (last - torch.arange(kept, device=last.device)) % kept
         return torch.where(last >= 0, found, -1)
-
-
-_FIELDS = ("keys", "values", "lengths")
-register_state(LocalCache, *_FIELDS)
 
 
 class LocalSelfAttention(nn.Module):

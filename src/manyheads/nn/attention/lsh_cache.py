@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_pairs import keys_of
 from manyheads.nn.attention.lsh_settings import LSHSettings
-from manyheads.nn.attention.state import register_state
+from manyheads.nn.attention.state import copy_of, register_state
 
 __all__ = ["LSHCache"]
 
 
+@register_state
 @dataclass(frozen=True)
 class LSHCache:
     """Keys and values of all positions so far, and for every bucket of every round the last ones that it caught.
@@ -54,6 +55,10 @@ class LSHCache:
         )
 
     @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    @property
     def is_empty(self) -> bool:
         return not int(self.longest)
 
@@ -69,8 +74,13 @@ class LSHCache:
         )
 
     def clone(self) -> LSHCache:
-        """A copy that shares nothing, to branch a search."""
-        return LSHCache(*(getattr(self, name).clone() for name in _FIELDS))
+        """Return a copy that shares nothing, to branch a search."""
+        return copy_of(self)
+
+    def reset(self, rows: Bool[Tensor, " rows"]) -> LSHCache:
+        """Forget the positions of the marked rows."""
+        caught = self.caught.masked_fill(rows[:, None, None, None], 0)
+        return replace(self, lengths=self.lengths.masked_fill(rows, 0), caught=caught)
 
     def filled(
         self, qk: Tensor, v: Tensor, buckets: Tensor | None, lengths: Tensor | None, settings: LSHSettings
@@ -230,7 +240,3 @@ def _grown(buffer: Tensor, new: Tensor, capacity: int, filled: int) -> Tensor:
 
 def _wide(scores: Tensor) -> Tensor:
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
-
-
-_FIELDS = ("keys", "values", "rings", "caught", "rotations", "lengths", "longest")
-register_state(LSHCache, *_FIELDS)

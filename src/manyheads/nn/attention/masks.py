@@ -43,6 +43,7 @@ class Mask:
         return None
 
 
+@register_state
 @dataclass(frozen=True)
 class Causal(Mask):
     """No query sees a later key (Vaswani et al. 2017, sec. 3.2.3).
@@ -55,6 +56,7 @@ class Causal(Mask):
         return (keys[None, :] <= queries[:, None])[None, None]
 
 
+@register_state
 @dataclass(frozen=True)
 class Window(Mask):
     """A query sees `left` keys before it, itself, and `right` keys after it; None is no limit on that side.
@@ -76,6 +78,7 @@ class Window(Mask):
         return seen[None, None]
 
 
+@register_state
 @dataclass(frozen=True)
 class Lengths(Mask):
     """Keys before each row's length are real, those after it padding.
@@ -100,6 +103,7 @@ class Lengths(Mask):
         return (keys < self.lengths[:, :, None])[:, None]
 
 
+@register_state
 @dataclass(frozen=True)
 class KeyPadding(Mask):
     """Keys where `keep` (batch, k_len) is True are real; padding may stand anywhere.
@@ -119,6 +123,7 @@ class KeyPadding(Mask):
         return self.keep.bool()[:, None, None, :]
 
 
+@register_state
 @dataclass(frozen=True)
 class Dense(Mask):
     """Any pattern, written out: (q_len, k_len), (batch, q_len, k_len) or (batch, heads, q_len, k_len).
@@ -133,6 +138,7 @@ class Dense(Mask):
         return _four_axes(self.pattern.bool(), queries, keys)
 
 
+@register_state
 @dataclass(frozen=True)
 class Bias(Mask):
     """Numbers added to the scaled scores, such as ALiBi's; -inf forbids. Relative and LSH attention take none.
@@ -155,6 +161,7 @@ class Bias(Mask):
         return _four_axes(self.values, queries, keys)
 
 
+@register_state
 @dataclass(frozen=True)
 class Both(Mask):
     """A mask that allows the pairs that both `first` and `second` allow."""
@@ -213,13 +220,3 @@ def dense_bias(
     keys = torch.arange(k_len, device=device)
     allowed, bias = mask.allowed(queries, keys), mask.bias(queries, keys)
     return allowed, None if bias is None else bias.masked_fill(~allowed, 0.0)
-
-
-# So that torch.export takes masks as inputs.
-register_state(Causal)
-register_state(Window, "left", "right")
-register_state(Lengths, "lengths")
-register_state(KeyPadding, "keep")
-register_state(Dense, "pattern")
-register_state(Bias, "values")
-register_state(Both, "first", "second")

@@ -213,6 +213,15 @@ class MultiHeadAttention(nn.Module):
         queries = q.reshape(seen.shape[0], seen.shape[2], *q.shape[1::2]).transpose(1, 2)
         return self.attend(queries, keys, values, Dense(seen)).flatten(0, 1)[:, None]
 
+    def step_across(self, x: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
+        """Attention of new positions to projected keys and values that several rows share, such as a sentence's source.
+
+        Shape: x (sentences x beams, new_len, d_model), in and out; key, value (sentences, heads, k_len, head_dim).
+        """
+        # The rows of one sentence form one longer query, so that keys are never copied.
+        q = self.project_query(x.reshape(key.shape[0], -1, x.shape[2]))
+        return self.attend(q, key, value, mask).reshape(*x.shape[:2], -1)
+
     def project_query(self, query: Tensor) -> Tensor:
         """(batch, q_len, query_dim) -> (batch, heads, q_len, head_dim)"""
         return split_heads(self.q_proj(query), self.num_heads)

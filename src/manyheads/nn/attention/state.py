@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -11,20 +11,23 @@ from torch.utils import _pytree as pytree
 
 from manyheads.nn.attention.planned import PlannedKeyValues, Slots
 
-__all__ = ["KeyValueState", "register_state"]
+__all__ = ["KeyValueState", "copy_of", "register_state"]
+
+_State = TypeVar("_State")
 
 
-def register_state(cls: type, *fields: str) -> None:
-    """Make a state class a pytree, so that compile, export and checkpointing can take it apart."""
+def register_state(cls: type[_State]) -> type[_State]:
+    """Make a dataclass a pytree, so that compile, export and checkpointing can take it apart. Its fields are leaves."""
+    names = [field.name for field in fields(cast(Any, cls)) if field.init]
 
     def flatten(state: Any) -> tuple[list[Any], None]:
-        return [getattr(state, name) for name in fields], None
+        return [getattr(state, name) for name in names], None
 
     def flatten_with_keys(state: Any) -> tuple[list[Any], None]:
-        return [(pytree.GetAttrKey(name), getattr(state, name)) for name in fields], None
+        return [(pytree.GetAttrKey(name), getattr(state, name)) for name in names], None
 
     def unflatten(values: Any, _: Any) -> Any:
-        return cls(**dict(zip(fields, values, strict=True)))
+        return cls(**dict(zip(names, values, strict=True)))
 
     pytree.register_pytree_node(
         cls,
@@ -33,8 +36,16 @@ def register_state(cls: type, *fields: str) -> None:
         serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
         flatten_with_keys_fn=flatten_with_keys,
     )
+    return cls
 
 
+def copy_of(state: _State) -> _State:
+    """Return a copy of a state that shares no tensor with it."""
+    copy: _State = pytree.tree_map(torch.clone, state)
+    return copy
+
+
+@register_state
 @dataclass(frozen=True)
 class KeyValueState:
     """Projected keys and values of the positions seen so far.
@@ -101,7 +112,7 @@ class KeyValueState:
 
     def clone(self) -> KeyValueState:
         """A copy that shares nothing, to branch a search."""
-        return KeyValueState(key=self.key.clone(), value=self.value.clone(), length=self.length.clone())
+        return copy_of(self)
 
     def _grown(self, needed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values in buffers of that type for at least `needed` positions, and twice as many as before."""
@@ -114,6 +125,3 @@ class KeyValueState:
             return wider
 
         return grown(self.key), grown(self.value)
-
-
-register_state(KeyValueState, "key", "value", "length")

@@ -14,6 +14,7 @@ from manyheads.nn.attention.state import register_state
 from manyheads.nn.heads.linear import LinearHead
 
 
+@register_state
 @dataclass(frozen=True)
 class BagState:
     """Shape: memory, total (rows, d_model)."""
@@ -27,9 +28,6 @@ class BagState:
 
     def clone(self) -> BagState:
         return BagState(self.memory.clone(), self.total.clone())
-
-
-register_state(BagState, "memory", "total")
 
 
 class Bag(nn.Module):

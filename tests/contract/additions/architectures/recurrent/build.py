@@ -14,6 +14,7 @@ from manyheads.nn.attention.state import register_state
 from manyheads.nn.heads.linear import LinearHead
 
 
+@register_state
 @dataclass(frozen=True)
 class RecurrentState:
     """Shape: hidden (lanes, d_model)."""
@@ -31,9 +32,6 @@ class RecurrentState:
 
     def detach(self) -> RecurrentState:
         return RecurrentState(self.hidden.detach())
-
-
-register_state(RecurrentState, "hidden")
 
 
 class Recurrent(nn.Module):
