@@ -20,6 +20,7 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.names import Pair, export_weights, import_weights, pick, require
 from manyheads.interop.scores import PeerMask, scored_as, uniform_when_empty
+from manyheads.nn.attention.decoder_state import DecoderState
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.schedules import noam
