@@ -27,7 +27,7 @@ from torch import Tensor
 from manyheads.errors import ModelFileError
 from manyheads.files.guarded import check_regular, read_limited
 
-__all__ = ["Checkpoint", "find_prefix", "read_checkpoint"]
+__all__ = ["find_prefix", "read_checkpoint", "verifies_data"]
 
 _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57
@@ -48,19 +48,7 @@ _CRC_POLYNOMIAL = 0x82F63B78  # CRC-32C (Castagnoli), reflected
 _CRC_CHUNK_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The tensors of a checkpoint by name, and whether their bytes were compared with the recorded CRCs.
-
-    tensors: mapped from the shards; a page is read when it is used. Writing to them changes a private copy.
-    verified: False if no package computes CRC-32C fast enough for the data (`crc32c`); the index is always verified.
-    """
-
-    tensors: dict[str, Tensor]
-    verified: bool
-
-
-def find_prefix(path: Path) -> Path:
+def find_prefix(path: str | Path) -> Path:
     """Return the prefix of a checkpoint from its folder, its prefix or its index file.
 
     In a folder the file `checkpoint` names the prefix. Only the last part of that name counts, because the folder may
@@ -68,6 +56,7 @@ def find_prefix(path: Path) -> Path:
 
     Raises: ModelFileError: there is no checkpoint, or there are several and none is named.
     """
+    path = Path(path)
     if path.suffix == ".index":
         return path.with_suffix("")
     if not path.is_dir():
@@ -101,8 +90,11 @@ def _named_prefix(file: Path) -> str | None:
     return None
 
 
-def read_checkpoint(prefix: Path, wanted: Callable[[str], bool] = lambda name: True) -> Checkpoint:
-    """Return the tensors of a checkpoint.
+def read_checkpoint(prefix: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint by name.
+
+    They are mapped from the data files: a page is read when it is used, and writing changes a private copy. Checksums of
+    the index are always compared, those of the data only with the package `crc32c` (see `verifies_data`).
 
     Args:
         prefix: path of the files without `.index` and `.data-SSSSS-of-NNNNN`.
@@ -112,6 +104,7 @@ def read_checkpoint(prefix: Path, wanted: Callable[[str], bool] = lambda name: T
     Raises: ModelFileError: a file is missing, damaged or no checkpoint; or it uses compression, slices, big-endian
         numbers or a type of tensor that is not supported.
     """
+    prefix = Path(prefix)
     index = prefix.with_name(f"{prefix.name}.index")
     try:
         content = read_limited(index, _MOST_INDEX_BYTES)
@@ -125,6 +118,11 @@ def read_checkpoint(prefix: Path, wanted: Callable[[str], bool] = lambda name: T
         raise ModelFileError(f"{prefix} is not a TensorFlow checkpoint that can be read: {error}.") from error
     except OSError as error:
         raise ModelFileError(f"The data of {prefix} cannot be read: {error}.") from error
+
+
+def verifies_data() -> bool:
+    """Whether a package is installed that computes CRC-32C fast enough for gigabytes."""
+    return _fast_crc() is not None
 
 
 class _DamagedError(Exception):
@@ -305,7 +303,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise _DamagedError("its index holds a number of more than 64 bits")
 
 
-def _read_shards(prefix: Path, num_shards: int, entries: list[_Entry]) -> Checkpoint:
+def _read_shards(prefix: Path, num_shards: int, entries: list[_Entry]) -> dict[str, Tensor]:
     """Return the tensors of these entries."""
     fast_crc = _fast_crc()
     tensors: dict[str, Tensor] = {}
@@ -338,7 +336,7 @@ def _read_shards(prefix: Path, num_shards: int, entries: list[_Entry]) -> Checkp
         if entry.size:
             ends[entry.shard] = (entry.offset + entry.size, entry.name)
         tensors[entry.name] = _tensor(raw, layout, dtype, entry.shape)
-    return Checkpoint({name: tensors[name] for name in sorted(tensors)}, verified=fast_crc is not None)
+    return {name: tensors[name] for name in sorted(tensors)}
 
 
 def _map_shard(prefix: Path, shard: int, num_shards: int) -> np.ndarray:
