@@ -57,6 +57,7 @@ PEERS: Mapping[str, Loader] = _Peers(
         "labml/attention": "manyheads.interop.labml:ALL",
         "reformer-pytorch/LSHAttention": "manyheads.interop.reformer_pytorch",
         "reformer-pytorch/LSHSelfAttention": "manyheads.interop.reformer_pytorch_self",
+        "tf/Transformer-XL": "manyheads.interop.tf_transformer_xl",
         "torch/MultiheadAttention": "manyheads.interop.torch_multihead_attention",
         "torch/Transformer": "manyheads.interop.torch_transformer",
         "transformers/Marian": "manyheads.interop.marian",

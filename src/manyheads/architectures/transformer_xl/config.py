@@ -23,8 +23,10 @@ class Attending:
         memory_len: cached positions per layer, in tokens; 0 turns recurrence off.
         clamp_len: larger distances count as this distance; null: no limit.
         same_length: every query attends to exactly the last memory_len positions, including itself, at every position
-            in
-            the segment; at least to itself.
+            in the segment; at least to itself.
+        same_length_extra_key: with same_length, to one position more, as in the TensorFlow original.
+        initial_memory: `empty`: before the first segment there is nothing to attend to. `zeros`: memory_len vectors of
+            zeros, to which queries attend, as in the TensorFlow original and in TransfoXL.
         ext_len: tokens at the end of a segment that the next one reads again as context; they enter memory then.
 
     Raises: ConfigError: a negative length.
@@ -33,6 +35,8 @@ class Attending:
     memory_len: int = 0
     clamp_len: int | None = None
     same_length: bool = False
+    same_length_extra_key: bool = False
+    initial_memory: Literal["empty", "zeros"] = "empty"
     ext_len: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +46,9 @@ class Attending:
     @property
     def window(self) -> int | None:
         """The number of visible keys before a query, without itself; None: all."""
-        return max(1, self.memory_len) - 1 if self.same_length else None
+        if not self.same_length:
+            return None
+        return self.memory_len if self.same_length_extra_key else max(1, self.memory_len) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +77,11 @@ class TransformerXLConfig:
         norm_eps: of the layer norms.
         share_biases: one u and one v for all layers (`relative`).
         max_len: number of distances in learned kinds; all distances from max_len - 1 on are one.
-        memory_len: positions per layer in memory during training; for this and the next three see `Attending`.
+        memory_len: positions per layer in memory during training; for this and the next five see `Attending`.
         clamp_len: larger distances count as this distance; null: no limit.
         same_length: every query attends to exactly the last memory_len positions, including itself.
+        same_length_extra_key: with same_length, to one position more.
+        initial_memory: `empty`, or `zeros`, which queries attend to.
         ext_len: tokens at the end of a segment that the next one reads again.
         tie_embeddings: the output tables are the embedding's.
         tie_projections: for every cluster, whether the output's projection is the embedding's; empty: none is.
@@ -110,6 +118,8 @@ class TransformerXLConfig:
     memory_len: int = 150
     clamp_len: int | None = None
     same_length: bool = False
+    same_length_extra_key: bool = False
+    initial_memory: Literal["empty", "zeros"] = "empty"
     ext_len: int = 0
     tie_embeddings: bool = True
     tie_projections: tuple[bool, ...] = ()
@@ -123,6 +133,12 @@ class TransformerXLConfig:
                 f"model.d_model {self.d_model} is not divisible by model.num_heads {self.num_heads}; change one of"
                 " them, or give head_dim.",
                 fields=("d_model", "num_heads", "head_dim"),
+            )
+        if self.initial_memory == "zeros" and (self.norm_position, self.attention) != ("post", "relative"):
+            raise ConfigError(
+                f"model.initial_memory zeros needs norm_position post and attention relative, not {self.norm_position}"
+                f" and {self.attention}; set initial_memory to empty.",
+                fields=("initial_memory", "norm_position", "attention"),
             )
         self._check_clusters()
         _ = self.attending  # its own checks
@@ -187,6 +203,8 @@ class TransformerXLConfig:
             memory_len=self.memory_len,
             clamp_len=self.clamp_len,
             same_length=self.same_length,
+            same_length_extra_key=self.same_length_extra_key,
+            initial_memory=self.initial_memory,
             ext_len=self.ext_len,
         )
 

@@ -96,7 +96,7 @@ class TransformerXL(nn.Module):
         return None
 
     def start(self, lanes: int, attending: Attending | None = None, *, projected: bool = True) -> XLState:
-        """Return an empty memory.
+        """Return the memory before the first segment: empty, or with `initial_memory: zeros` full of zeros.
 
         Args:
             lanes: sequences read side by side.
@@ -107,16 +107,18 @@ class TransformerXL(nn.Module):
         """
         attending = attending or self.config.attending
         like = next(self.parameters())
-        lengths = torch.zeros(lanes, dtype=torch.int64, device=like.device)
+        columns = attending.memory_len if attending.initial_memory == "zeros" else 0
+        lengths = torch.full((lanes,), columns, dtype=torch.int64, device=like.device)
         num_layers = len(self.layers)
         if projected and self.config.attention.startswith("relative"):
             heads = (self.config.num_heads, self.config.width_of_heads)
-            return XLState(lengths, KeyValues.empty(lanes, num_layers, *heads, like=like), attending)
+            return XLState(lengths, KeyValues.zeros(lanes, num_layers, *heads, columns, like=like), attending)
         if projected and not self.config.memory_len and attending.memory_len:
             # Passes of memory_len tokens; one of them is new.
             tokens = LayerInputs((lengths.new_empty(lanes, 0),))
             return XLState(lengths, tokens, Attending(memory_len=attending.memory_len - 1))
-        return XLState(lengths, LayerInputs((like.new_empty(lanes, 0, self.config.d_model),) * num_layers), attending)
+        inputs = (like.new_zeros(lanes, columns, self.config.d_model),) * num_layers
+        return XLState(lengths, LayerInputs(inputs), attending)
 
     def forward(
         self,

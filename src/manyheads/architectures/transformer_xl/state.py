@@ -79,13 +79,17 @@ class XLState:
         return replace(self, memory=memory, lengths=(self.lengths + added).clamp(max=columns))
 
     def reset(self, lanes: Bool[Tensor, " lanes"]) -> XLState:
-        """Empty the memory of the lanes marked True.
+        """Return the memory of the lanes marked True to its beginning: empty, or zeros (see `Attending`).
 
         Raises: ShapeError: the number of marks differs from the number of lanes.
         """
         if lanes.shape != self.lengths.shape:
             raise ShapeError(f"{tuple(lanes.shape)} marks do not fit {len(self.lengths)} lanes; give one a lane.")
-        return replace(self, lengths=self.lengths.masked_fill(lanes.to(self.lengths.device), 0))
+        lanes = lanes.to(self.lengths.device)
+        if self.attending.initial_memory == "empty":
+            return replace(self, lengths=self.lengths.masked_fill(lanes, 0))
+        lengths = self.lengths.masked_fill(lanes, self.columns)
+        return replace(self, lengths=lengths, memory=self.memory.zeroed(lanes))
 
     def reorder(self, rows: Int[Tensor, "*rows"]) -> XLState:
         """Return the lanes with these ids, in this order; see `protocols.SearchState.reorder`."""
@@ -131,6 +135,9 @@ class LayerInputs:
     def reorder(self, rows: Int[Tensor, " rows"]) -> LayerInputs:
         return LayerInputs(tuple(layer.index_select(0, rows) for layer in self.layers))
 
+    def zeroed(self, lanes: Bool[Tensor, " lanes"]) -> LayerInputs:
+        return LayerInputs(tuple(layer.masked_fill(lanes[:, None, None], 0) for layer in self.layers))
+
 
 def _kept(old: Tensor, new: Tensor, first: int, columns: int, rows: Tensor | None) -> Tensor:
     """Return columns of old and new, concatenated, as a tensor of its own: a view would keep all of both alive."""
@@ -166,11 +173,13 @@ class KeyValues:
     distance_biases: tuple[Tensor, ...] = ()
 
     @classmethod
-    def empty(cls, lanes: int, num_layers: int, num_heads: int, head_dim: int, like: Tensor) -> KeyValues:
-        """Return a memory without positions; device and dtype of `like`."""
-        none = (like.new_empty(lanes, num_heads, 0, head_dim),) * num_layers
-        zero = torch.zeros((), dtype=torch.int64)
-        return cls(keys=none, values=none, first=zero, last=zero)
+    def zeros(
+        cls, lanes: int, num_layers: int, num_heads: int, head_dim: int, columns: int, like: Tensor
+    ) -> KeyValues:
+        """Return the projections of `columns` positions whose hidden states are zero; device and dtype of `like`."""
+        buffers = (like.new_zeros(lanes, num_heads, columns, head_dim),) * num_layers
+        first, last = torch.zeros((), dtype=torch.int64), torch.tensor(columns)
+        return cls(keys=buffers, values=buffers, first=first, last=last)
 
     @property
     def columns(self) -> int:
@@ -222,6 +231,9 @@ class KeyValues:
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> KeyValues:
         return self._each(lambda buffer: buffer.index_select(0, rows))
+
+    def zeroed(self, lanes: Bool[Tensor, " lanes"]) -> KeyValues:
+        return self._each(lambda buffer: buffer.masked_fill(lanes[:, None, None, None], 0))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> KeyValues:
         """Return the memory with every buffer of keys or values changed."""
