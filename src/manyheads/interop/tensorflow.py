@@ -93,8 +93,8 @@ def _named_prefix(file: Path) -> str | None:
 def read_checkpoint(prefix: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint by name.
 
-    They are mapped from the data files: a page is read when it is used, and writing changes a private copy. Checksums of
-    the index are always compared, those of the data only with the package `crc32c` (see `verifies_data`).
+    They are mapped from the data files: a page is read when it is used, and writing changes a private copy. Checksums
+    of the index are always compared, those of the data only with the package `crc32c` (see `verifies_data`).
 
     Args:
         prefix: path of the files without `.index` and `.data-SSSSS-of-NNNNN`.
