@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, ManyHeadsError, ShapeError
+from manyheads.errors import ConfigError, ManyHeadsError, RequestError, ShapeError
 from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
 
 COUNT = 1000
@@ -253,4 +253,80 @@ def test_sizes_that_do_not_fit() -> None:
     ours, _ = pair()
     nested = torch.nested.nested_tensor([torch.zeros(2, 8), torch.zeros(3, 8)])
     with pytest.raises(ShapeError, match="key_padding_mask"):
-        ours(nested, nested, nested)
+        ours(nested, nested.clone(), nested)
+
+
+def test_mistakes_can_be_caught_as_those_of_torch() -> None:
+    for kind in (ValueError, AssertionError):
+        with pytest.raises(kind, match="divisible"):
+            TorchMultiheadAttention(9, 2)
+        with pytest.raises(kind, match="batch size"):
+            pair()[0](X, X, X[:, :3])
+
+
+class Block(nn.Module):
+    """A module with the attention inside, for what looks at modules from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = TorchMultiheadAttention(8, 2, batch_first=True)
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended: Tensor = self.attention(x, x, x)[0]
+        out: Tensor = self.out(attended)
+        return out
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("replaced", ["in the layer", "in the encoder"])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors")
+def test_in_evaluation_torchs_encoder_calls_it(batch_first: bool, replaced: str) -> None:
+    """Torch's fused path gives NaN for a row of padding; an encoder may pass nested tensors on."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=batch_first)
+    if replaced == "in the layer":
+        layer.self_attn = TorchMultiheadAttention(8, 2, batch_first=batch_first)
+    encoder = nn.TransformerEncoder(layer, 2)
+    if replaced == "in the encoder":
+        for own in encoder.layers:
+            own.self_attn = TorchMultiheadAttention(8, 2, batch_first=batch_first)
+    x = torch.randn(3, 5, 8) if batch_first else torch.randn(5, 3, 8)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [True] * 5])
+    wanted = encoder(x, src_key_padding_mask=padding)  # in training: torch has no other path there
+    with torch.no_grad():
+        found = encoder.eval()(x, src_key_padding_mask=padding)
+        assert not encoder.layers[0](x, src_key_padding_mask=padding).isnan().any()
+    real = ~padding if batch_first else ~padding.T
+    torch.testing.assert_close(found[real], wanted[real])
+    assert not found.isnan().any()
+
+
+def test_nested_self_attention_is_that_of_each_sequence() -> None:
+    ours = TorchMultiheadAttention(8, 2, batch_first=True)
+    sequences = [torch.randn(2, 8), torch.randn(5, 8)]
+    nested = torch.nested.as_nested_tensor(sequences)
+    out, weights = ours(nested, nested, nested)
+    assert weights.shape == (2, 5, 5)
+    for found, x in zip(out.unbind(), sequences, strict=True):
+        torch.testing.assert_close(found, ours(x, x, x)[0])
+
+
+def test_fx_keeps_it_as_one_node() -> None:
+    block = Block()
+    traced = torch.fx.symbolic_trace(block)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["attention", "out"]
+    assert torch.equal(traced(X), block(X))
+    with pytest.raises(RequestError, match="a module that contains this attention"):
+        torch.fx.symbolic_trace(block.attention)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_gives_the_same() -> None:
+    block = Block()
+    assert torch.equal(torch.jit.script(block)(X), block(X))
+
+
+def test_skip_init_makes_it_without_initialisation() -> None:
+    made = nn.utils.skip_init(TorchMultiheadAttention, 8, 2, kdim=6, vdim=4)
+    assert made.k_proj_weight.shape == (8, 6)
+    assert TorchMultiheadAttention(8, 2, device="meta").in_proj_weight.is_meta

@@ -1,14 +1,15 @@
-"""A drop-in for `torch.nn.MultiheadAttention`, without its faults."""
+"""A drop-in for `torch.nn.MultiheadAttention`, without its faults.
 
-from __future__ import annotations
+torch.jit reads the types of arguments as objects, so this file does not make annotations strings.
+"""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, ShapeError
+from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Mask
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
@@ -29,7 +30,9 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
     - `is_causal` without an `attn_mask` is refused there. Here it is a causal mask.
     - Masks of unlike types, one of bool and one of numbers, go together without a warning.
 
-    Nested tensors are refused: give `key_padding_mask`.
+    It works in `torch.nn.TransformerEncoder` and its layers: torch's fused path, which reads the weights and never
+    calls `forward`, is not taken. `torch.fx` keeps it as one node of a larger module. `torch.jit.script` compiles a
+    module with it; a scripted module calls back into Python and cannot be saved, so save the state dict.
 
         >>> attention = TorchMultiheadAttention(embed_dim=16, num_heads=4, batch_first=True)
         >>> x = torch.randn(2, 5, 16)
@@ -44,16 +47,46 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         True
 
     Args: those of `torch.nn.MultiheadAttention`.
-    Raises: ConfigError: embed_dim is not divisible by num_heads, or one of them is below 1.
+    Raises: ConfigError, which is also torch's ValueError and AssertionError: embed_dim is not divisible by num_heads,
+        or one of them is below 1.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
-            raise ConfigError(
+            raise _TorchConfigError(
                 f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}, or one of them is below 1; change"
                 " one of them."
             )
-        super().__init__(embed_dim, num_heads, *args, **kwargs)
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        # Where this is True, torch's encoder layers do not call `forward` in evaluation, but a fused function.
+        self._qkv_same_embed_dim = False
+
+    def _reset_parameters(self) -> None:
+        """As torch does; it decides by an attribute that is False here."""
+        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+            if getattr(self, name) is not None:
+                nn.init.xavier_uniform_(getattr(self, name))
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for pair in (self.bias_k, self.bias_v):
+            if pair is not None:
+                nn.init.xavier_normal_(pair)
 
     def forward(
         self,
@@ -78,83 +111,160 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
                 k_len). k_len counts the keys that `add_bias_kv` and `add_zero_attn` append.
             is_causal: no query sees a later key; heeded where no attn_mask is given.
 
-        Raises: ShapeError: query, key, value and masks do not fit each other.
+        Nested tensors: of self-attention (query, key and value are one), without masks; then the output is nested, too.
+        Raises: ShapeError, which is also torch's AssertionError: query, key, value and masks do not fit each other.
         """
-        self._check(query, key, value)
-        batched = query.dim() == 3
-        same = query is key and key is value
-        if not batched:
-            query, key, value = query[None], key[None], value[None]
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
-        elif not self.batch_first:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        batch, q_len, k_len = query.shape[0], query.shape[1], key.shape[1]
-        q, k, v = self._project(query, key, value, same)
-        k, v = self._with_extra_keys(k, v)
-        mask = mask_of_torch(
-            attn_mask, key_padding_mask, batch, self.num_heads, q_len, k_len, more_keys=k.shape[2] - k_len
+        # One call, so that neither torch.fx nor torch.jit looks inside.
+        attended: tuple[Tensor, Tensor | None] = self._forward(
+            query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
         )
-        if is_causal and attn_mask is None:
-            mask = _Causal(k_len) & mask if k.shape[2] > k_len else Causal() & mask
-        rate = self.dropout if self.training else 0.0
-        weights: Tensor | None = None
-        if need_weights:
-            weights = drop(dot_product_weights(q, k, mask), rate)
-            attended = torch.matmul(weights, v)
-            weights = weights.mean(dim=1) if average_attn_weights else weights
-        else:
-            attended = dot_product_attention(q, k, v, mask, rate)
-        out: Tensor = self.out_proj(merge_heads(attended))
-        if not batched:
-            return out[0], None if weights is None else weights[0]
-        return out if self.batch_first else out.transpose(0, 1), weights
+        return attended
 
-    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise ShapeError("nested tensors are not taken; pad them and give key_padding_mask.")
-        if not query.dim() == key.dim() == value.dim() or query.dim() not in (2, 3):
-            raise ShapeError(
-                f"query, key and value of shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)} must"
-                " all have three axes, or all have two."
-            )
-        widths = (query.shape[-1], key.shape[-1], value.shape[-1])
-        if widths != (self.embed_dim, self.kdim, self.vdim):
-            raise ShapeError(
-                f"query, key and value are {widths} wide; embed_dim, kdim and vdim are"
-                f" {(self.embed_dim, self.kdim, self.vdim)}."
-            )
-        axis = 0 if self.batch_first else 1
-        if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[axis] != key.shape[axis]):
-            layout = "(batch, length, width)" if self.batch_first else "(length, batch, width)"
-            raise ShapeError(
-                f"query, key and value of shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)},"
-                f" read as {layout}, must have one batch size, and as many keys as values; batch_first is"
-                f" {self.batch_first}."
-            )
+    @torch.jit.ignore  # type: ignore[untyped-decorator]
+    def _forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        need_weights: bool,
+        attn_mask: Tensor | None,
+        average_attn_weights: bool,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+        tracer: Any = getattr(query, "tracer", None)  # of torch.fx, which passes proxies in place of tensors
+        if tracer is not None:
+            name = tracer.path_of_module(self)
+            if not name:
+                raise RequestError("torch.fx traces a module that contains this attention, not the attention alone.")
+            return cast("tuple[Tensor, Tensor | None]", tracer.create_proxy("call_module", name, given, {}))
+        if query.is_nested and query is key and key is value and key_padding_mask is None and attn_mask is None:
+            return _attend_nested(self, query, need_weights, average_attn_weights, is_causal)
+        return _attend(self, *given)
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor, same: bool) -> tuple[Tensor, ...]:
-        """Three of (batch, heads, length, head_dim)."""
-        # in_proj_weight is absent where widths differ; torch's annotation does not say so.
-        if self._qkv_same_embed_dim:
-            if same:
-                joined = linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
-                return tuple(split_heads(x, self.num_heads) for x in joined)
-            weights = self.in_proj_weight.chunk(3)
-        else:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        given = zip((query, key, value), weights, biases, strict=True)
-        return tuple(split_heads(linear(x, weight, bias), self.num_heads) for x, weight, bias in given)
 
-    def _with_extra_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Behind the keys and values: a trained pair, and one of zeros, as the options say."""
-        if self.bias_k is not None and self.bias_v is not None:
-            rows = (x.expand(k.shape[0], 1, -1).to(k.dtype) for x in (self.bias_k, self.bias_v))
-            more_k, more_v = (split_heads(x, self.num_heads) for x in rows)
-            k, v = torch.cat([k, more_k], dim=2), torch.cat([v, more_v], dim=2)
-        if self.add_zero_attn:
-            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        return k, v
+# What follows are functions, not methods: in a scripted module `self` has the attributes of this class only.
+
+
+def _attend(
+    module: TorchMultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    need_weights: bool,
+    attn_mask: Tensor | None,
+    average_attn_weights: bool,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """See `TorchMultiheadAttention.forward`."""
+    _check(module, query, key, value)
+    batched = query.dim() == 3
+    same = query is key and key is value
+    if not batched:
+        query, key, value = query[None], key[None], value[None]
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+    elif not module.batch_first:
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    batch, q_len, k_len = query.shape[0], query.shape[1], key.shape[1]
+    q, k, v = _project(module, query, key, value, same)
+    k, v = _with_extra_keys(module, k, v)
+    mask = mask_of_torch(
+        attn_mask, key_padding_mask, batch, module.num_heads, q_len, k_len, more_keys=k.shape[2] - k_len
+    )
+    if is_causal and attn_mask is None:
+        mask = _Causal(k_len) & mask if k.shape[2] > k_len else Causal() & mask
+    rate = module.dropout if module.training else 0.0
+    weights: Tensor | None = None
+    if need_weights:
+        weights = drop(dot_product_weights(q, k, mask), rate)
+        attended = torch.matmul(weights, v)
+        weights = weights.mean(dim=1) if average_attn_weights else weights
+    else:
+        attended = dot_product_attention(q, k, v, mask, rate)
+    out = linear(merge_heads(attended), module.out_proj.weight, module.out_proj.bias)
+    if not batched:
+        return out[0], None if weights is None else weights[0]
+    return out if module.batch_first else out.transpose(0, 1), weights
+
+
+def _attend_nested(
+    module: TorchMultiheadAttention, query: Tensor, need_weights: bool, average_attn_weights: bool, is_causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attend within sequences that one nested tensor holds, as torch's encoder does in evaluation."""
+    sequences = query.unbind()
+    x = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
+    lengths = torch.tensor([len(one) for one in sequences], device=query.device)
+    padding = torch.arange(x.shape[1], device=query.device) >= lengths[:, None]
+    if not module.batch_first:
+        x = x.transpose(0, 1)
+    out, weights = module.forward(x, x, x, padding, need_weights, None, average_attn_weights, is_causal)
+    rows = out if module.batch_first else out.transpose(0, 1)
+    parts = [row[: len(one)] for row, one in zip(rows, sequences, strict=True)]
+    return torch.nested.as_nested_tensor(parts), weights
+
+
+def _check(module: TorchMultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise _TorchShapeError(
+            "nested tensors are taken for self-attention without masks only; pad them and give key_padding_mask."
+        )
+    if not query.dim() == key.dim() == value.dim() or query.dim() not in (2, 3):
+        raise _TorchShapeError(
+            f"query, key and value of shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)} must"
+            " all have three axes, or all have two."
+        )
+    widths = (query.shape[-1], key.shape[-1], value.shape[-1])
+    if widths != (module.embed_dim, module.kdim, module.vdim):
+        raise _TorchShapeError(
+            f"query, key and value are {widths} wide; embed_dim, kdim and vdim are"
+            f" {(module.embed_dim, module.kdim, module.vdim)}."
+        )
+    axis = 0 if module.batch_first else 1
+    if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[axis] != key.shape[axis]):
+        layout = "(batch, length, width)" if module.batch_first else "(length, batch, width)"
+        raise _TorchShapeError(
+            f"query, key and value of shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)},"
+            f" read as {layout}, must have one batch size, and as many keys as values; batch_first is"
+            f" {module.batch_first}."
+        )
+
+
+def _project(
+    module: TorchMultiheadAttention, query: Tensor, key: Tensor, value: Tensor, same: bool
+) -> tuple[Tensor, ...]:
+    """Three of (batch, heads, length, head_dim)."""
+    # in_proj_weight is absent where widths differ; torch's annotation does not say so.
+    if cast("Tensor | None", module.in_proj_weight) is not None:
+        if same:
+            joined = linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, dim=-1)
+            return tuple(split_heads(x, module.num_heads) for x in joined)
+        weights = module.in_proj_weight.chunk(3)
+    else:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    biases = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    given = zip((query, key, value), weights, biases, strict=True)
+    return tuple(split_heads(linear(x, weight, bias), module.num_heads) for x, weight, bias in given)
+
+
+def _with_extra_keys(module: TorchMultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Behind the keys and values: a trained pair, and one of zeros, as the options say."""
+    if module.bias_k is not None and module.bias_v is not None:
+        rows = (x.expand(k.shape[0], 1, -1).to(k.dtype) for x in (module.bias_k, module.bias_v))
+        more_k, more_v = (split_heads(x, module.num_heads) for x in rows)
+        k, v = torch.cat([k, more_k], dim=2), torch.cat([v, more_v], dim=2)
+    if module.add_zero_attn:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    return k, v
+
+
+class _TorchConfigError(ConfigError, ValueError, AssertionError):
+    """What torch raises for sizes that do not fit: a ValueError or an AssertionError."""
+
+
+class _TorchShapeError(ShapeError, AssertionError):
+    """What torch raises for shapes that do not fit: an AssertionError."""
 
 
 class _Causal(Mask):
@@ -188,7 +298,7 @@ def mask_of_torch(
     mask: Mask | None = None
     if attn_mask is not None:
         if attn_mask.shape not in ((q_len, k_len), (batch * num_heads, q_len, k_len)):
-            raise ShapeError(
+            raise _TorchShapeError(
                 f"attn_mask has shape {tuple(attn_mask.shape)}; it must be (q_len, k_len), here {(q_len, k_len)}, or"
                 f" (batch x heads, q_len, k_len), here {(batch * num_heads, q_len, k_len)}."
             )
@@ -196,7 +306,7 @@ def mask_of_torch(
         mask = _blocked_or_added(F.pad(pattern, (0, more_keys)), "attn_mask")
     if key_padding_mask is not None:
         if key_padding_mask.shape != (batch, k_len):
-            raise ShapeError(
+            raise _TorchShapeError(
                 f"key_padding_mask has shape {tuple(key_padding_mask.shape)}; it must be (batch, k_len), here"
                 f" {(batch, k_len)}, or (k_len,) for inputs without a batch."
             )
@@ -212,4 +322,6 @@ def _blocked_or_added(pattern: Tensor, name: str) -> Mask:
         return Dense(~pattern)
     if pattern.is_floating_point():
         return Bias(pattern)
-    raise ShapeError(f"{name} is of type {pattern.dtype}; it must be bool (True = blocked), or numbers that are added.")
+    raise _TorchShapeError(
+        f"{name} is of type {pattern.dtype}; it must be bool (True = blocked), or numbers that are added."
+    )
