@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.architectures.table import ARCHITECTURES, build_model
-from manyheads.architectures.transformer_xl.config import Attending
+from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs, XLState
+from manyheads.errors import ConfigError
 
 torch.set_num_threads(1)
 
@@ -146,7 +147,7 @@ def write(state: XLState, keys: Tensor, values: Tensor) -> XLState:
 
 def test_appending_copies_a_position_a_constant_number_of_times() -> None:
     """Also while the memory grows without bound: doubling, not one more each time."""
-    memory = KeyValues.empty(1, 1, 1, 1, torch.zeros(1))
+    memory = KeyValues.zeros(1, 1, 1, 1, 0, torch.zeros(1))
     state = XLState(torch.zeros(1, dtype=torch.int64), memory, Attending(memory_len=10**9))
     with Count() as count:
         for _ in range(1000):
@@ -156,7 +157,7 @@ def test_appending_copies_a_position_a_constant_number_of_times() -> None:
 
 
 def test_keys_of_unlike_lanes_are_aligned_and_roll() -> None:
-    memory = KeyValues.empty(2, 1, 1, 2, torch.zeros(1))
+    memory = KeyValues.zeros(2, 1, 1, 2, 0, torch.zeros(1))
     state = XLState(torch.zeros(2, dtype=torch.int64), memory, Attending(memory_len=3))
     for first, lengths in ((0, [2, 1]), (10, [0, 2]), (20, [1, 0]), (30, [2, 2])):
         new = numbered(2, first, 2)[:, None]
@@ -166,3 +167,37 @@ def test_keys_of_unlike_lanes_are_aligned_and_roll() -> None:
     window = slice(int(memory.first), int(memory.last))
     assert memory.keys[0][:, 0, window, 0].tolist() == [[20, 30, 31], [11, 30, 31]]
     assert torch.equal(memory.values[0][:, :, window], -memory.keys[0][:, :, window])
+
+
+@pytest.mark.parametrize("same_length", [False, True])
+def test_a_memory_of_zeros_is_the_same_in_both_forms_and_after_a_reset(same_length: bool) -> None:
+    config = TransformerXLConfig(
+        vocab_size=11, d_model=8, num_heads=2, d_ff=16, num_layers=2, memory_len=6, initial_memory="zeros",
+        same_length=same_length, same_length_extra_key=same_length,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    body = build_model(config).eval().body
+    first, second = torch.randint(11, (2, 3, 4)).unbind()
+    with torch.no_grad():
+        found = {}
+        for projected in (True, False):
+            state = body.start(3, projected=projected)
+            assert state.valid() is None
+            hidden, state = body(first, None, state)
+            state = state.reset(torch.tensor([False, True, False]))
+            found[projected] = torch.cat([hidden, body(second, None, state)[0]], dim=1)
+        torch.testing.assert_close(found[True], found[False])
+        torch.testing.assert_close(found[True][1, 4:], body(second, None, body.start(3))[0][1])
+        nothing = body.start(3, replace(config.attending, initial_memory="empty"))
+        assert not torch.allclose(body(first, None, nothing)[0], found[True][:, :4])
+
+
+def test_the_extra_key_is_one_more() -> None:
+    attending = Attending(memory_len=5, same_length=True)
+    assert (attending.window, replace(attending, same_length_extra_key=True).window) == (4, 5)
+
+
+@pytest.mark.parametrize("other", [{"norm_position": "pre"}, {"attention": "absolute"}])
+def test_a_memory_of_zeros_needs_projections_that_keep_zeros(other: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="initial_memory zeros needs norm_position post and attention relative"):
+        TransformerXLConfig(initial_memory="zeros", **other)

@@ -173,9 +173,7 @@ class KeyValues:
     distance_biases: tuple[Tensor, ...] = ()
 
     @classmethod
-    def zeros(
-        cls, lanes: int, num_layers: int, num_heads: int, head_dim: int, columns: int, like: Tensor
-    ) -> KeyValues:
+    def zeros(cls, lanes: int, num_layers: int, num_heads: int, head_dim: int, columns: int, like: Tensor) -> KeyValues:
         """Return the projections of `columns` positions whose hidden states are zero; device and dtype of `like`."""
         buffers = (like.new_zeros(lanes, num_heads, columns, head_dim),) * num_layers
         first, last = torch.zeros((), dtype=torch.int64), torch.tensor(columns)
