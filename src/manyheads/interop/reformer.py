@@ -25,6 +25,7 @@ from manyheads.architectures.table import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.marian_weights import check_size
 from manyheads.interop.names import Pair, export_weights, import_weights, pick, require
+from manyheads.nn.attention.observing import observe
 
 __all__ = ["HFReformer", "from_peer", "matches", "read_config", "to_peer"]
 
@@ -129,9 +130,9 @@ class HFReformer:
             x1 = x2 = body.positions(body.embedding(ids))
             answer["out.hidden.0"] = x2[:, :length]
             for index, layer in enumerate(cast(list[ReformerLayer], list(body.layers))):
-                added, kept = layer.attention(x2, call)
-                if kept:
-                    buckets = layer.attention.buckets_of(x2, call)
+                with observe(layer.attention, "buckets") as seen:
+                    added, _ = layer.attention(x2, call)
+                for [buckets] in seen.values():
                     answer[f"out.buckets.{config.kinds[:index].count('lsh')}"] = self._numbered(buckets, call.lengths)
                 x1 = x1 + added
                 x2 = x2 + layer.feed_forward(x1)[0]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.architectures.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
-from manyheads.errors import RequestError
 from manyheads.nn.attention.local import LocalCache, LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_cache import LSHCache
@@ -85,24 +84,6 @@ class AttentionSublayer(nn.Module):
             keep_output=self.keep_attention,
         )
         return self.dropout(out), kept
-
-    def buckets_of(
-        self, x: Float[Tensor, "batch length d_model"], call: Call
-    ) -> Int[Tensor, "batch heads rounds length"]:
-        """The buckets that `forward` sorts by, where it hashes.
-
-        Raises: RequestError: this layer hashes nothing.
-        """
-        found = None
-        if isinstance(self.self_attn, LSHSelfAttention) and self.kind != "full":
-            rotations, seed = call.rotations.get(self.index), call.seed_of(self.index)
-            h = low_precision(self.norm(x))
-            found = self.self_attn.buckets_of(
-                h, lengths=call.lengths, rotations=rotations, seed=seed, num_hashes=call.num_hashes
-            )
-        if found is None:
-            raise RequestError(f"layer {self.index} attends to {x.shape[1]} tokens without hashing: it has no buckets.")
-        return found
 
     def start(self, rows: int, call: Call) -> LSHCache | LocalCache:
         """A cache of nothing; see the kinds' `start`."""
