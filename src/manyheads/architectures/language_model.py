@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -155,8 +155,7 @@ class LanguageModel(nn.Module):
 
     def plan(self, tokens: Int[Tensor, "rows new_len"], state: Any) -> tuple[Any, Any]:
         """See `protocols.PlansSteps`."""
-        step, after = self.body.plan(tokens, state)  # type: ignore[attr-defined]
-        return step, after
+        return cast(tuple[Any, Any], self.body.plan(tokens, state))  # type: ignore[attr-defined]
 
     def compute(self, step: Any) -> Float[Tensor, "rows vocab_size"]:
         """See `protocols.PlansSteps`."""

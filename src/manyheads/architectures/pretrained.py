@@ -10,6 +10,7 @@ tied matrix is stored once. Nothing in a folder can execute code: the formats ar
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -271,7 +272,7 @@ def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="pt") as reader:
             names = list(reader.keys())
-            _check_size(config, sum(_numel(reader.get_slice(name).get_shape()) for name in names), len(names), file)
+            _check_size(config, sum(math.prod(reader.get_slice(name).get_shape()) for name in names), len(names), file)
             return {name: reader.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ModelFileError(f"{file} is not an intact safetensors file: {error}.") from error
@@ -285,13 +286,6 @@ def _check_size(config: Any, num_values: int, num_tensors: int, file: Path) -> N
             f"{file} holds {num_values:,} numbers in {num_tensors} tensors, far fewer than its {CONFIG} describes"
             f" ({layers:,} layers, largest matrix {widest:,}); the two files do not belong together."
         )
-
-
-def _numel(shape: list[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
 
 
 EXAMPLES: dict[str, str] = {

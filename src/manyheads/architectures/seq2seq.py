@@ -106,8 +106,7 @@ class Seq2Seq(nn.Module):
 
     def plan(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
         """See `protocols.PlansSteps`."""
-        step, after = self.body.plan(tokens, state)
-        return step, after
+        return cast(tuple[Any, Any], self.body.plan(tokens, state))
 
     def compute(self, step: Any) -> Tensor:
         """See `protocols.PlansSteps`."""

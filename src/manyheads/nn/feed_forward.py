@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.nn.chunking import in_chunks
 from manyheads.nn.dropout import Dropout
-from manyheads.nn.linear import Linear
+from manyheads.nn.linear import Linear, initialise
 
 __all__ = ["ACTIVATIONS", "FeedForward"]
 
@@ -75,10 +75,7 @@ class FeedForward(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise weights with Xavier-uniform, biases with zero."""
-        for linear in (self.in_proj, self.out_proj):
-            nn.init.xavier_uniform_(linear.weight)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+        initialise(self.in_proj, self.out_proj)
 
     def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
         return in_chunks(self._alike, x, self.chunk_len)

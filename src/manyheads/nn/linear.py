@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from manyheads.nn.kernels.linear import Packed, linear_by
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "initialise"]
 
 
 class Linear(nn.Linear):
@@ -21,3 +21,11 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         return linear_by(self, x)
+
+
+def initialise(*maps: nn.Linear) -> None:
+    """Initialise weights with Xavier-uniform, biases with zero."""
+    for one in maps:
+        nn.init.xavier_uniform_(one.weight)
+        if one.bias is not None:
+            nn.init.zeros_(one.bias)

@@ -14,6 +14,7 @@ from manyheads.visualise.figure import (
     INK,
     MUTED,
     Array,
+    add_colour_bar,
     as_array,
     new_figure,
     plain_text,
@@ -75,9 +76,7 @@ def attention_figure(
     main = max(4.2, cell_height * rows) if mean or num_heads == 1 else 0.0
     main_width = main * float(np.clip(k_len / q_len, 0.6, 1.6))
     width = main_width + (cell_width * columns if num_heads > 1 else 0.0) + 1.9
-    figure = new_figure(min(width, 24.0), min(max(main, cell_height * rows) + 1.7, 22.0))
-    if title:
-        plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
+    figure = new_figure(min(width, 24.0), min(max(main, cell_height * rows) + 1.7, 22.0), title)
     top, by_root = float(np.nanmax(array)) or 1.0, k_len > MAX_LABELS
     panels = _panels(figure, num_heads, rows, columns, mean, main_width / max(cell_width * columns, 0.1))
     image = None
@@ -100,9 +99,7 @@ def attention_figure(
             axes.set_xticks([])
             axes.set_yticks([])
     if image is not None:
-        bar = figure.colorbar(image, ax=[axes for _, axes in panels], shrink=0.6, aspect=30, pad=0.015)
-        bar.ax.tick_params(labelsize=8, colors=INK, length=2)
-        bar.outline.set_visible(False)
+        bar = add_colour_bar(figure, image, [axes for _, axes in panels], shrink=0.6, aspect=30, pad=0.015)
         bar.set_label(f"attention weight{', colour by square root' if by_root else ''}", fontsize=9, color=MUTED)
     return figure
 

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import html
 import json
-import os
 import zlib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -19,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from manyheads.errors import SaveError, ShapeError
+from manyheads.errors import ShapeError
+from manyheads.files.commit import write_text
 from manyheads.visualise.attention_views import AttentionView, thinned
 from manyheads.visualise.figure import Array
 
@@ -59,17 +59,9 @@ def attention_page(views: Sequence[AttentionView], *, title: str, note: str = ""
 
 
 def save_page(page: str, path: Path | str) -> Path:
-    """Write a page under a temporary name and rename it. Raises: SaveError: it cannot be written."""
+    """Write a page in one step. Raises: SaveError: it cannot be written."""
     final = Path(path)
-    aside = final.with_name(f"{final.name}.tmp-{os.getpid()}")
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        aside.unlink(missing_ok=True)
-        with aside.open("x", encoding="utf-8", newline="\n") as file:  # x: never write through an existing link
-            file.write(page)
-        aside.replace(final)
-    except OSError as error:
-        raise SaveError(f"the page {final} cannot be written: {error.strerror or error}.") from error
+    write_text(final, page)
     return final
 
 

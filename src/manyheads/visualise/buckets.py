@@ -46,8 +46,7 @@ def buckets_figure(
     if not 0 <= head < heads:
         raise ShapeError(f"head {head} of {heads}; they count from 0.")
     names = [str(place) for place in range(length)] if tokens is None else [shown_token(token) for token in tokens]
-    figure = new_figure(float(np.clip(0.32 * length + 2, 7, 22)), 3.4 + 0.26 * heads * rounds + 0.5 * rounds)
-    plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
+    figure = new_figure(float(np.clip(0.32 * length + 2, 7, 22)), 3.4 + 0.26 * heads * rounds + 0.5 * rounds, title)
     above, below = figure.subplots(2, 1, height_ratios=[heads * rounds + 1, 2 * rounds + 1])
     top = int(array.max())
     _cells(above, array.reshape(heads * rounds, length), array.reshape(heads * rounds, length), top)

@@ -13,7 +13,7 @@ import numpy as np
 
 from manyheads.errors import DataError
 from manyheads.files.guarded import read_limited
-from manyheads.visualise.figure import COLOURS, INK, MUTED, Array, new_figure, plain_text, style_axes
+from manyheads.visualise.figure import COLOURS, INK, MUTED, Array, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,9 +79,7 @@ def learning_curve_figure(records: Iterable[Mapping[str, Any]], *, title: str = 
     """
     records = list(records)
     scored = any(len(series(records, key)[0]) for key in ("bleu", "chrf", "f1"))
-    figure = new_figure(11.0, 5.2)
-    if title:
-        plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
+    figure = new_figure(11.0, 5.2, title)
     grid = figure.add_gridspec(2 if scored else 1, 2, width_ratios=[1.7, 1.0])
     _loss(figure.add_subplot(grid[:, 0]), records)
     if scored:

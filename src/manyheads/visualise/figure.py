@@ -6,9 +6,8 @@ the same time.
 
 from __future__ import annotations
 
-import contextlib
+import io
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from manyheads.errors import MissingExtraError, SaveError
+from manyheads.errors import MissingExtraError
+from manyheads.files.commit import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +28,7 @@ __all__ = [
     "INK",
     "MUTED",
     "Array",
+    "add_colour_bar",
     "as_array",
     "new_figure",
     "plain_text",
@@ -53,8 +54,8 @@ def as_array(values: Any) -> Array:
     return np.asarray(values, dtype=np.float64)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, size in inches.
+def new_figure(width: float, height: float, title: str = "") -> Figure:
+    """Return an empty figure, size in inches, with a title on the left.
 
     Raises: MissingExtraError: matplotlib is not installed.
     """
@@ -68,6 +69,8 @@ def new_figure(width: float, height: float) -> Figure:
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.05, hspace=0.05)  # type: ignore[union-attr,call-arg]
+    if title:
+        plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
     return figure
 
 
@@ -84,6 +87,14 @@ def style_axes(axes: Axes, *, title: str = "", x_label: str = "", y_label: str =
     if grid:
         axes.grid(True, color="#e4e7eb", linewidth=0.8)
         axes.set_axisbelow(True)
+
+
+def add_colour_bar(figure: Figure, image: Any, axes: Any, **options: Any) -> Any:
+    """Add the scale of an image beside its axes, and return it. options: of matplotlib's `colorbar`."""
+    bar = figure.colorbar(image, ax=axes, **options)
+    bar.ax.tick_params(labelsize=8, colors=INK, length=2)
+    bar.outline.set_visible(False)
+    return bar
 
 
 def plain_text(texts: Any) -> None:
@@ -104,7 +115,7 @@ def slant_long(texts: Any) -> None:
 
 
 def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png", "svg")) -> tuple[Path, ...]:
-    """Write `path`.png, `path`.svg ... (replacing a given suffix), each under a temporary name that is then renamed.
+    """Write `path`.png, `path`.svg ... (replacing a given suffix), each in one step.
 
     The same figure gives the same bytes.
 
@@ -117,21 +128,12 @@ def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png",
     stem = Path(path).with_suffix("")
     written = []
     for kind in kinds:
-        final = stem.with_name(f"{stem.name}.{kind}")
-        aside = stem.with_name(f"{stem.name}.tmp-{os.getpid()}.{kind}")
+        final, content = stem.with_name(f"{stem.name}.{kind}"), io.BytesIO()
         dated = {"svg": "Date", "png": "Software", "pdf": "CreationDate"}
         metadata: dict[str, str | None] = {dated[kind]: None}
-        try:
-            stem.parent.mkdir(parents=True, exist_ok=True)
-            with warnings.catch_warnings(), rc_context(_SETTINGS):
-                warnings.filterwarnings("ignore", message="Glyph .* missing")
-                aside.unlink(missing_ok=True)
-                with aside.open("xb") as file:  # x: never write through an existing link
-                    figure.savefig(file, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
-            aside.replace(final)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
-            raise SaveError(f"the plot {final} cannot be written: {error.strerror or error}.") from error
+        with warnings.catch_warnings(), rc_context(_SETTINGS):
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            figure.savefig(content, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
+        write_file(final, content.getvalue())
         written.append(final)
     return tuple(written)

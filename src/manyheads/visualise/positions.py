@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.visualise.figure import COLOURS, INK, as_array, new_figure, style_axes
+from manyheads.visualise.figure import COLOURS, INK, add_colour_bar, as_array, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,8 +41,7 @@ def positions_figure(
         features = range(first, min(first + 4, d_model))
     if any(not 0 <= feature < d_model for feature in features):
         raise ShapeError(f"features {list(features)} of a table with d_model {d_model}.")
-    figure = new_figure(11.0, 6.0)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
+    figure = new_figure(11.0, 6.0, title)
     above, below = figure.subplots(2, 1, height_ratios=[1.25, 1.0], sharex=True)
     limit = float(np.abs(array).max()) or 1.0
     extent = (-0.5, length - 0.5, -0.5, d_model - 0.5)
@@ -51,9 +50,7 @@ def positions_figure(
         interpolation="nearest",
     )  # fmt: skip
     style_axes(above, y_label="feature", grid=False)
-    bar = figure.colorbar(image, ax=above, pad=0.01, aspect=20)
-    bar.ax.tick_params(labelsize=8, colors=INK, length=2)
-    bar.outline.set_visible(False)
+    add_colour_bar(figure, image, above, pad=0.01, aspect=20)
     for number, feature in enumerate(features):
         below.plot(array[:, feature], color=COLOURS[number % len(COLOURS)], linewidth=1.8, label=f"feature {feature}")
     style_axes(below, x_label=place_name, y_label="value")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.visualise.figure import COLOURS, INK, as_array, new_figure, style_axes
+from manyheads.visualise.figure import COLOURS, INK, add_colour_bar, as_array, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,9 +72,7 @@ def label_smoothing_figure(
         for (row, column), value in np.ndenumerate(asked):
             shade = "white" if value > 0.6 * asked.max() else INK
             left.text(column, row, f"{value:.2g}", ha="center", va="center", fontsize=8.5, color=shade)
-    bar = figure.colorbar(image, ax=left, pad=0.02)
-    bar.ax.tick_params(labelsize=8, colors=INK, length=2)
-    bar.outline.set_visible(False)
+    add_colour_bar(figure, image, left, pad=0.02)
     for number, (name, values) in enumerate(losses.items()):
         array = as_array(values)
         if array.shape != sure.shape:

@@ -140,5 +140,5 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match="at least 1"):
         attention_page([view], title="t", most=0)
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(SaveError, match="cannot be written"):
+    with pytest.raises(SaveError, match="Cannot save"):
         save_page("page", tmp_path / "file" / "page.html")

@@ -12,7 +12,7 @@ from manyheads.nn.attention.dot_product import one_head
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.kernels.attention import masked_weights
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.linear import Linear
+from manyheads.nn.linear import Linear, initialise
 
 __all__ = ["AdditiveAttention", "AdditiveScore"]
 
@@ -87,8 +87,7 @@ class AdditiveAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier-uniform."""
-        for projection in (self.q_proj, self.k_proj, self.score_proj):
-            nn.init.xavier_uniform_(projection.weight)
+        initialise(self.q_proj, self.k_proj, self.score_proj)
 
     def forward(
         self,

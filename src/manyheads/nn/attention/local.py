@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.nn.attention.multi_head import merge_heads, split_heads
+from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
 from manyheads.nn.attention.state import copy_of, register_state
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.softmax import masked_softmax
-from manyheads.nn.linear import Linear
+from manyheads.nn.linear import Linear, initialise
 
 __all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "spread_chunks"]
 
@@ -192,8 +192,6 @@ class LocalSelfAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if not head_dim and d_model % num_heads:
-            raise ConfigError(f"d_model {d_model} is not divisible by num_heads {num_heads}; give a head_dim.")
         if chunk_len < 1 or chunks_before < 0 or chunks_after < 0:
             raise ConfigError(
                 f"chunk_len {chunk_len} must be 1 or more, chunks_before {chunks_before} and chunks_after"
@@ -201,7 +199,7 @@ class LocalSelfAttention(nn.Module):
             )
         if causal and chunks_after:
             raise ConfigError(f"chunks_after is {chunks_after}, which a causal layer cannot see; it must be 0.")
-        self.num_heads, self.head_dim = num_heads, head_dim or d_model // num_heads
+        self.num_heads, self.head_dim = num_heads, width_of_heads(d_model, num_heads, head_dim)
         self.chunk_len, self.chunks_before, self.chunks_after = chunk_len, chunks_before, chunks_after
         self.causal, self.wrap, self.dropout_rate = causal, wrap, dropout
         inner = self.num_heads * self.head_dim
@@ -214,10 +212,7 @@ class LocalSelfAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier-uniform weights, zero biases."""
-        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            nn.init.xavier_uniform_(linear.weight)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+        initialise(self.q_proj, self.k_proj, self.v_proj, self.out_proj)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (split_heads(proj(x), self.num_heads) for proj in (self.q_proj, self.k_proj, self.v_proj))

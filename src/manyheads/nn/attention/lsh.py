@@ -5,21 +5,23 @@ Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.attention.lsh_hash import hash_vectors, mark_padding, rotations
 from manyheads.nn.attention.lsh_pairs import pair_weights, shared_qk_attention, visible_pairs
 from manyheads.nn.attention.lsh_settings import LSHSettings
-from manyheads.nn.attention.multi_head import merge_heads, split_heads
+from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh import chunked_attention, ranks_of, sorting_order
-from manyheads.nn.linear import Linear
+from manyheads.nn.linear import Linear, initialise
 
 __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]
 
@@ -123,9 +125,7 @@ class LSHSelfAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if not head_dim and d_model % num_heads:
-            raise ConfigError(f"d_model {d_model} is not divisible by num_heads {num_heads}; give a head_dim.")
-        self.num_heads, self.head_dim = num_heads, head_dim or d_model // num_heads
+        self.num_heads, self.head_dim = num_heads, width_of_heads(d_model, num_heads, head_dim)
         self.settings, self.dropout_rate = settings, dropout
         self.factors = settings.factors(max_len)
         inner = self.num_heads * self.head_dim
@@ -138,17 +138,11 @@ class LSHSelfAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier-uniform weights, zero biases."""
-        for linear in (self.qk_proj, self.v_proj, self.out_proj):
-            nn.init.xavier_uniform_(linear.weight)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+        initialise(self.qk_proj, self.v_proj, self.out_proj)
 
     @property
     def num_buckets(self) -> int:
-        product = 1
-        for factor in self.factors:
-            product *= factor
-        return product
+        return math.prod(self.factors)
 
     def is_exact(self, length: int, num_hashes: int | None = None) -> bool:
         """Whether sequences of this length are attended without hashing."""
@@ -187,14 +181,16 @@ class LSHSelfAttention(nn.Module):
         seed: int | Tensor | None,
         num_hashes: int | None,
     ) -> Tensor:
-        if rotations is None:
-            if seed is None:
-                raise RequestError("hashing needs buckets, rotations or a seed; none is given.")
-            rotations = self.draw(seed, num_hashes)
+        rotations = self._rotations(rotations, seed, num_hashes)
         buckets = mark_padding(hash_vectors(qk, rotations, self.factors), lengths, self.num_buckets)
         if self.buckets_hook is not None:
             self.buckets_hook(buckets)
         return buckets
+
+    def _rotations(self, given: Tensor | None, seed: int | Tensor | None, num_hashes: int | None) -> Tensor:
+        if given is None and seed is None:
+            raise RequestError("hashing needs buckets, rotations or a seed; none is given.")
+        return self.draw(cast("int | Tensor", seed), num_hashes) if given is None else given
 
     def forward(
         self,
@@ -329,13 +325,10 @@ class LSHSelfAttention(nn.Module):
         """
         if self.settings.visible != "bucket" and not (self.settings.causal and num_hashes == 0):
             raise RequestError("only causal attention with visible 'bucket' can be cached.")
-        hashes = self.settings.num_hashes if num_hashes is None else num_hashes
-        if rotations is None and hashes:
-            if seed is None:
-                raise RequestError("hashing needs rotations or a seed; none is given.")
-            rotations = self.draw(seed, num_hashes)
         weight = self.qk_proj.weight
-        if rotations is None:
+        if (self.settings.num_hashes if num_hashes is None else num_hashes) or rotations is not None:
+            rotations = self._rotations(rotations, seed, num_hashes)
+        else:
             rotations = weight.new_empty(self.num_heads, self.head_dim, 0, sum(self.factors) // 2)
         return LSHCache.empty(rows, self.num_buckets, self.settings.chunk_len, rotations, weight)
 
@@ -355,8 +348,7 @@ class LSHSelfAttention(nn.Module):
         rounds = cache.rotations.shape[2]
         buckets = None
         if rounds:
-            added = None if lengths is None else lengths
-            buckets = mark_padding(hash_vectors(qk, cache.rotations, self.factors), added, self.num_buckets)
+            buckets = mark_padding(hash_vectors(qk, cache.rotations, self.factors), lengths, self.num_buckets)
         if cache.is_empty and x.shape[1] > 1:
             order = None if buckets is None else sorting_order(buckets, self.settings, lengths)
             attended, _ = self._attend(qk, v, order, lengths)

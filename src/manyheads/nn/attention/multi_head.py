@@ -19,9 +19,9 @@ from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
-from manyheads.nn.linear import Linear
+from manyheads.nn.linear import Linear, initialise
 
-__all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads"]
+__all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads", "width_of_heads"]
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -51,6 +51,18 @@ def merge_heads(x: Float[Tensor, "*batch heads length head_dim"]) -> Float[Tenso
     torch.Size([2, 10, 512])
     """
     return x.transpose(-3, -2).flatten(-2)
+
+
+def width_of_heads(d_model: int, num_heads: int, head_dim: int = 0) -> int:
+    """Return head_dim; 0: d_model / num_heads.
+
+    Raises: ConfigError: head_dim is 0, and num_heads does not divide d_model.
+    """
+    if not head_dim and d_model % num_heads:
+        raise ConfigError(
+            f"d_model {d_model} is not divisible by num_heads {num_heads}; change one of them, or give head_dim."
+        )
+    return head_dim or d_model // num_heads
 
 
 def biased_projections(bias: bool | Collection[str]) -> frozenset[str]:
@@ -124,12 +136,8 @@ class MultiHeadAttention(nn.Module):
         score: nn.Module | ScoreFunction | None = None,
     ) -> None:
         super().__init__()
-        if head_dim is None and d_model % num_heads:
-            raise ConfigError(
-                f"d_model {d_model} is not divisible by num_heads {num_heads}; change one of them, or give head_dim."
-            )
         self.num_heads = num_heads
-        self.head_dim = head_dim or d_model // num_heads
+        self.head_dim = width_of_heads(d_model, num_heads, head_dim or 0)
         self.dropout_rate = dropout
         inner = self.num_heads * self.head_dim
         key_dim = key_dim or d_model
@@ -144,10 +152,7 @@ class MultiHeadAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier-uniform weights, zero biases."""
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            nn.init.xavier_uniform_(projection.weight)
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        initialise(self.q_proj, self.k_proj, self.v_proj, self.out_proj)
 
     def forward(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Mask
-from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads
+from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads, width_of_heads
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linear
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
@@ -90,11 +90,9 @@ class RelativeAttention(nn.Module):
         bias: bool | Collection[str] = False,
     ) -> None:
         super().__init__()
-        if head_dim is None and num_heads > 0 and d_model % num_heads:
-            raise ConfigError(
-                f"d_model {d_model} is not divisible by num_heads {num_heads}; change one of them, or give head_dim."
-            )
-        head_dim = d_model // max(1, num_heads) if head_dim is None else head_dim
+        if head_dim is None and num_heads > 0:
+            head_dim = width_of_heads(d_model, num_heads)
+        head_dim = 0 if head_dim is None else head_dim
         if min(d_model, num_heads, head_dim) < 1:
             raise ConfigError(f"d_model {d_model}, num_heads {num_heads} and head_dim {head_dim} must be at least 1.")
         self.num_heads, self.head_dim = num_heads, head_dim

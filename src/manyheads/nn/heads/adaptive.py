@@ -154,7 +154,7 @@ class AdaptiveHead(nn.Module):
         shortlist = self.clusters.sizes[0]
         parts = [first[..., :shortlist]]
         for index in range(1, len(self.clusters.ranges)):
-            within = _log_softmax(linear(self._project(index, hidden), *self._tail(index)))
+            within = _log_softmax(linear(self._project(index, hidden), *self._rows(index)))
             parts.append(first[..., shortlist + index - 1, None] + within)
         return torch.cat(parts, dim=-1)
 
@@ -193,7 +193,7 @@ class AdaptiveHead(nn.Module):
             rows = (cluster == index).nonzero().squeeze(1)
             within = wanted.index_select(0, rows) - self.clusters.ranges[index][0]
             vectors = self._project(index, kept.index_select(0, rows))
-            more, more_nll = smoothed_loss(vectors, within, *self._tail(index), 0.0, chunk_tokens)
+            more, more_nll = smoothed_loss(vectors, within, *self._rows(index), 0.0, chunk_tokens)
             loss, nll = loss + more, nll + more_nll
         return loss, nll
 
@@ -212,7 +212,7 @@ class AdaptiveHead(nn.Module):
                 found = chosen.gather(1, within[:, None])[:, 0]
             else:
                 vectors = self._project(index, hidden.index_select(0, rows))
-                tail = _log_softmax(linear(vectors, *self._tail(index)))
+                tail = _log_softmax(linear(vectors, *self._rows(index)))
                 found = chosen[:, shortlist + index - 1] + tail.gather(1, within[:, None])[:, 0]
             losses = losses.index_copy(0, rows, -found)
         return losses
@@ -233,9 +233,6 @@ class AdaptiveHead(nn.Module):
         if self.cluster_weight is None or self.cluster_bias is None:
             return table, bias
         return torch.cat([table, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
-
-    def _tail(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._rows(index)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.torch_version import TorchVersion
 
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
-from manyheads.nn.kernels.loss import add_tiles, pad_rows, plain_loss
+from manyheads.nn.kernels.loss import add_tiles, apply_loss, autocast_dtype, pad_rows, plain_loss
 
 __all__ = ["consistent_loss", "plain_consistent_loss"]
 
@@ -55,21 +54,8 @@ def consistent_loss(
     Gradients go through both passes and, as in `smoothed_loss`, are computed along with the loss, chunk by chunk.
     Returns: (loss_sum, nll_sum), the latter the passes' mean and without gradient.
     """
-    if not torch.is_grad_enabled():  # as in `smoothed_loss`
-        first, second, weight = first.detach(), second.detach(), weight.detach()
-        bias = None if bias is None else bias.detach()
-    device = first.device.type
-    compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return _apply(first, second, targets, weight, bias, alpha, label_smoothing, chunk_tokens, compute)
-
-
-def _apply(*arguments: Any) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = _ConsistentLoss.apply(*arguments)  # type: ignore[no-untyped-call]
-    return result
-
-
-if TorchVersion(torch.__version__) < "2.13":
-    _apply = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]  # see `kernels.loss`
+    arguments = (first, second, targets, weight, bias, alpha, label_smoothing, chunk_tokens, autocast_dtype(first))
+    return apply_loss(_ConsistentLoss, *arguments)
 
 
 def _errors(

@@ -20,7 +20,7 @@ from torch.torch_version import TorchVersion
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
 
-__all__ = ["HeadLoss", "add_tiles", "pad_rows", "plain_loss", "smoothed_loss"]
+__all__ = ["HeadLoss", "add_tiles", "apply_loss", "autocast_dtype", "pad_rows", "plain_loss", "smoothed_loss"]
 
 HeadLoss = tuple[Tensor, Tensor]
 
@@ -53,22 +53,28 @@ def smoothed_loss(
     Args: chunk_tokens: rows of logits that exist at once.
     Returns: (loss_sum, nll_sum), float32 at least; the gradient flows through the first alone.
     """
-    if not torch.is_grad_enabled():
-        # autograd.Function does not see no_grad: without this, validation would compute gradients too.
-        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    compute = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
-    return _apply(hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)
+    compute = autocast_dtype(hidden)
+    return apply_loss(_SmoothedLoss, hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)
 
 
-def _apply(*arguments: Any) -> HeadLoss:
-    result: HeadLoss = _SmoothedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+def apply_loss(function: type[torch.autograd.Function], *arguments: Any) -> HeadLoss:
+    """Return function.apply(*arguments), without gradients where autograd is off: it does not see `no_grad` itself."""
+    if not torch.is_grad_enabled():  # without this, validation would compute gradients too
+        arguments = tuple(one.detach() if isinstance(one, Tensor) else one for one in arguments)
+    result: HeadLoss = function.apply(*arguments)  # type: ignore[no-untyped-call]
     return result
 
 
 if TorchVersion(torch.__version__) < "2.13":
     # Dynamo of torch 2.11 traces the function below and silently gets zeros for the gradient of `hidden`, so it is kept
     # from tracing it. (2.12 was not tried.)
-    _apply = torch.compiler.disable(_apply)  # type: ignore[no-untyped-call]
+    apply_loss = torch.compiler.disable(apply_loss)  # type: ignore[no-untyped-call]
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return autocast's type on x's device; None where it is off."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def add_tiles(total: Tensor, part: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, cast
 
 import torch
@@ -133,22 +133,16 @@ class Replay(AbstractContextManager[None]):
         self._device_state = None
         if device.type != "cpu":
             self._device_state = torch.get_device_module(device).get_rng_state(device)
-        self._open: list[AbstractContextManager[Any]] = []
+        self._open = ExitStack()
 
     def __enter__(self) -> None:
         kind = self._device.type
         devices = [] if self._device_state is None else [self._device]
-        self._open = [
-            torch.random.fork_rng(devices, device_type=kind if devices else "cuda"),
-            autocast_as_now(kind, self._autocast_state),
-        ]
-        for one in self._open:
-            one.__enter__()
+        self._open.enter_context(torch.random.fork_rng(devices, device_type=kind if devices else "cuda"))
+        self._open.enter_context(autocast_as_now(kind, self._autocast_state))
         torch.set_rng_state(self._cpu_state)
         if self._device_state is not None:
             torch.get_device_module(self._device).set_rng_state(self._device_state, self._device)
 
     def __exit__(self, *error: Any) -> None:
-        for one in reversed(self._open):
-            one.__exit__(*error)
-        self._open = []
+        self._open.__exit__(*error)
