@@ -190,7 +190,7 @@ def test_mistakes_are_named(hashing: Any) -> None:
         model.read(tokens, None, model.start(3, projected=False))
     with pytest.raises(ShapeError, match="marks do not fit 3 lanes"):
         model.start(3).reset(torch.tensor([True, False]))
-    with pytest.raises(RequestError, match="sight is part of its config"):
+    with pytest.raises(RequestError, match="context length of a Reformer is part of its config"):
         model.start(3, object())
     with pytest.raises(RequestError, match="has no gradient"):
         model.read(tokens, None, model.start(2))

@@ -139,8 +139,7 @@ class LanguageModel(nn.Module):
             real.
 
         Returns: log-probabilities of the token after each row's last real one, in float32, and the new state. A row
-            without new
-            tokens keeps its state, and its log-probabilities are undefined.
+            without new tokens keeps its state, and its log-probabilities are undefined.
         """
         hidden, state = self.body(tokens, lengths, state)
         if lengths is None:

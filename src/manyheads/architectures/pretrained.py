@@ -229,8 +229,7 @@ def read_config(folder: Path) -> Any:
     """Return the architecture's config of a model folder.
 
     Raises: ModelFileError: config.json is missing, not JSON, or of a newer format. ConfigError: it contains an unknown
-        or
-        bad setting.
+        or bad setting.
     """
     file = folder / CONFIG
     try:

@@ -134,8 +134,7 @@ class SearchState(Protocol):
         Args:
             rows: (sentences, beams) ids of the old rows that the new rows continue. Row r of the old state belonged to
                 sentence r // old_beams. All entries of one line come from one sentence. Sentences keep their order, and
-                a
-                missing sentence has ended. The number of beams may change, so one row can be repeated for many beams.
+                a missing sentence has ended. The number of beams may change, so one row can be repeated for many beams.
         Returns: a state of sentences x beams rows, in the order of `rows.flatten()`.
         """
         ...
@@ -170,8 +169,7 @@ class PlannedStep(Protocol):
     @property
     def can_compile(self) -> bool:
         """Whether it is a step of one token, not the first one, and attention is not recorded: such steps differ only
-        in sizes and
-        numbers.
+        in sizes and numbers.
         """
         ...
 
@@ -230,8 +228,7 @@ class LanguageBody(Protocol):
         """Return hidden states from which the head predicts the token after each, and the next state, without gradient.
 
         Args: tokens: (lanes, len) ids; lengths: (lanes,) number of real tokens, padding on the right, None: all; state:
-            from
-            `start`, which is consumed, None: empty.
+            from `start`, which is consumed, None: empty.
         """
         ...
 
@@ -239,8 +236,7 @@ class LanguageBody(Protocol):
         """Return the empty state, with `reset`, `reorder` and `clone`.
 
         Args: attending: context settings, None: as in training; projected: a state that makes generation fast, for
-            evaluation
-            only; False: a state for training.
+            evaluation only; False: a state for training.
         """
         ...
 

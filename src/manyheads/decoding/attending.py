@@ -36,8 +36,7 @@ def translation_views(translator: Translator, source: str, target: str | None = 
     """Return encoder, decoder and cross-attention of a translation.
 
     Rows of `decoder` and `cross` are labelled with the token that is generated next, not with the input token, because
-    the
-    weights serve to choose that token.
+    the weights serve to choose that token.
 
     Args:
         source: a text.

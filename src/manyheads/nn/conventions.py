@@ -75,8 +75,8 @@ def from_blocked(mask: Tensor, sizes: Sizes, axes: str | None = None) -> Dense:
 
     Args:
         mask: bool or whole numbers, of one of the shapes: (k_len), (q_len, k_len), (batch, k_len), (batch, q_len,
-            k_len),
-            (heads, q_len, k_len), (batch x heads, q_len, k_len), (batch, heads, q_len, k_len); an axis may be 1.
+            k_len), (heads, q_len, k_len), (batch x heads, q_len, k_len), (batch, heads, q_len, k_len); an axis may be
+            1.
         axes: the meaning, as "batch q_len k_len", "batch*heads q_len k_len", ...; None: determined from the sizes.
 
     Raises: ShapeError: the mask matches no meaning, or several different ones, or contains other numbers.
@@ -103,8 +103,7 @@ def from_additive(mask: Tensor, sizes: Sizes, axes: str | None = None, blocked_a
         mask: see `from_blocked`, of a floating type.
         axes: see `from_blocked`.
         blocked_at: numbers up to this one block, such as -inf and the lowest number of the mask's type; a row of only
-            such
-            numbers gives zeros, not equal weights.
+            such numbers gives zeros, not equal weights.
 
     Raises: ShapeError: see `from_blocked`; or the mask is not of a floating type.
     """

@@ -20,8 +20,7 @@ class TokenEmbedding(nn.Embedding):
         scale: multiply by sqrt(d_model).
 
     The table is initialised with N(0, 1 / d_model), so the output has variance 1 with the scale, and the initial logits
-    of
-    a head that shares the table have variance near 1.
+    of a head that shares the table have variance near 1.
     """
 
     def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True) -> None:

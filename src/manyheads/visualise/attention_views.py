@@ -26,11 +26,9 @@ class AttentionView:
     Shape: layers: one (heads, q_len, k_len) per layer; all layers of a view have the same lengths.
 
     name: `encoder`, `decoder`, `cross`. query_tokens: a label per row; key_tokens: a label per column. num_memory:
-    number
-    of memory columns at the left; the first query follows them. is_self: queries and keys are one sequence, so
-    distances
-    are defined. block: (rows, columns) of tokens per cell; see `thinned`. figures: entropy and mean distance of each
-    head,
+    number of memory columns at the left; the first query follows them. is_self: queries and keys are one sequence, so
+    distances are defined. block: (rows, columns) of tokens per cell; see `thinned`. figures: entropy and mean distance
+    of each head,
     from weights before thinning: (layers, heads, 2). buckets: of hashed layers, (heads, rounds, length), None for
     others;
     thinning drops them, because a cell then contains tokens of several buckets.
@@ -136,8 +134,7 @@ def thinned(view: AttentionView, most: int) -> AttentionView:
     """Return the view with at most `most` rows and columns, by merging neighbours into one cell.
 
     A cell contains the mean over its queries of the sum over its keys, so a row still sums to one. Memory and segment
-    never
-    share a cell.
+    never share a cell.
 
     Raises: ShapeError: most is below 1.
     """

@@ -33,8 +33,7 @@ class _Sizes:
         activation: of the feed-forward layers; `gelu` is exact.
         norm_eps: of the layer norms.
         max_len: maximum sequence length: the product of axial positions, the size of the table of learned ones;
-            sinusoidal
-            ones have no limit. The automatic number of buckets is computed for this length.
+            sinusoidal ones have no limit. The automatic number of buckets is computed for this length.
         chunk_len: tokens per chunk of the sorted sequence; a chunk also attends to the chunk before (sec. 2, m = 2 l /
             n_buckets).
         num_hashes: hash rounds (n_rounds); 0: exact attention.
@@ -112,9 +111,8 @@ class ReformerConfig(_Sizes):
         axial_dims: width of each axis's vectors; they sum to d_model. Empty: equal widths.
         causal: no token attends to a later one.
         visible: the keys of a query in a round's sorted order. `bucket`: the chunk_len earlier tokens of its own
-            bucket,
-            which do not depend on later tokens; `chunk`: everything in its chunk and the neighbouring chunks, as in the
-            original code, where chunk boundaries also depend on later tokens. Encoders need `chunk`.
+            bucket, which do not depend on later tokens; `chunk`: everything in its chunk and the neighbouring chunks,
+            as in the original code, where chunk boundaries also depend on later tokens. Encoders need `chunk`.
         chunks_before: with `chunk`, number of visible chunks before the query's own.
         chunks_after: with `chunk`, number of visible chunks after it.
         within_bucket: with `chunk`, attend only within the query's own bucket.
@@ -251,8 +249,7 @@ class ReformerConfig(_Sizes):
 
         Paper: Kitaev et al. 2020, sec. 5.1, table 2.
         Args: rounds: of every hashed layer; if no layer hashes, of every exact layer. `full`: hashed layers become
-            exact,
-            with shared queries and keys.
+            exact, with shared queries and keys.
 
         Raises: RequestError: all layers are local.
         """
@@ -292,8 +289,7 @@ class ReformerSeq2SeqConfig(_Sizes):
         num_encoder_layers: blocks of the encoder.
         num_decoder_layers: blocks of the decoder.
         attention: self-attention of encoder and decoder: `full` is exact with separate queries and keys, as in the
-            paper's
-            translation models; `lsh` hashes. Cross-attention is always exact.
+            paper's translation models; `lsh` hashes. Cross-attention is always exact.
         positions: `sinusoidal` or `learned`.
         tie_embeddings: `all`: source, target and output share one matrix; `decoder`: target and output; `embeddings`:
             source and target; `none`.

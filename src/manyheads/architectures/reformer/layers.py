@@ -30,9 +30,9 @@ class Call:
 
     Args:
         lengths: real tokens of each row, padding on the right; None: all.
-        hash_seed: of all rotations of this call.
-        num_hashes: rounds, where they are to be others than the config's; 0 attends exactly.
-        rotations: of a layer's index: rotations to use in place of drawn ones.
+        hash_seed: seed of all rotations of this call.
+        num_hashes: hash rounds; None: the config's; 0: exact attention.
+        rotations: layer index -> rotations to use in place of drawn ones.
     """
 
     lengths: Tensor | None
@@ -41,7 +41,7 @@ class Call:
     rotations: Mapping[int, Tensor] = field(default_factory=dict)
 
     def seed_of(self, layer: int) -> int:
-        """Every layer hashes otherwise."""
+        """Return a different seed for every layer."""
         return derive_seed(self.hash_seed, "rotations", layer)
 
 
@@ -86,7 +86,7 @@ class AttentionSublayer(nn.Module):
         return self.dropout(out), kept
 
     def start(self, rows: int, call: Call) -> LSHCache | LocalCache:
-        """A cache of nothing; see the kinds' `start`."""
+        """Return an empty cache; see the kinds' `start`."""
         if isinstance(self.self_attn, LocalSelfAttention):
             return self.self_attn.start(rows)
         return self.self_attn.start(
@@ -102,7 +102,7 @@ class AttentionSublayer(nn.Module):
         cache: LSHCache | LocalCache,
         lengths: Tensor | None,
     ) -> tuple[Float[Tensor, "rows new_len d_model"], LSHCache | LocalCache]:
-        """`forward` for the next positions of every row, with a cache of those before."""
+        """Compute `forward` for the next positions of every row, with a cache of the earlier ones."""
         out, cache = self.self_attn.step(self.norm(x), cache, lengths)  # type: ignore[arg-type]
         return self.dropout(out), cache
 

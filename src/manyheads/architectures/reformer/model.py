@@ -26,7 +26,7 @@ from manyheads.nn.precision import low_precision
 
 __all__ = ["Reformer"]
 
-# Positions whose streams are joined at once, where the config names no number.
+# Positions whose streams are joined at once if the config gives no chunk length.
 _JOINED = 4096
 
 
@@ -52,14 +52,14 @@ class Reformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Embeddings N(0, 0.02), as positions; the rest is its parts' affair."""
+        """Initialise embeddings with N(0, 0.02), as positions; the other modules initialise themselves."""
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def tie_weights(self) -> None:
-        """Nothing is shared within the body."""
+        """Do nothing: the body shares no parameter within itself."""
 
     def tie_head(self, head: nn.Module) -> None:
-        """Nothing is shared with the head, which reads twice the embedding's width."""
+        """Do nothing: the head reads twice the embedding's width, so they share no parameter."""
 
     @property
     def max_len(self) -> int | None:
@@ -69,20 +69,20 @@ class Reformer(nn.Module):
     def start(
         self, lanes: int, attending: Any = None, *, projected: bool = True, hash_seed: int | None = None
     ) -> ReformerState:
-        """The state before anything was read.
+        """Return the empty state.
 
         Args:
             lanes: sequences read side by side.
-            attending: must be None: how far a layer looks back is part of its config.
-            projected: keep what generation needs of the tokens read, in evaluation mode alone; False: every call
-                begins a sequence of its own, and hands on nothing but the hash seed.
-            hash_seed: of the first training call; None takes the config's, which is evaluation's always.
+            attending: must be None: the context length of a layer is part of its config.
+            projected: keep caches for generation, in evaluation mode only; False: every call begins a new sequence,
+                and passes on the hash seed only.
+            hash_seed: seed of the first training call; None: the config's, which evaluation always uses.
 
-        Raises: RequestError: something is asked of `attending`; or of what is kept, and a layer's outputs depend on
-            what comes later (visible 'chunk', or not causal).
+        Raises: RequestError: `attending` is given; or caches are wanted, but a layer's outputs depend on later tokens
+            (visible 'chunk', or not causal).
         """
         if attending is not None:
-            raise RequestError("a Reformer's sight is part of its config; give no memory length.")
+            raise RequestError("the context length of a Reformer is part of its config; leave the memory length out.")
         like = next(self.parameters())
         state = ReformerState(
             hash_seed=seed_tensor(self.config.hash_seed if hash_seed is None else hash_seed),
@@ -106,15 +106,15 @@ class Reformer(nn.Module):
 
         Args:
             tokens: ids of every lane.
-            lengths: how many are real, padding on the right; None: all are. What comes out at padding is meaningless.
-            state: see `start`; it is used up.
-            num_hashes: rounds, where they are to be others than the config's; 0 attends exactly.
-            rotations: of a layer's index: what to hash by, in place of what the seed gives.
+            lengths: number of real ids, padding on the right; None: all are real. Results at padding are undefined.
+            state: see `start`; it is consumed.
+            num_hashes: hash rounds; None: the config's; 0: exact attention.
+            rotations: layer index -> rotations to use in place of those that the seed gives.
 
         Returns: states from which a head predicts the token after each (of an encoder: the token itself), of width
             2 d_model; and the state for the next call, in training with another hash seed.
         Raises: ShapeError: the state has other lanes, or the sequence is longer than the positions.
-            RequestError: a state that keeps what was read, in training.
+            RequestError: a state with caches, in training.
         """
         if state is None:
             state = self.start(tokens.shape[0], projected=False)
@@ -136,10 +136,10 @@ class Reformer(nn.Module):
         return self._joined(*streams), state.with_next_seed() if self.training else state
 
     def _extend(self, tokens: Tensor, lengths: Tensor | None, state: ReformerState) -> tuple[Tensor, ReformerState]:
-        """`forward` on kept keys, values and buckets: only the new tokens' own are computed."""
+        """`forward` with caches: only the new tokens' keys, values and buckets are computed."""
         if self.training or torch.is_grad_enabled():
             raise RequestError(
-                "a state that keeps what was read has no gradient and serves evaluation; use model.eval() and"
+                "a state with caches has no gradient, so it serves evaluation only; use model.eval() and"
                 " torch.no_grad(), or start(..., projected=False)."
             )
         x1 = x2 = self.positions(self.embedding(tokens), state.positions)
@@ -155,7 +155,7 @@ class Reformer(nn.Module):
         return [(layer.attention, layer.feed_forward) for layer in cast(list[ReformerLayer], list(self.layers))]
 
     def _joined(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """Both streams as the head reads them; under autocast in its type, which the head would turn them into."""
+        """Return both streams side by side, as the head reads them; under autocast in its type."""
 
         def join(*pieces: Tensor) -> Tensor:
             return low_precision(self.dropout(self.norm(torch.cat(pieces, dim=-1))))

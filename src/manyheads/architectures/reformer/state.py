@@ -23,8 +23,8 @@ Cache = LSHCache | LocalCache
 class ReformerState:
     """The state of a Reformer; see `Reformer.start`.
 
-    Shape: hash_seed () int64 on the CPU: of the next training call's rotations; positions (lanes,) int64: tokens read,
-        where there are caches; caches: one a layer, or none at all: then every call begins a sequence.
+    Shape: hash_seed () int64 on the CPU: seed of the next training call's rotations; positions (lanes,) int64: number
+        of tokens read, if there are caches; caches: one per layer; empty: every call begins a new sequence.
     """
 
     hash_seed: Tensor
@@ -32,26 +32,28 @@ class ReformerState:
     caches: tuple[Cache, ...] = ()
 
     def with_next_seed(self) -> ReformerState:
-        """For the next training call. The seeds of a run are consecutive; each is hashed before it is used."""
+        """Return the state for the next training call. Consecutive seeds are hashed before they are used."""
         return replace(self, hash_seed=(self.hash_seed + 1) & (2**63 - 1))
 
     def after(self, new_len: int, lengths: Tensor | None, caches: tuple[Cache, ...]) -> ReformerState:
-        """With so many more tokens read, of which `lengths` a lane are real."""
+        """Return the state after new_len more tokens, of which `lengths` are real in each lane."""
         return replace(self, positions=self.positions + (new_len if lengths is None else lengths), caches=caches)
 
     def reset(self, lanes: Bool[Tensor, " lanes"]) -> ReformerState:
-        """Forget what the lanes marked True have read. The hash seed goes on.
+        """Empty the caches of the lanes marked True. The hash seed is kept.
 
-        Raises: ShapeError: not one mark a lane.
+        Raises: ShapeError: the number of marks differs from the number of lanes.
         """
         if lanes.shape != self.positions.shape:
-            raise ShapeError(f"{tuple(lanes.shape)} marks do not fit {len(self.positions)} lanes; give one a lane.")
+            raise ShapeError(
+                f"{tuple(lanes.shape)} marks do not fit {len(self.positions)} lanes; give one mark per lane."
+            )
         lanes = lanes.to(self.positions.device)
         caches = tuple(cache.reset(lanes) for cache in self.caches)
         return replace(self, positions=self.positions.masked_fill(lanes, 0), caches=caches)
 
     def reorder(self, rows: Int[Tensor, "*rows"]) -> ReformerState:
-        """The lanes with these ids, in this order; see `protocols.SearchState.reorder`."""
+        """Return the lanes with these ids, in this order; see `protocols.SearchState.reorder`."""
         rows = rows.flatten()
         caches = tuple(cache.reorder(rows) for cache in self.caches)
         return replace(self, positions=self.positions.index_select(0, rows), caches=caches)
@@ -62,5 +64,5 @@ class ReformerState:
 
 
 def seed_tensor(seed: int) -> Tensor:
-    """A hash seed as a state holds it."""
+    """Return a hash seed as a state stores it."""
     return torch.tensor(seed, dtype=torch.int64)

@@ -62,7 +62,7 @@ class Decoder(nn.Module):
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, memory: Tensor) -> tuple[DecoderLayerState, ...]:
-        """Project the encoder's output once for all steps to come."""
+        """Project the encoder's output once for all steps."""
         states = []
         for layer in self._layers():
             attention = layer.cross_attn
@@ -110,14 +110,14 @@ class Transformer(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Make what the config shares one parameter (again)."""
+        """Tie the parameters that the config shares."""
         if self.config.tie_embeddings in ("all", "embeddings"):
             self.target_embedding.weight = self.source_embedding.weight
 
     def encode(
         self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch source_len d_model"]:
-        """Read the source (sec. 3.1). Rows are padded on the right; what stands at padding is meaningless."""
+        """Encode the source (sec. 3.1). Rows are padded on the right; states at padding are undefined."""
         x = self.dropout(low_precision(self.source_positions(self.source_embedding(source))))
         return self.encoder(x, Lengths(source_lengths))  # type: ignore[no-any-return]
 
@@ -127,16 +127,16 @@ class Transformer(nn.Module):
         memory: Float[Tensor, "batch source_len d_model"],
         source_lengths: Int[Tensor, " batch"],
     ) -> Float[Tensor, "batch target_len d_model"]:
-        """States from which the head predicts the token after each target position, seeing none after it."""
+        """Return states from which the head predicts the token after each target position, causally."""
         x = self.dropout(low_precision(self.target_positions(self.target_embedding(target))))
         return self.decoder(x, memory, Causal(), Lengths(source_lengths))  # type: ignore[no-any-return]
 
     def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """`encode`, then `decode`: (batch, target_len, d_model)."""
+        """Compute `encode`, then `decode`: (batch, target_len, d_model)."""
         return self.decode(target, self.encode(source, source_lengths), source_lengths)
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
-        """The state before the first target token: one row a sentence."""
+        """Return the state before the first target token: one row per sentence."""
         layers = self.decoder.start(self.encode(source, source_lengths))
         seen = source_mask(source_lengths, source.shape[1])
         return DecoderState(layers=layers, source_seen=seen, length=torch.zeros((), dtype=torch.int64))
@@ -144,7 +144,7 @@ class Transformer(nn.Module):
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
     ) -> tuple[Float[Tensor, "rows new_len d_model"], DecoderState]:
-        """`decode` for the next tokens of every row. The keys and values of earlier tokens are not computed again."""
+        """Compute `decode` for the next tokens of every row, with the stored keys and values of earlier ones."""
         step, after = self.plan(tokens, state)
         return self.compute(step), after
 
@@ -156,14 +156,14 @@ class Transformer(nn.Module):
             tokens=tokens,
             positions=self.target_positions.rows(length, new_len),
             layers=layers,
-            mask=Causal() if new_len > 1 else None,  # a single new token may see all that came before it
+            mask=Causal() if new_len > 1 else None,  # a single new token may attend to all earlier ones
             source_seen=state.source_seen,
             can_compile=new_len == 1 and length > 0 and not self.decoder.needs_weights,
         )
         return step, after
 
     def compute(self, step: PlannedStep) -> Float[Tensor, "rows new_len d_model"]:
-        """The decoder's states at the new tokens; writes their keys and values into the state."""
+        """Return the decoder's states at the new tokens, and write their keys and values into the state."""
         x: Tensor = self.target_embedding(step.tokens)
         x = self.dropout(low_precision((x + step.positions).to(x.dtype)))
         return self.decoder.step(x, step.layers, step.mask, step.memory_mask)

@@ -87,8 +87,7 @@ class TransformerXLConfig:
         tie_projections: for every cluster, whether the output's projection is the embedding's; empty: none is.
 
     Raises: ConfigError: sizes are not positive, cutoffs do not increase, a rate is outside [0, 1), or tied tables do
-        not
-        exist.
+        not exist.
     """
 
     task: ClassVar[Literal["language-modelling"]] = "language-modelling"

@@ -56,11 +56,11 @@ class RelativeLayer(nn.Module):
         distance_bias: Tensor | None,
         mask: Mask | None,
     ) -> Float[Tensor, "lanes len d_model"]:
-        """`forward`, with keys and values that are kept.
+        """`forward` with stored keys and values.
 
         Args:
-            past: takes the segment's keys and values, gives those of memory and segment.
-            positions, distance_bias: projected, one column a key.
+            past: stores the segment's keys and values, and returns those of memory and segment.
+            positions, distance_bias: projected, one column per key.
         """
 
         def attend(h: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class RelativeLayer(nn.Module):
 class AbsoluteLayer(nn.Module):
     """Attention over memory and segment as in the Transformer, then feed-forward. Shape: (lanes, len, d_model).
 
-    Shape: positions (max_len, d_model), with trained ones: by rising distance from the segment's last token.
+    Shape: positions (max_len, d_model), if they are trained: by increasing distance from the segment's last token.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -103,8 +103,8 @@ class AbsoluteLayer(nn.Module):
     ) -> Float[Tensor, "lanes len d_model"]:
         """Args: memory: this layer's input at earlier positions, as it was before positions were added to it.
 
-        places: what to add to memory and x, (columns + len, d_model) or with lanes before; with trained positions
-            their distances from the segment's last token, whole numbers; None adds nothing.
+        places: addends of memory and x, (columns + len, d_model), or with a leading lanes axis; for trained positions
+            their distances from the segment's last token, whole numbers; None: nothing is added.
         """
         if places is not None:
             if self.positions is not None:
@@ -123,7 +123,7 @@ class AbsoluteLayer(nn.Module):
 
 
 def _seen_as(residual: Residual, memory: Tensor | None) -> Tensor | None:
-    """Memory as the sublayer sees its input: normalised under pre-norm."""
+    """Return the memory as the sublayer reads its input: normalised under pre-norm."""
     if memory is None or residual.position == "post":
         return memory
     seen: Tensor = residual.norm(memory)

@@ -56,7 +56,7 @@ class TransformerXL(nn.Module):
         self.tie_weights()
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02), projections of embeddings N(0, 0.01), gains of norms N(1, 0.02): the official code."""
+        """Initialise as in the official code: N(0, 0.02), embedding projections N(0, 0.01), norm gains N(1, 0.02)."""
         self.embedding.reset_parameters()
         for module in self.layers.modules():
             if isinstance(module, nn.Linear):
@@ -67,7 +67,7 @@ class TransformerXL(nn.Module):
                 nn.init.normal_(module.weight, mean=1.0, std=0.02)
 
     def tie_weights(self) -> None:
-        """Make u one parameter in all layers, and v, if the config says so (again)."""
+        """Tie u of all layers, and v, if the config says so."""
         if not (self.config.share_biases and self.config.attention == "relative"):
             return
         first, *others = (cast(RelativeAttention, layer.attention) for layer in self.layers)
@@ -75,7 +75,7 @@ class TransformerXL(nn.Module):
             other.content_bias, other.position_bias = first.content_bias, first.position_bias
 
     def tie_head(self, head: nn.Module) -> None:
-        """Make what the config shares between embedding and head one parameter (again)."""
+        """Tie the parameters that the config shares between embedding and head."""
         assert isinstance(head, LinearHead | AdaptiveHead)
         if self.config.tie_embeddings:
             if isinstance(head, LinearHead):
@@ -86,7 +86,7 @@ class TransformerXL(nn.Module):
         for index, tied in enumerate(self.config.tie_projections):
             if tied and isinstance(head, AdaptiveHead):
                 mine, theirs = head.projections, self.embedding.projections
-                assert mine is not None  # the config has seen to it
+                assert mine is not None  # the config checks this
                 assert theirs is not None
                 mine[index] = theirs[min(index, len(theirs) - 1)]
 
@@ -217,7 +217,7 @@ class TransformerXL(nn.Module):
         """
         if self.training or torch.is_grad_enabled():
             raise RequestError(
-                "a memory of keys and values has no gradient and serves evaluation; use model.eval() and"
+                "a memory of keys and values has no gradient, so it serves evaluation only; use model.eval() and"
                 " torch.no_grad(), or start(..., projected=False)."
             )
         new_len = tokens.shape[1]
@@ -276,7 +276,7 @@ class TransformerXL(nn.Module):
         return self._encoded(distances, k_len, like)
 
     def _encoded(self, distances: Tensor, k_len: int, like: Tensor) -> Tensor:
-        """Distances as they are, for tables of trained ones, or encoded."""
+        """Return the distances: unchanged for tables of trained vectors, otherwise encoded."""
         if self.encoding is None:
             return distances
         encoded: Tensor = self.encoding(distances, k_len - 1).to(like.dtype)
@@ -284,6 +284,6 @@ class TransformerXL(nn.Module):
 
 
 def distances_back(k_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
-    """From the last query to each key: (k_len,), farthest first, whole numbers in every compute type."""
+    """Return the distance from the last query to each key: (k_len,), farthest first, whole numbers in every type."""
     distances = torch.arange(k_len - 1, -1, -1, device=device)
     return distances if clamp_len is None else distances.clamp(max=clamp_len)

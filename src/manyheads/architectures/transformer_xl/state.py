@@ -84,7 +84,9 @@ class XLState:
         Raises: ShapeError: the number of marks differs from the number of lanes.
         """
         if lanes.shape != self.lengths.shape:
-            raise ShapeError(f"{tuple(lanes.shape)} marks do not fit {len(self.lengths)} lanes; give one a lane.")
+            raise ShapeError(
+                f"{tuple(lanes.shape)} marks do not fit {len(self.lengths)} lanes; give one mark per lane."
+            )
         lanes = lanes.to(self.lengths.device)
         if self.attending.initial_memory == "empty":
             return replace(self, lengths=self.lengths.masked_fill(lanes, 0))

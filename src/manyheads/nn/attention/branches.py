@@ -19,7 +19,7 @@ __all__ = ["BranchedKeyValueState", "Branches"]
 class Branches:
     """Which keys of its group each row sees; one such table serves the caches of all layers.
 
-    Layer after layer asks for the same next table: the first works it out, the others get what it found.
+    All layers need the same next table: the first layer computes it, the others reuse it.
 
     Shape: seen (groups, branches, capacity) bool; length and slots () int64 on the CPU: positions of each row, slots in
         use.
@@ -32,12 +32,12 @@ class Branches:
 
     @classmethod
     def of(cls, groups: int, capacity: int, length: Tensor, device: torch.device) -> Branches:
-        """One row a group, each with all of the first `length` slots."""
+        """Return one row per group, each with all of the first `length` slots."""
         seen = torch.arange(capacity, device=device) < int(length)
         return cls(seen=seen.expand(groups, 1, capacity).clone(), length=length, slots=length)
 
     def reorder(self, rows: Tensor) -> Branches:
-        """Rows that continue these, (new groups, new branches)."""
+        """Return rows that continue these, (new groups, new branches)."""
         asked, found = self._next.get("reorder", (None, None))
         if asked is not rows:
             _, branches, capacity = self.seen.shape
@@ -49,13 +49,13 @@ class Branches:
         return found  # type: ignore[no-any-return]
 
     def groups_of(self, rows: Tensor) -> Tensor:
-        """The old group of each line of rows; those that are left keep their order."""
+        """Return the old group of each line of rows; the remaining groups keep their order."""
         return torch.div(rows[:, 0], self.seen.shape[1], rounding_mode="floor")
 
     def append(self, new_len: int) -> tuple[Branches, Tensor | None]:
-        """The table with new_len more positions of every row, each seen by that row alone. Uses this one up.
+        """Return the table with new_len more positions of every row, each visible to that row only; consumes this one.
 
-        Returns: the table, with one slot free at least; and, if there was no room, the slots that some row sees,
+        Returns: the table, with at least one free slot; and, if there was no space, the slots that some row sees,
             (groups, kept), which move to the front of a wider buffer in this order.
         """
         asked, found = self._next.get("append", (None, None))
@@ -72,7 +72,7 @@ class Branches:
         return found  # type: ignore[no-any-return]
 
     def _with_room(self, count: int) -> tuple[Branches, Tensor]:
-        """The visible slots, in their order, in a table with room for `count` more, and twice as many."""
+        """Return the visible slots, in order, in a table with space for `count` more, and twice as many."""
         seen = self.seen[:, :, : int(self.slots)]
         alive = seen.any(dim=1)
         kept = int(alive.sum(dim=1).max()) if alive.numel() else 0
@@ -86,7 +86,7 @@ class Branches:
 @register_state
 @dataclass(frozen=True)
 class BranchedKeyValueState:
-    """Projected keys and values of several rows a group, where rows have most of their past in common.
+    """Projected keys and values of several rows per group; the rows of a group share most of their past.
 
         >>> state = KeyValueState.empty(rows=2, num_heads=4, head_dim=8, like=torch.zeros(1))
         >>> state = state.append(torch.randn(2, 4, 3, 8), torch.randn(2, 4, 3, 8))
@@ -95,9 +95,9 @@ class BranchedKeyValueState:
         >>> state.filled()[0].shape, state.key.shape[0], int(state.branches.slots)
         (torch.Size([4, 4, 4, 8]), 2, 5)
 
-    A key is kept once a group, in a slot, and each row knows which slots are its own past. So when a search goes on
-    from other rows than before, what is copied is who sees what, and no key; and all rows of a group ask all its keys
-    as one longer query. Slots that no row sees any more are dropped when the buffer is full.
+    A group stores each key once, in a slot, and a table says which slots are the past of which row. When a search
+    continues from other rows, only the table is copied, and no key; all rows of a group query its keys as one longer
+    query. Slots that no row sees any more are removed when the buffer is full.
 
     Shape: key, value (groups, heads, capacity, head_dim), of which the first `branches.slots` are filled.
     """
@@ -108,7 +108,7 @@ class BranchedKeyValueState:
 
     @classmethod
     def of(cls, state: KeyValueState, branches: Branches | None = None) -> BranchedKeyValueState:
-        """One row a group, each with all it has. branches: of another layer whose cache is as long."""
+        """Return one row per group. branches: those of another layer with a cache of the same length."""
         rows, _, capacity, _ = state.key.shape
         table = Branches.of(rows, capacity, state.length, state.key.device) if branches is None else branches
         return cls(key=state.key, value=state.value, branches=table)
@@ -124,9 +124,9 @@ class BranchedKeyValueState:
         return self.branches.length
 
     def append(self, key: Tensor, value: Tensor) -> BranchedKeyValueState:
-        """The state with new positions of every row. key, value: (groups x branches, heads, new_len, head_dim).
+        """Return the state with new positions of every row. key, value: (groups x branches, heads, new_len, head_dim).
 
-        Uses this state up, as `KeyValueState.append` does.
+        This state is consumed, as by `KeyValueState.append`.
         """
         planned, after = self.plan(key.shape[2])
         planned.write(key, value)
@@ -146,13 +146,13 @@ class BranchedKeyValueState:
         return PlannedKeyValues(key, value, slots), BranchedKeyValueState(key, value, branches)
 
     def filled(self) -> tuple[Tensor, Tensor]:
-        """Copies of each row's own keys and values, in the order of positions: (rows, heads, length, head_dim) each."""
+        """Return copies of each row's own keys and values in order: (rows, heads, length, head_dim) each."""
         end = int(self.branches.slots)
         slots = Slots(length=int(self.length), first=end, end=end, seen=self.branches.seen[:, None, :, :end])
         return PlannedKeyValues(self.key, self.value, slots).filled()
 
     def reorder(self, rows: Tensor) -> BranchedKeyValueState:
-        """Rows that continue these, (new groups, new branches); see `protocols.SearchState.reorder`. Uses this up."""
+        """Return rows that continue these; see `protocols.SearchState.reorder`. rows: (new groups, new branches)."""
         key, value = self.key, self.value
         if len(rows) != len(key):
             groups = self.branches.groups_of(rows)
@@ -160,15 +160,15 @@ class BranchedKeyValueState:
         return BranchedKeyValueState(key, value, self.branches.reorder(rows))
 
     def clone(self) -> BranchedKeyValueState:
-        """A copy that shares nothing, to branch a search."""
+        """Return a copy that shares nothing, to branch a search."""
         return copy_of(self)
 
 
 def _moved(buffer: Tensor, kept: Tensor, capacity: int) -> Tensor:
-    """The slots kept, (groups, kept), of each group at the front of a buffer with `capacity` slots."""
+    """Return a buffer of `capacity` slots that begins with the slots `kept`, (groups, kept)."""
     groups, heads, slots, head_dim = buffer.shape
     grown = buffer.new_empty(groups, heads, capacity, head_dim)
-    # Whole rows of memory by their number: gather would look up every single one of their entries.
+    # Copy whole rows of memory by their number: gather would look up every single entry.
     starts = torch.arange(0, groups * heads * slots, slots, device=buffer.device).view(groups, heads, 1)
     rows = buffer.reshape(-1, head_dim).index_select(0, (starts + kept[:, None]).flatten())
     grown[:, :, : kept.shape[1]] = rows.view(groups, heads, -1, head_dim)

@@ -107,7 +107,7 @@ def _visible(
 def spread_chunks(
     weights: Float[Tensor, "batch heads chunks chunk_len seen"], chunks_before: int, length: int
 ) -> Float[Tensor, "batch heads length length"]:
-    """Weights of local attention, which knows neighbourhoods alone, on all keys.
+    """Spread the weights of local attention, which exist for neighbouring chunks only, over all keys.
 
     Args: chunks_before: neighbours before a query's own chunk; length: without the last chunk's padding.
     """
@@ -125,7 +125,7 @@ def spread_chunks(
 @register_state
 @dataclass(frozen=True)
 class LocalCache:
-    """Keys and values of the last chunks. A call consumes the cache it is given; `clone()` to branch.
+    """Keys and values of the last chunks. A call consumes the cache that it receives; `clone()` to branch.
 
     Shape: keys, values (rows, heads, kept, head_dim): position p at p modulo kept, kept being all the positions that
         one can see; lengths (rows,) int64: positions so far.
@@ -136,7 +136,7 @@ class LocalCache:
     lengths: Tensor
 
     def reorder(self, rows: Tensor) -> LocalCache:
-        """The rows with these ids, (new_rows,), in this order."""
+        """Return the rows with these ids, (new_rows,), in this order."""
         return LocalCache(*(x.index_select(0, rows) for x in (self.keys, self.values, self.lengths)))
 
     def clone(self) -> LocalCache:
@@ -148,7 +148,7 @@ class LocalCache:
         return replace(self, lengths=self.lengths.masked_fill(rows, 0))
 
     def positions(self) -> Int[Tensor, "rows kept"]:
-        """The position that stands at each place; negative where there is none."""
+        """Return the position in each slot; negative: the slot is empty."""
         kept = self.keys.shape[2]
         last = self.lengths[:, None] - 1
         found = last - (last - torch.arange(kept, device=last.device)) % kept
@@ -174,7 +174,7 @@ class LocalSelfAttention(nn.Module):
         bias: of the output projection alone.
         dropout: rate on the attention weights, in training.
 
-    Raises: ConfigError: a size is out of range, or a causal layer is to look at later chunks.
+    Raises: ConfigError: a size is out of range, or a causal layer has later chunks.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class LocalSelfAttention(nn.Module):
 
         Args:
             x: (batch, length, d_model), or one sequence without a batch, (length, d_model).
-            need_weights: hand out the attention weights as well, those before dropout, spread over all keys.
+            need_weights: return the attention weights before dropout as well, spread over all keys.
 
         Returns: (batch, length, d_model); if asked for, weights (batch, heads, length, length) as well. Without batch
             if x has none.
@@ -275,12 +275,14 @@ class LocalSelfAttention(nn.Module):
         )
 
     def start(self, rows: int) -> LocalCache:
-        """A cache of nothing for `step`.
+        """Return an empty cache for `step`.
 
-        Raises: RequestError: the layer is not causal, so the past's outputs depend on the future.
+        Raises: RequestError: the layer is not causal, so earlier outputs depend on later tokens.
         """
         if not self.causal:
-            raise RequestError("a bidirectional layer has nothing to cache; only causal ones have.")
+            raise RequestError(
+                "a bidirectional layer cannot be cached, because outputs depend on later tokens; use a causal layer."
+            )
         weight = self.q_proj.weight
         none = weight.new_zeros(rows, self.num_heads, (self.chunks_before + 1) * self.chunk_len, self.head_dim)
         return LocalCache(none, none.clone(), torch.zeros(rows, dtype=torch.int64, device=weight.device))
@@ -291,9 +293,9 @@ class LocalSelfAttention(nn.Module):
         cache: LocalCache,
         lengths: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows new_len d_model"], LocalCache]:
-        """Attend from new positions to themselves and to those before; exactly what `forward` does to the whole.
+        """Attend from new positions to themselves and to earlier ones, with the results of `forward` on the whole.
 
-        Uses the cache up.
+        The cache is consumed.
         Args: lengths: real new positions of each row, padding on the right; None: all.
         Cost: a token's is bounded by chunk_len x (chunks_before + 1).
         """

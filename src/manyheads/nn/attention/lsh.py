@@ -45,7 +45,7 @@ def lsh_attention(
         lengths: real positions of each row, padding on the right; None: all.
         dropout_rate: on the weights; 0 outside training.
 
-    Returns: a query that sees nothing gets its own value; zeros at and beyond a row's length.
+    Returns: a query without visible keys gets its own value; zeros from a row's length on.
     Raises: ShapeError: the buckets are of other positions than qk.
     """
     if buckets.shape[:2] != qk.shape[:2] or buckets.shape[3] != qk.shape[2] or v.shape[:3] != qk.shape[:3]:
@@ -65,7 +65,7 @@ def _attend_in_order(
     dropout_rate: float,
     known: tuple[Tensor, ...] = (),
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """`lsh_attention` where the order is known; and what is known then, see `chunked_attention`."""
+    """Compute `lsh_attention` in a known order; the second result is as in `chunked_attention`."""
     out, known = chunked_attention(qk, v, order, settings, lengths, dropout_rate, known)
     exact = min(settings.exact_len, qk.shape[2]) if settings.visible == "bucket" else 0
     if exact:
@@ -108,7 +108,7 @@ class LSHSelfAttention(nn.Module):
         bias: of the output projection alone, as in the peers that have one.
         dropout: rate on the attention weights, in training.
 
-    torch.compile takes hashing with `fullgraph=False` only: how it computes depends on the numbers' size. Give it
+    torch.compile supports hashing with `fullgraph=False` only, because the computation depends on values. Give it
     `rotations` (of `draw`), since a seed's generator cannot be compiled.
     Raises: ConfigError: head_dim is 0 and num_heads does not divide d_model.
     """
@@ -145,7 +145,7 @@ class LSHSelfAttention(nn.Module):
         return math.prod(self.factors)
 
     def is_exact(self, length: int, num_hashes: int | None = None) -> bool:
-        """Whether sequences of this length are attended without hashing."""
+        """Return whether sequences of this length use exact attention."""
         hashes = self.settings.num_hashes if num_hashes is None else num_hashes
         return hashes == 0 or length <= self.settings.exact_len
 
@@ -163,9 +163,9 @@ class LSHSelfAttention(nn.Module):
         seed: int | Tensor | None = None,
         num_hashes: int | None = None,
     ) -> Int[Tensor, "batch heads rounds length"] | None:
-        """The buckets that `forward` would use, to be given to it: padding in bucket `num_buckets`.
+        """Return the buckets that `forward` would use, and accepts; padding is in bucket `num_buckets`.
 
-        Returns: None where it would hash nothing.
+        Returns: None: it would not hash.
         Raises: RequestError: neither rotations nor a seed.
         """
         if self.is_exact(x.shape[1], num_hashes):
@@ -209,8 +209,8 @@ class LSHSelfAttention(nn.Module):
             x: (batch, length, d_model), or one sequence without a batch, (length, d_model).
             lengths: real positions of each row, padding on the right; None: all.
             buckets: from an earlier pass; else they come from rotations, else from rotations drawn by the seed.
-            num_hashes: rounds, where they are to be others than the settings say; 0 attends exactly.
-            need_weights: hand out the attention weights as well, those before dropout; at the cost of exact attention.
+            num_hashes: hash rounds; None: those of the settings; 0: exact attention.
+            need_weights: return the attention weights before dropout as well; costs as much as exact attention.
 
         Returns: (batch, length, d_model); if asked for, weights (batch, heads, length, length) as well, the rounds'
             under one softmax. Without batch if x has none.
@@ -246,11 +246,11 @@ class LSHSelfAttention(nn.Module):
         num_hashes: int | None = None,
         keep_output: bool = False,
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
-        """`forward`, and what is worth keeping for another call on the same x: nothing where nothing is hashed.
+        """Compute `forward`, and return the tensors that make another call on the same x cheaper; none without hashing.
 
         Args:
-            kept: by an earlier call. This one neither hashes nor sorts.
-            keep_output: keep, beside the order, what the heads put out. The other call then attends only backwards.
+            kept: tensors of an earlier call; this call then neither hashes nor sorts.
+            keep_output: keep the heads' outputs besides the order; the other call then computes only the backward pass.
         """
         order, *known = kept or (None,)
         qk, v, order = self._prepare(x, lengths, order, rotations, seed, num_hashes)
@@ -267,7 +267,7 @@ class LSHSelfAttention(nn.Module):
         seed: int | Tensor | None,
         num_hashes: int | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries and values by head, and the order to sort by, the one given or a new one; None: nothing to hash."""
+        """Return queries and values by head, and the sorting order, given or new; None: nothing is hashed."""
         qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
         if order is None and not self.is_exact(x.shape[1], num_hashes):
             with torch.no_grad():
@@ -278,7 +278,7 @@ class LSHSelfAttention(nn.Module):
     def _attend(
         self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None, known: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The heads' outputs, and what spares their computation another time."""
+        """Return the heads' outputs, and the tensors from which another call need not compute them again."""
         if self.weights_hook is not None:
             return self._attend_openly(qk, v, order, lengths)[0], ()
         rate = self.dropout_rate if self.training else 0.0
@@ -289,7 +289,7 @@ class LSHSelfAttention(nn.Module):
     def _attend_openly(
         self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """`_attend` pair by pair, and the weights."""
+        """Compute `_attend` pair by pair. Returns: the heads' outputs, and the weights."""
         weights = self._weights(qk, None if order is None else ranks_of(order, qk.shape[2]), lengths)
         if self.weights_hook is not None:
             self.weights_hook(weights)
@@ -318,10 +318,10 @@ class LSHSelfAttention(nn.Module):
         seed: int | Tensor | None = None,
         num_hashes: int | None = None,
     ) -> LSHCache:
-        """A cache of nothing for `step`.
+        """Return an empty cache for `step`.
 
-        Raises: RequestError: neither rotations nor a seed; or settings under which the past's outputs depend on the
-            future, so that there is nothing to keep.
+        Raises: RequestError: neither rotations nor a seed; or settings under which earlier outputs depend on
+            later tokens, so that nothing can be kept.
         """
         if self.settings.visible != "bucket" and not (self.settings.causal and num_hashes == 0):
             raise RequestError("only causal attention with visible 'bucket' can be cached.")
@@ -338,9 +338,9 @@ class LSHSelfAttention(nn.Module):
         cache: LSHCache,
         lengths: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows new_len d_model"], LSHCache]:
-        """Attend from new positions to themselves and to all before them; exactly what `forward` does to the whole.
+        """Attend from new positions to themselves and to all earlier ones, with the results of `forward` on the whole.
 
-        Uses the cache up.
+        The cache is consumed.
         Args: lengths: real new positions of each row, padding on the right; None: all.
         Cost: a token's, after the first call, is bounded by rounds x chunk_len.
         """

@@ -1,4 +1,4 @@
-"""The cache of generation: keys and values of earlier positions, and the positions in each bucket last."""
+"""The cache of generation: keys and values of earlier positions, and the newest positions of each bucket."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["LSHCache"]
 @register_state
 @dataclass(frozen=True)
 class LSHCache:
-    """Keys and values of all positions so far, and for every bucket of every round the last ones that it caught.
+    """Keys and values of all positions so far, and the newest positions of every bucket of every round.
 
-    A call consumes the cache it is given: buffers are written in place; `clone()` to branch.
+    A call consumes the cache that it receives: buffers are written in place; `clone()` to branch.
 
     Shape: keys, values (rows, heads, capacity, head_dim), filled up to each row's length; rings (rows, heads, rounds,
-        buckets + 1, chunk_len) int32: positions, the k-th that a bucket caught at k modulo chunk_len; the last bucket
-        is padding's; caught (rows, heads, rounds, buckets + 1) int32: how many a bucket caught; rotations (heads,
-        head_dim, rounds, directions), of no rounds where attention is exact; lengths (rows,) int64; longest () int64 on
-        the CPU.
+        buckets + 1, chunk_len) int32: the k-th position of a bucket in slot k modulo chunk_len; the last bucket
+        is for padding; caught (rows, heads, rounds, buckets + 1) int32: number of positions in a bucket; rotations
+        (heads, head_dim, rounds, directions), without rounds for exact attention; lengths (rows,) int64; longest ()
+        int64 on the CPU.
     """
 
     keys: Tensor
@@ -40,7 +40,7 @@ class LSHCache:
 
     @classmethod
     def empty(cls, rows: int, num_buckets: int, chunk_len: int, rotations: Tensor, like: Tensor) -> LSHCache:
-        """No positions yet; device and dtype of `like`."""
+        """Return a cache without positions; device and dtype of `like`."""
         heads, head_dim, rounds, _ = rotations.shape
         none = like.new_empty(rows, heads, 0, head_dim)
         rings = torch.zeros(rows, heads, rounds, num_buckets + 1, chunk_len, dtype=torch.int32, device=like.device)
@@ -63,7 +63,7 @@ class LSHCache:
         return not int(self.longest)
 
     def reorder(self, rows: Tensor) -> LSHCache:
-        """The rows with these ids, (new_rows,), in this order."""
+        """Return the rows with these ids, (new_rows,), in this order."""
         return replace(
             self,
             keys=self.keys.index_select(0, rows),
@@ -85,7 +85,7 @@ class LSHCache:
     def filled(
         self, qk: Tensor, v: Tensor, buckets: Tensor | None, lengths: Tensor | None, settings: LSHSettings
     ) -> LSHCache:
-        """This empty cache with its first positions; see `extended` for the arguments."""
+        """Return this empty cache with its first positions; see `extended` for the arguments."""
         cache = self._written(keys_of(qk, settings.scale, settings.key_eps), v)
         if buckets is not None:
             cache._catch_all(buckets)
@@ -112,10 +112,10 @@ class LSHCache:
         lengths: Int[Tensor, " rows"] | None,
         settings: LSHSettings,
     ) -> tuple[Float[Tensor, "rows heads new_len head_dim"], LSHCache]:
-        """Yield what new positions attend to, and the cache with these positions; a chunk at a time.
+        """Return the outputs of new positions, and the cache with these positions; computed a chunk at a time.
 
         Args:
-            buckets: None attends exactly.
+            buckets: None: exact attention.
             lengths: real new positions of each row; None: all.
         """
         cache, parts = self, []
@@ -147,19 +147,19 @@ class LSHCache:
         return out, cache._longer(qk.shape[2], lengths)
 
     def _exactly(self, qk: Tensor, end: int) -> Tensor:
-        """Each new position to all before it among the first `end`."""
+        """Attend from each new position to all earlier ones among the first `end`."""
         positions = self.lengths[:, None] + torch.arange(qk.shape[2], device=qk.device)
         reach = torch.arange(end, device=qk.device)
         allowed = reach < positions[:, :, None]
         alone = reach == positions[:, :, None]
         allowed = (allowed | (alone & (positions == 0)[:, :, None]))[:, None]
         scores = _wide(torch.matmul(qk, self.keys[:, :, :end].transpose(-1, -2)))
-        # Queries beyond `end` see something and are thrown away.
+        # The results of queries from `end` on are discarded.
         weights = torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1)
         return torch.matmul(weights.to(qk.dtype), self.values[:, :, :end])
 
     def _hashed(self, qk: Tensor, keys: Tensor, v: Tensor, buckets: Tensor, settings: LSHSettings) -> Tensor:
-        """Each new position to the last chunk_len of its buckets; the rings are written."""
+        """Attend from each new position to the last chunk_len ones of its buckets, and write the rings."""
         rows, heads, rounds, count = buckets.shape
         chunk_len = self.rings.shape[-1]
         time = torch.arange(count, device=qk.device)
@@ -210,7 +210,7 @@ class LSHCache:
         return buffer.flatten(0, 2).index_select(0, (first + positions).flatten()).view(*positions.shape, width)
 
     def _written(self, keys: Tensor, values: Tensor) -> LSHCache:
-        """With new keys and values behind each row's; lengths are left as they were."""
+        """Return the cache with new keys and values at the end of each row, and the old lengths."""
         count = keys.shape[2]
         needed, old = int(self.longest) + count, int(self.longest)
         key_buffer, value_buffer = self.keys, self.values

@@ -65,19 +65,19 @@ class KeyValueState:
 
     @classmethod
     def empty(cls, rows: int, num_heads: int, head_dim: int, like: Tensor) -> KeyValueState:
-        """No positions yet; device and dtype of `like`."""
+        """Return a state without positions; device and dtype of `like`."""
         none = like.new_empty(rows, num_heads, 0, head_dim)
         return cls(key=none, value=none, length=torch.zeros((), dtype=torch.int64))
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self.key.shape[0]
 
     def append(self, key: Tensor, value: Tensor) -> KeyValueState:
-        """The state with new positions behind the old ones. key, value: (rows, heads, new_len, head_dim).
+        """Return the state with new positions after the old ones. key, value: (rows, heads, new_len, head_dim).
 
-        Uses this state up: the new positions are written into its buffer where they fit; it doubles where they do not.
+        This state is consumed: new positions are written into its buffer if they fit; otherwise the buffer doubles.
         """
         planned, after = self.plan(key.shape[2], dtype=key.dtype)
         planned.write(key, value)
@@ -86,10 +86,10 @@ class KeyValueState:
     def plan(
         self, new_len: int, slots: Slots | None = None, dtype: torch.dtype | None = None
     ) -> tuple[PlannedKeyValues, KeyValueState]:
-        """This state for a step of new_len positions, and the state after the step. Uses this state up.
+        """Return this state for a step of new_len positions, and the state after the step. This state is consumed.
 
         Args:
-            slots: another layer's, whose cache is as long.
+            slots: those of another layer with a cache of the same length.
             dtype: of the new keys and values; None: as the old ones.
         """
         if slots is None:
@@ -102,20 +102,20 @@ class KeyValueState:
         return PlannedKeyValues(key, value, slots), after
 
     def filled(self) -> tuple[Tensor, Tensor]:
-        """Views of the keys and values that count: (rows, heads, length, head_dim) each."""
+        """Return views of the keys and values in use: (rows, heads, length, head_dim) each."""
         length = int(self.length)
         return self.key[:, :, :length], self.value[:, :, :length]
 
     def reorder(self, rows: Tensor) -> KeyValueState:
-        """The rows with these ids, (new_rows,), in this order."""
+        """Return the rows with these ids, (new_rows,), in this order."""
         return replace(self, key=self.key.index_select(0, rows), value=self.value.index_select(0, rows))
 
     def clone(self) -> KeyValueState:
-        """A copy that shares nothing, to branch a search."""
+        """Return a copy that shares nothing, to branch a search."""
         return copy_of(self)
 
     def _grown(self, needed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values in buffers of that type for at least `needed` positions, and twice as many as before."""
+        """Return keys and values in buffers of that type: at least `needed` positions, twice as many as before."""
         capacity, filled = max(16, 2 * self.key.shape[2], needed), int(self.length)
 
         def grown(buffer: Tensor) -> Tensor:

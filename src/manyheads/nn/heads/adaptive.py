@@ -171,8 +171,7 @@ class AdaptiveHead(nn.Module):
         """Return the summed loss over the positions to keep; see `LinearHead.loss`.
 
         Raises: ConfigError: label_smoothing is not 0, because it is not defined for two softmaxes; or num_sampled is
-            not 0,
-            because sampling needs a plain softmax.
+            not 0, because sampling needs a plain softmax.
         Cost: a token of the shortlist needs no other cluster; memory chunk_tokens x the largest cluster.
         """
         if label_smoothing:

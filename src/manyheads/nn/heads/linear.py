@@ -80,8 +80,7 @@ class LinearHead(nn.Module):
             again: the same positions' hidden states from a second pass with different dropout.
             r_drop: with `again`, the weight of the divergence between the two passes (see `kernels.consistency`).
             num_sampled: number of draws of candidates that replace the whole vocabulary, from torch's global generator
-                (see
-                `heads.sampled`); both sums are then estimates. 0: the whole vocabulary.
+                (see `heads.sampled`); both sums are then estimates. 0: the whole vocabulary.
 
         Returns: (loss_sum, nll_sum), float32 scalars; only the first has a gradient.
         Raises: ConfigError: num_sampled together with label_smoothing or r_drop, which need every token's probability.

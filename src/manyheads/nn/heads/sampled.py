@@ -55,8 +55,7 @@ def sampled_loss(
 
     Paper: Jean et al. 2015, sec. 3, with Z estimated after Horvitz and Thompson (1952): exp(logit) of the target, which
         is always included, plus exp(logit) / inclusion of each other candidate. Its mean is exactly the whole
-        vocabulary's
-        sum, so with more draws the loss tends to that of the full softmax.
+        vocabulary's sum, so with more draws the loss tends to that of the full softmax.
 
     Shape: log_inclusion[k] = log of the probability that k is among the candidates.
     Cost: memory tokens x candidates.
