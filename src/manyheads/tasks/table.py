@@ -36,7 +36,7 @@ class Task:
     that the first lacks is the next one's. The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
-    - `plan.py`: `fit(config, limit_bytes)` finds the largest step.
+    - `plan.py`: `Trial(config)`, training steps without the data (see `training.plan.trial.Trial`).
     - `options.py`: `EVALUATE` and `SCORE`, the options of these commands.
     - `evaluate.py`: `evaluate(options, progress)` returns a `tasks.report.Report`.
     - `score.py`: `score(options, progress)` returns a `tasks.report.LineWork`.

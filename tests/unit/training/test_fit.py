@@ -11,9 +11,9 @@ from tiny_run import TINY, TINY_TEXT, changed
 
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
-from manyheads.tasks.runs import fit
-from manyheads.training.plan.fit import MIB, free_bytes
-from manyheads.training.plan.memory import Footprint
+from manyheads.tasks.runs import planner
+from manyheads.training.plan.measuring import free_bytes
+from manyheads.training.plan.planner import MIB, Footprint, Planner
 
 
 def footprint(total: int, length: int, rows: int) -> Footprint:
@@ -25,28 +25,29 @@ def footprint(total: int, length: int, rows: int) -> Footprint:
 def test_largest_values_meet_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory of 100 MiB, 2 MiB a row and 1 KiB a pair of positions: what fits is known."""
 
-    def text(config: Any, length: int, rows: int | None = None) -> Footprint:
-        rows = config.data.lanes // config.data.accumulate if rows is None else rows
+    def text(length: int, rows: int) -> Footprint:
         return footprint(100 * MIB + rows * (length * MIB // 4 + 1024 * length**2), length, rows)
 
-    monkeypatch.setattr("manyheads.tasks.text.plan.predict_memory", text)
-    monkeypatch.setattr("manyheads.tasks.translation.plan.predict_pairs", lambda config, length, rows: footprint(
-        100 * MIB + rows * length * (MIB // 8 + 64 * length), length, rows))  # fmt: skip
-    lanes, length = fit(TINY_TEXT, 200 * MIB)
+    def pairs(length: int, rows: int) -> Footprint:
+        return footprint(100 * MIB + rows * length * (MIB // 8 + 64 * length), length, rows)
+
+    monkeypatch.setattr(Planner, "memory", lambda self, length, rows: text(length, rows))
+    lanes, length = planner(TINY_TEXT).largest(200 * MIB)
     a_row = 2 * MIB + 1024 * 64
-    assert (lanes.setting, lanes.value) == ("data.lanes", 2 * (100 * MIB // a_row))
+    assert (lanes.knob.setting, lanes.value) == ("data.lanes", 2 * (100 * MIB // a_row))
     rows = TINY_TEXT.data.lanes // 2
 
     def peak(length: int) -> int:
-        return text(TINY_TEXT, length, rows).total_bytes
+        return text(length, rows).total_bytes
 
-    assert length.setting == "data.segment_len"
+    assert length.knob.setting == "data.segment_len"
     assert peak(length.value) <= 200 * MIB < peak(length.value + 1)
     assert length.predicted_bytes == pytest.approx(peak(length.value))
-    [tokens] = fit(TINY, 200 * MIB)
-    assert (tokens.setting, tokens.value) == ("data.max_tokens", 2 * (100 * MIB // (MIB // 8 + 64 * 16)))
     with pytest.raises(ConfigError, match=r"Not even the smallest step fits: 102 MiB .* 50 MiB"):
-        fit(TINY_TEXT, 50 * MIB)
+        planner(TINY_TEXT).largest(50 * MIB)
+    monkeypatch.setattr(Planner, "memory", lambda self, length, rows: pairs(length, rows))
+    [tokens] = planner(TINY).largest(200 * MIB)
+    assert (tokens.knob.setting, tokens.value) == ("data.max_tokens", 2 * (100 * MIB // (MIB // 8 + 64 * 16)))
 
 
 def test_the_command_prints_what_to_type(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

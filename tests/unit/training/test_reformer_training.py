@@ -21,8 +21,7 @@ from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
 from manyheads.seeding import derive_seed
-from manyheads.tasks.runs import assemble, train
-from manyheads.tasks.text.plan import predict_memory
+from manyheads.tasks.runs import assemble, planner, train
 from manyheads.tasks.text.settings import TextConfig
 
 CPU = torch.device("cpu")
@@ -160,14 +159,14 @@ import resource, sys
 from manyheads.cli.machine import set_up_machine
 set_up_machine()
 import torch
-from manyheads.tasks.text import plan
-from manyheads.training.plan.memory import take_steps
+from manyheads.tasks.text.plan import Trial
+from manyheads.training.plan.measuring import take_steps
 sys.path.insert(0, sys.argv[1])
 from tests_footprint_config import CONFIG
 torch.set_num_threads(1)
 length = int(sys.argv[2])
-config = plan._filled(CONFIG, length)
-take_steps(plan.TextTrial(config), config, length, 1)
+trial = Trial(CONFIG).at(length)
+take_steps(trial, trial.config, length, 1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 CONFIG = """
@@ -191,8 +190,8 @@ def test_memory_is_predicted_within_a_fifth(length: int, tmp_path: Path, figure:
     asking = (
         "import sys; sys.path.insert(0, sys.argv[1]); from manyheads.cli.machine import set_up_machine;"
         "set_up_machine(); from tests_footprint_config import CONFIG;"
-        "from manyheads.tasks.text.plan import predict_memory;"
-        "found = predict_memory(CONFIG, int(sys.argv[2])); print(found.total_bytes, found.program_bytes)"
+        "from manyheads.tasks.runs import planner;"
+        "found = planner(CONFIG).memory(int(sys.argv[2])); print(found.total_bytes, found.program_bytes)"
     )
     asked = [sys.executable, "-c", asking, str(tmp_path), str(length)]
     printed = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=1200).stdout
@@ -203,21 +202,21 @@ def test_memory_is_predicted_within_a_fifth(length: int, tmp_path: Path, figure:
 
 def test_memory_grows_with_length_as_it_is_counted() -> None:
     """The line through two short steps meets a longer step that is counted itself, within a twentieth."""
-    from manyheads.training.plan import memory
+    from manyheads.training.plan import planner as planning
 
     model = replace(TINY_REFORMER.model, max_len=4096, vocab_size=257)  # type: ignore[arg-type]
     config = changed(TINY_REFORMER, model=model)
-    before = memory.LONGEST_PROBE
+    before = planning.LONGEST_PROBE
     try:
-        memory.LONGEST_PROBE = 1024
-        found = predict_memory(config, 4096, 1)
+        planning.LONGEST_PROBE = 1024
+        found = planner(config).memory(4096, 1)
         assert found.probes == (512, 1024)
-        memory.LONGEST_PROBE = 8192
-        counted = predict_memory(config, 4096, 1)
+        planning.LONGEST_PROBE = 8192
+        counted = planner(config).memory(4096, 1)
         assert counted.probes == (4096,)
     finally:
-        memory.LONGEST_PROBE = before
+        planning.LONGEST_PROBE = before
     assert found.state_bytes == counted.state_bytes > 0
     assert abs(found.step_bytes / counted.step_bytes - 1) < 0.05
     with pytest.raises(ConfigError, match=r"--length 5,000 is above model\.max_len 4,096"):
-        predict_memory(config, 5000)
+        planner(config).memory(5000)

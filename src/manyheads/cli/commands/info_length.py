@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
@@ -17,7 +17,7 @@ from manyheads.tasks.table import RUNS
 from manyheads.tasks.text.settings import TextConfig
 
 if TYPE_CHECKING:
-    from manyheads.training.plan.memory import Footprint
+    from manyheads.training.plan.planner import Footprint
 
 __all__ = ["predict"]
 
@@ -25,64 +25,65 @@ MIB = 2**20
 
 
 def predict(path: Path, length: int, rows: int | None, *, as_json: bool = False) -> int:
-    """Print what training takes at a length.
+    """Print the memory of training at a length.
 
     Args:
-        path: a run's folder, a model's, a YAML file of settings, or the name of a preset.
+        path: the folder of a run or a model, a YAML file of settings, or the name of a preset.
         length: tokens of a segment.
-        rows: sequences at once; None: as the run has it.
+        rows: sequences of a micro-batch; None: as in the run's settings.
         as_json: print JSON.
 
     Returns: the exit code.
-    Raises: ConfigError: nothing trains a language model by these settings, or the length is beyond its positions.
+    Raises: ConfigError: these settings are not of a language model, or the length is above its number of positions.
     """
     config = _config(path)
     set_up_machine()
-    from manyheads.tasks.text.plan import predict_memory
+    from manyheads.tasks.runs import planner
 
     with showing_if_long() as show:
-        found = predict_memory(config, length, rows, show)
+        found = planner(config).memory(length, rows, show)
     if as_json:
-        print(json.dumps({"path": str(path), **found.to_json()}, indent=2))
+        record = asdict(found)
+        probes = record.pop("probes")
+        record = {"path": str(path), **record, "total_bytes": found.total_bytes, "probed_lengths": probes}
+        print(json.dumps(record, indent=2))
     else:
         print("\n".join(_lines(found)))
     return 0
 
 
 def _config(path: Path) -> TextConfig:
-    model_file = next((file for file in (path / "config.json",) if file.is_file()), None)
     run_file = path / "config.yaml" if path.is_dir() else path
-    if model_file is not None:
+    if (path / "config.json").is_file():
         from manyheads.architectures.pretrained import read_config
 
         model = read_config(path)
-        if RUNS.get(model.architecture) is not TextConfig:
-            raise _other(path, model.architecture)
+        _check_language_model(path, model.architecture)
         return replace(TextConfig(), model=model)
     if run_file.is_file():
         source = load_yaml(run_file, may_be_pipe=run_file == path)
         section = source.values.get("model")
-        name = section.get("architecture", "transformer") if isinstance(section, dict) else "transformer"
-        if RUNS.get(name) is not TextConfig:
-            raise _other(path, name)
+        known = section if isinstance(section, dict) else {}
+        _check_language_model(path, known.get("architecture", "transformer"))
         return resolve(TextConfig, [source])
-    if str(path) in PRESETS:
-        config: Any = PRESETS[str(path)]()
-        if config.task == "translation":
-            raise _other(path, config.model.architecture)
-        return cast(TextConfig, config)
-    names = [name for name, make in PRESETS.items() if make().task != "translation"]
+    presets: dict[str, Any] = {name: make() for name, make in PRESETS.items()}
+    if str(path) in presets:
+        config = presets[str(path)]
+        _check_language_model(path, config.model.architecture)
+        return config  # type: ignore[no-any-return]
+    names = [name for name, config in presets.items() if RUNS[config.model.architecture] is TextConfig]
     raise ConfigError(
         f"{path} is neither a run, a model, a file of settings nor a preset; the presets of language models are"
         f" {', '.join(names)}."
     )
 
 
-def _other(path: Path, architecture: object) -> ConfigError:
-    return ConfigError(
-        f"{path} is of a {architecture}, whose batches are of many lengths; --length is of language models. Memory"
-        " of a step: `manyheads train --dry-run`."
-    )
+def _check_language_model(path: Path, architecture: object) -> None:
+    if RUNS.get(str(architecture)) is not TextConfig:
+        raise ConfigError(
+            f"{path} is of a {architecture}, whose batches are of many lengths; --length is of language models. Memory"
+            " of a step: `manyheads train --dry-run`."
+        )
 
 
 def _lines(found: Footprint) -> list[str]:

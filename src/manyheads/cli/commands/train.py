@@ -133,11 +133,11 @@ def run(arguments: Sequence[str]) -> int:
     set_up_machine()
     if options.fit:
         refuse_ranks("train --fit")
-        from manyheads.tasks.runs import plan
+        from manyheads.tasks.runs import planner
 
         with showing_if_long() as show:
             show("trying steps", 0, 0)
-            found = plan(config, options.memory_mib)
+            found = planner(config).describe_largest(options.memory_mib)
         print(found)
         return 0
     if options.dry_run:

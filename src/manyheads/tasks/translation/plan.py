@@ -1,4 +1,4 @@
-"""The memory of a translator's training, and the largest step that fits, without its data."""
+"""Training steps of a translator at any size, without its data."""
 
 from __future__ import annotations
 
@@ -9,20 +9,31 @@ import torch
 
 from manyheads.data.batch import PairBatch
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.plan.fit import Fit, along, largest
-from manyheads.training.plan.memory import Footprint, measure
+from manyheads.training.plan.trial import Knob
 
-__all__ = ["PairTrial", "fit", "predict_pairs"]
+__all__ = ["Trial"]
 
-SHORT_PAIR = 16
+_SHORT = 16
 _PROBE_TOKENS = (512, 2048)
 
 
 @dataclass(frozen=True)
-class PairTrial:
-    """Pairs of random ids; see `training.plan.memory.Trial`."""
+class Trial:
+    """Pairs of random ids; see `training.plan.trial.Trial`."""
 
     config: TrainConfig
+
+    @property
+    def rows(self) -> int:
+        """Rows of the longest sentences; see `Trial.rows`."""
+        data = self.config.data
+        return max(1, data.max_tokens // data.accumulate // max(data.max_source_len, data.max_target_len))
+
+    def at(self, length: int) -> Trial:
+        """See `Trial.at`."""
+        model, size = self.config.model, self.config.tokenizer.vocab_size
+        sizes = {name: getattr(model, name) or size for name in ("source_vocab_size", "target_vocab_size")}
+        return Trial(replace(self.config, model=replace(model, **sizes)))
 
     def batch(self, length: int, rows: int) -> PairBatch:
         """See `Trial.batch`."""
@@ -34,37 +45,20 @@ class PairTrial:
     def begin(self, model: Any, lanes: int, seed: int) -> None:
         """See `Trial.begin`."""
 
+    def knobs(self) -> list[Knob]:
+        """The tokens of a step; see `Trial.knobs`.
 
-def predict_pairs(config: TrainConfig, length: int, rows: int) -> Footprint:
-    """Predict the peak memory of a translator's training on a CPU, by steps of that size.
-
-    Args:
-        config: of the run; neither its data nor its folder is opened.
-        length: tokens of every source and target.
-        rows: pairs of a micro-batch.
-    """
-    model, size = config.model, config.tokenizer.vocab_size
-    model = replace(
-        model, source_vocab_size=model.source_vocab_size or size, target_vocab_size=model.target_vocab_size or size
-    )
-    trial = PairTrial(replace(config, model=model))
-    return measure(trial, length, rows, (length,))
-
-
-def fit(config: TrainConfig, limit_bytes: float) -> list[Fit]:
-    """The largest number of tokens in a step; see `tasks.runs.fit`.
-
-    Long sentences have more attention scores, short ones more rows. The kind that takes more memory per token decides.
-    """
-    accumulate = config.data.accumulate
-    longest = max(config.data.max_source_len, config.data.max_target_len)
-    found = []
-    for length in {min(SHORT_PAIR, longest), longest}:
-        rows = [max(1, tokens // length) for tokens in _PROBE_TOKENS]
-        rows[1] = max(rows[1], rows[0] + 1)
-        peaks = [predict_pairs(config, length, count).total_bytes for count in rows]
-        tokens = [count * length for count in rows]
-        found.append(largest(along(tokens, peaks), limit_bytes, length))
-    value, predicted = min(found)
-    given = f"sentences of at most {longest:,}" + (f", accumulate {accumulate}" if accumulate > 1 else "")
-    return [Fit("data.max_tokens", value * accumulate, config.data.max_tokens, given, predicted)]
+        Long sentences have more attention scores, short ones more rows. The kind that takes more memory per token
+        decides.
+        """
+        data = self.config.data
+        longest = max(data.max_source_len, data.max_target_len)
+        given = f"sentences of at most {longest:,}" + (f", accumulate {data.accumulate}" if data.accumulate > 1 else "")
+        knobs = []
+        for length in sorted({min(_SHORT, longest), longest}):
+            few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
+            steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
+            knobs.append(
+                Knob("data.max_tokens", data.max_tokens, given, steps, least=length, accumulate=data.accumulate)
+            )
+        return knobs

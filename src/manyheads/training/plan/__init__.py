@@ -1,1 +1,1 @@
-"""The cost of a run, predicted before it begins: memory, the largest step, one trial step."""
+"""The cost of a run before it begins: memory, the largest step, one real step."""

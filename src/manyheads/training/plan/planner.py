@@ -1,0 +1,266 @@
+"""The cost of a run before it begins: the memory of a step, the largest step that fits, and one real step.
+
+Memory is predicted from short steps on random ids. It is linear in the rows of a step, and linear or quadratic in its
+length, so the polynomial through the peaks of some steps gives the peak of any other step.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from manyheads.data.progress import Progress
+from manyheads.decoding.device import choose_device
+from manyheads.errors import ConfigError
+from manyheads.training.plan import measuring
+from manyheads.training.plan.trial import Knob, Trial
+from manyheads.training.run.assembly import assemble
+from manyheads.training.run.device import computing, peak_memory_bytes
+from manyheads.training.run.objective import OpenObjective
+from manyheads.training.run.precision import Level, resolve_precision
+from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.state import named_parameters
+from manyheads.training.settings import RunConfig
+
+__all__ = ["FirstStep", "Fit", "Footprint", "Planner"]
+
+LONGEST_PROBE = 8192
+"""Longer steps are not measured, but extrapolated from shorter ones."""
+
+MIB = 2**20
+_SHORT = 64
+_MOST_BESIDES = 3.0
+_SHARE = 0.9
+"""Of what is free: a prediction is accurate to some percent, and other processes need memory too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """The memory of a training run on a CPU, in bytes.
+
+    program_bytes: Python, torch and this package. state_bytes: weights, gradients, the optimiser's state and averages.
+    step_bytes: the additional peak memory of a step. length, rows: of a micro-batch. probes: lengths of the measured
+    steps.
+    """
+
+    program_bytes: int
+    state_bytes: int
+    step_bytes: int
+    length: int
+    rows: int
+    precision: str
+    probes: tuple[int, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Peak memory of the process."""
+        return self.program_bytes + self.state_bytes + self.step_bytes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The largest value of a setting, and the peak memory of the process that is predicted for it."""
+
+    knob: Knob
+    value: int
+    predicted_bytes: float
+
+    def describe(self) -> str:
+        """Return one line."""
+        return (
+            f"--{self.knob.setting} {self.value} (now {self.knob.now:,}), {self.knob.given}:"
+            f" {self.predicted_bytes / MIB:,.0f} MiB predicted"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstStep:
+    """A run and its first step.
+
+    shapes: every parameter's name and shape. batch: a description of each micro-batch. state_bytes: as in `Footprint`.
+    peak_bytes: peak memory of the step, activations included (on a CPU: of the whole process). fault: the reason why
+    the step fails, or None.
+    """
+
+    config: RunConfig
+    device: str
+    data: str
+    shapes: dict[str, tuple[int, ...]]
+    num_parameters: int
+    batch: tuple[str, ...]
+    steps_per_epoch: int
+    state_bytes: int
+    peak_bytes: int
+    loss: float
+    step_seconds: float
+    fault: str | None
+
+    def describe(self) -> str:
+        """Return all of it as text, one line each."""
+        width = max(len(name) for name in self.shapes)
+        rows = [f"  {name:<{width}}  {' x '.join(map(str, shape))}" for name, shape in self.shapes.items()]
+        return "\n".join(
+            [
+                self.data,
+                *rows,
+                f"{self.num_parameters:,} parameters on {self.device}, {self.config.precision}",
+                f"first step: {', '.join(self.batch)}; {self.steps_per_epoch:,} steps per epoch",
+                f"memory: {self.state_bytes / MIB:,.0f} MiB for weights, gradients and optimiser;"
+                f" {self.peak_bytes / MIB:,.0f} MiB at the peak of one step",
+                f"one step: {self.step_seconds:.2f} s, loss {self.loss:.4f} per token (nothing was saved)",
+                *([f"the step fails: {self.fault}"] if self.fault else []),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Predicts the cost of a run.
+
+    Attributes:
+        trial: the run without its data.
+        open_objective: opens the data, for `first_step`.
+    """
+
+    trial: Trial
+    open_objective: OpenObjective
+
+    def memory(self, length: int, rows: int | None = None, progress: Progress | None = None) -> Footprint:
+        """Predict the peak memory of training on a CPU. Neither the run's data nor its folder is opened.
+
+        Args:
+            length: tokens of each row of a micro-batch; of pairs, of the source and of the target.
+            rows: rows of a micro-batch; None: as in the config.
+            progress: called after each step with the number of finished steps and the total.
+
+        Raises: ConfigError: length or rows are out of range, or the size of the vocabulary is unknown.
+
+        Cost: building the model and two steps for each probe.
+        """
+        rows = self.trial.rows if rows is None else rows
+        if length < 1 or rows < 1:
+            raise ConfigError(f"a length of {length} and {rows} rows are asked for; both must be at least 1.")
+        trial, cpu = self.trial.at(length), torch.device("cpu")
+        config = resolve_precision(trial.config, cpu)
+        probes = _probe_lengths(length, config.model.memory_degree)
+        with computing(config, cpu):
+            told = measuring.counting_steps(progress, 2 + len(probes))
+            # The first step loads libraries, whose memory counts as the program's.
+            measuring.take_steps(trial, config, min(length, _SHORT), 1, told)
+            program = measuring.resident_bytes()
+            measuring.forget_peak()
+            measuring.take_steps(trial, config, probes[-1], rows, told)
+            real = measuring.peak_resident_bytes() - program
+            found = [measuring.peak_and_state_bytes(trial, config, probe, rows, told) for probe in probes]
+        peaks, states = zip(*found, strict=True)
+        counted = _polynomial(dict(zip(probes, peaks, strict=True)), length)
+        # Kernels and gaps between memory blocks are not part of the counted tensors.
+        share = min(max(real / peaks[-1], 1.0), _MOST_BESIDES)
+        return Footprint(
+            program_bytes=program,
+            state_bytes=states[0],
+            step_bytes=max(0, round(counted * share) - states[0]),
+            length=length,
+            rows=rows,
+            precision=config.precision,
+            probes=probes,
+        )
+
+    def largest(self, limit_bytes: float) -> list[Fit]:
+        """Return the largest settings of a training on a CPU whose peak memory stays within the limit.
+
+        Raises: ConfigError: not even the smallest step fits.
+        """
+        found: dict[str, Fit] = {}
+        for knob in self.trial.knobs():
+            peaks = {size: self.memory(*step).total_bytes for size, step in knob.steps.items()}
+            fit = _largest(knob, peaks, limit_bytes)
+            if knob.setting not in found or fit.value < found[knob.setting].value:
+                found[knob.setting] = fit
+        return list(found.values())
+
+    def describe_largest(self, memory_mib: int | None = None) -> str:
+        """Return `largest` as text. memory_mib: memory to use; None: nine tenths of the free memory.
+
+        Raises: ConfigError: see `largest`; or this system does not report its free memory.
+        """
+        free = memory_mib * MIB if memory_mib else measuring.free_bytes()
+        limit = free if memory_mib else _SHARE * free
+        lines = [f"{free / MIB:,.0f} MiB of memory are free, {limit / MIB:,.0f} of them to be used. Largest values:"]
+        return "\n".join([*lines, *(f"  {fit.describe()}" for fit in self.largest(limit))])
+
+    def first_step(self, tell: Callable[[str, Level], None] = lambda text, level: None) -> FirstStep:
+        """Open the data, build the model and compute one step, without creating or changing a run folder.
+
+        Args: tell: receives messages about the precision (see `precision.resolve_precision`).
+
+        Raises: ManyHeadsError: the errors that `train` would raise before and in its first step.
+        """
+        config = self.trial.config
+        device = choose_device(config.device)
+        folder = RunFolder(Path(config.run_dir))
+        folder.check()
+        with tempfile.TemporaryDirectory() as aside, computing(config, device):
+            config = resolve_precision(config, device, tell=tell)
+            data_dir = folder.data if folder.data.is_dir() else Path(aside)
+            assembly = assemble(config, self.open_objective, device, data_dir)
+            batches = assembly.stream.at(0, 0)
+            started = time.monotonic()
+            result = assembly.stepper().take(batches, 1, 0.0)
+            seconds = time.monotonic() - started
+            named = named_parameters(assembly.model)
+            return FirstStep(
+                config=assembly.config,
+                device=str(device),
+                data=assembly.objective.describe(),
+                shapes={name: tuple(parameter.shape) for name, parameter in named.items()},
+                num_parameters=sum(parameter.numel() for parameter in named.values()),
+                batch=tuple(batch.describe() for batch in batches),
+                steps_per_epoch=assembly.stream.rows(0),
+                state_bytes=measuring.state_bytes(assembly.model, assembly.optimiser, assembly.average is not None),
+                peak_bytes=peak_memory_bytes(device),
+                loss=result.loss_sum / result.num_tokens,
+                step_seconds=seconds,
+                fault=None if result.fault is None else str(result.fault),
+            )
+
+
+def _probe_lengths(length: int, degree: int) -> tuple[int, ...]:
+    """Return lengths of steps from which the memory at a length can be extrapolated.
+
+    Args: degree: of the polynomial (see `architectures.protocols.ModelConfig.memory_degree`).
+    """
+    if length <= LONGEST_PROBE:
+        return (length,)
+    return tuple(LONGEST_PROBE // part for part in ((2, 1) if degree == 1 else (8, 4, 2)))
+
+
+def _largest(knob: Knob, peaks: Mapping[int, float], limit: float) -> Fit:
+    """Return the largest value whose peak is within the limit, found by bisection."""
+    least = _polynomial(peaks, knob.least)
+    if least > limit:
+        raise ConfigError(
+            f"Not even the smallest step fits: {least / MIB:,.0f} MiB are predicted for it, and {limit / MIB:,.0f} MiB"
+            " are to be used. Take a smaller model, or more memory."
+        )
+    low, high = knob.least, knob.most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _polynomial(peaks, middle) <= limit else (low, middle)
+    return Fit(knob, low * knob.accumulate, _polynomial(peaks, low))
+
+
+def _polynomial(points: Mapping[int, float], place: int) -> float:
+    """Return the value of the polynomial through the points at a place (Lagrange)."""
+    total = 0.0
+    for one, value in points.items():
+        share = 1.0
+        for other in points:
+            share *= (place - other) / (one - other) if other != one else 1.0
+        total += share * value
+    return total
