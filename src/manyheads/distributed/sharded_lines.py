@@ -1,8 +1,8 @@
-"""Commands that read lines and write lines, on several ranks: blocks of the input, each a file, merged in order.
+"""One loop for commands that read lines and write lines, in one process or in several.
 
-A block is what the command would work on at once by itself, so a merged file has the bytes that one process would have
-written. Blocks that are done stay beside the output, `OUTPUT.shards/`, until it is whole: the same command goes on from
-there, on any number of ranks.
+Several ranks divide the blocks of the input among them. A block is what one process would work on at once, so the
+output has the same bytes. Finished blocks are files in `OUTPUT.shards/` until the output is complete: the same command
+continues from there, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from manyheads.data.line_source import Source
 from manyheads.distributed.launch import start
 from manyheads.distributed.place import find_place
 from manyheads.errors import ConfigError
@@ -21,91 +22,96 @@ from manyheads.errors import ConfigError
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
 
-__all__ = ["is_sharded", "model_identity", "run_sharded"]
+__all__ = ["is_sharded", "model_identity", "run_lines"]
 
 T = TypeVar("T")
-ABOUT = "about.json"
+Work = Callable[[int, list[T]], Iterable[str]]
 
 
 def is_sharded(output: str | None) -> bool:
-    """Whether this process is one of several, or goes on with what several have begun."""
+    """Return whether this process is one of several, or continues what several have begun."""
     begun = output not in (None, "-") and _folder(str(output)).is_dir()
     return find_place().world > 1 or begun
 
 
-def run_sharded(
-    output: str | None,
-    inputs: Sequence[str],
-    identity: Mapping[str, Any],
-    blocks: Callable[[], Iterator[list[T]]],
-    work: Callable[[int, list[T]], Iterable[str]],
+def run_lines(
+    source: Source[T],
+    work: Work[T],
+    write: Callable[[list[str]], object],
     *,
-    merge: bool = True,
-) -> list[str] | None:
-    """Let every rank work on some of the blocks.
+    output: str | None,
+    identity: Callable[[], Mapping[str, Any]],
+) -> bool:
+    """Write the output lines of every block, in order.
 
     Args:
-        output: the file that the lines go to, or whose name the blocks are kept under.
-        inputs: files that are read, on every rank.
-        identity: whatever else the lines depend on, as plain data.
-        blocks: the input, a block at a time.
-        work: number of a block's first line or pair, from 0, and the block -> lines, on standard terms.
-        merge: write the lines to `output`.
+        source: the input.
+        work: number of a block's first item, from 0, and the block -> its lines.
+        write: receives the lines of one block after another; of several ranks, only on the main one.
+        output: name of the file to which `write` writes; several ranks keep their finished blocks next to it.
+        identity: everything besides the input on which the lines depend, as plain data; only equal work is resumed.
 
-    Returns: all lines, on the main rank; None on the others.
-    Raises: ConfigError: standard input or output is to be shared, or the blocks at hand belong to another command.
-        RankLostError: a rank is lost.
+    Returns: whether this process has written the lines.
+    Raises: ConfigError: several ranks would share standard input or output, or the folder has blocks of another
+        command. RankLostError: a rank is lost.
     """
+    if is_sharded(output):
+        return _run_in_group(source, work, write, output, identity)
+    first = 0
+    for block in source.blocks(full=False):
+        write(list(work(first, block)))
+        first += len(block)
+    return True
+
+
+def _run_in_group(
+    source: Source[T],
+    work: Work[T],
+    write: Callable[[list[str]], object],
+    output: str | None,
+    identity: Callable[[], Mapping[str, Any]],
+) -> bool:
     place = find_place()
     if output in (None, "-"):
         raise ConfigError(
             f"{place.world} ranks cannot share standard output; give --output FILE, whose blocks are kept beside it."
         )
-    if "-" in inputs:
+    if "-" in source.files:
         raise ConfigError(f"{place.world} ranks cannot share standard input; give a file.")
-    group = start(place)
+    folder, group = _folder(str(output)), start(place)
     with group.guarding():
-        lines = _run(group, str(output), inputs, identity, blocks, work, merge)
+        count = _work_on_own_blocks(group, folder, source, work, identity)
+        if group.is_main:
+            from manyheads.files.faults import saving
+
+            for number in range(count):
+                write(_block(folder, number).read_text(encoding="utf-8").split("\n")[:-1])
+            with saving(folder, 0):
+                shutil.rmtree(folder)
         group.close()
-    return lines
+    return group.is_main
 
 
-def _run(
-    group: Group,
-    output: str,
-    inputs: Sequence[str],
-    identity: Mapping[str, Any],
-    blocks: Callable[[], Iterator[list[T]]],
-    work: Callable[[int, list[T]], Iterable[str]],
-    merge: bool,
-) -> list[str] | None:
-    from manyheads.files.commit import write_file
-    from manyheads.files.faults import saving
-
-    folder = _folder(output)
+def _work_on_own_blocks(
+    group: Group, folder: Path, source: Source[T], work: Work[T], identity: Callable[[], Mapping[str, Any]]
+) -> int:
+    """Write this rank's blocks and wait for the other ranks. Returns: the number of all blocks."""
+    from manyheads.files.commit import write_text
 
     def prepare() -> tuple[int, list[int]]:
-        _claim(folder, {**identity, "inputs": [_digest(path) for path in inputs]})
-        count = sum(1 for _ in blocks())
+        _claim(folder, {**identity(), "inputs": [_digest(path) for path in source.files]})
+        count = sum(1 for _ in source.blocks(full=True))
         return count, [number for number in range(count) if not _block(folder, number).is_file()]
 
     count, left = group.from_main(prepare)
     mine, first = set(left[group.rank :: group.world]), 0
-    for number, block in enumerate(blocks()):
+    for number, block in enumerate(source.blocks(full=True)):
         if number in mine:
             group.doing(f"at block {number} of {count}")
-            text = "".join(f"{line}\n" for line in work(first, block))
-            write_file(_block(folder, number), text.encode())
+            write_text(_block(folder, number), "".join(f"{line}\n" for line in work(first, block)))
         first += len(block)
     group.meet()
-    if not group.is_main:
-        return None
-    found = [_block(folder, number).read_bytes() for number in range(count)]
-    if merge:
-        write_file(Path(output), b"".join(found))
-    with saving(folder, 0):
-        shutil.rmtree(folder)
-    return [line for text in found for line in text.decode().split("\n")[:-1]]
+    return count
 
 
 def _folder(output: str) -> Path:
@@ -117,15 +123,15 @@ def _block(folder: Path, number: int) -> Path:
 
 
 def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Make the folder of this command, or take up what the same command left."""
+    """Create the folder of this command, or take over what the same command left."""
     from manyheads.files.commit import make_folder, write_text
 
     text = json.dumps(identity, sort_keys=True, default=str, indent=1) + "\n"
-    about = folder / ABOUT
+    about = folder / "about.json"
     if about.is_file() and about.read_text(encoding="utf-8") != text:
         raise ConfigError(
-            f"{folder} holds blocks of another command, model or input (see {about}); give that command to end it, or"
-            " remove the folder."
+            f"{folder} holds blocks of another command, model or input (see {about}); give that command to finish it,"
+            " or remove the folder."
         )
     make_folder(folder)
     write_text(about, text)
@@ -133,13 +139,13 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
 
 def _digest(path: str) -> str:
     if not Path(path).is_file():
-        return path  # reading it says what is wrong
+        return path  # opening it later reports the error
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def model_identity(model: str) -> str:
-    """The identity of a model: the digest of its folder's manifest; its name if it is no folder."""
+    """Return the digest of a model folder's manifest; the model's name if it is not a folder."""
     for folder in (Path(model), Path(model) / "model"):
         if (folder / "manifest.json").is_file():
             return _digest(str(folder / "manifest.json"))

@@ -7,13 +7,16 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from manyheads.cli.lines.running import run_lines
 from manyheads.cli.main import main
-from manyheads.data.line_source import blocks_of
-from manyheads.distributed.sharded_lines import run_sharded
+from manyheads.data.line_source import GivenItems, blocks_of
+from manyheads.data.lines import ReadReport
 from manyheads.errors import ConfigError
 
 WORDS = ("a", "house", "is", "here", "now")
@@ -38,24 +41,62 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
         worked.append(first)
         return [f"{first}:{text}" for text in block]
 
-    def run(**identity: object) -> list[str] | None:
-        return run_sharded(str(output), [str(source)], identity, lambda: blocks_of("abcde", 2), work)
+    def run(**identity: object) -> bool:
+        items = GivenItems("abcde", 2, [str(source)], ReadReport())
+        return run_lines(items, work, output=str(output), identity=lambda: identity)
+
+    output.with_name("out.txt.shards").mkdir()  # of several ranks that have not finished a block
 
     with pytest.raises(RuntimeError, match="interrupted"):
         run(beam=4)
     assert not output.exists()
     with pytest.raises(ConfigError, match=r"holds blocks of another command"):
         run(beam=5)
-    assert run(beam=4) == ["0:a", "0:b", "2:c", "2:d", "4:e"]
+    assert run(beam=4)
     assert worked == [0, 2, 4]
     assert output.read_text(encoding="utf-8") == "0:a\n0:b\n2:c\n2:d\n4:e\n"
     assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "out.txt"}
 
 
-def test_ranks_cannot_share_streams(tmp_path: Path) -> None:
+def test_ranks_cannot_share_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     for output, inputs, what in (("-", [], "standard output"), (str(tmp_path / "o"), ["-"], "standard input")):
+        items: GivenItems[str] = GivenItems([], 1, inputs, ReadReport())
         with pytest.raises(ConfigError, match=what):
-            run_sharded(output, inputs, {}, lambda: iter([]), lambda first, block: [])
+            run_lines(items, lambda first, block: [], output=output, identity=dict)
+
+
+def test_work_may_show_its_progress(tmp_path: Path) -> None:
+    """A display that is hidden while lines are written waits for its lock if the work still calls it."""
+
+    class Locked:
+        """Fails where the bars of a terminal would wait forever."""
+
+        def __init__(self) -> None:
+            self.is_hidden = False
+
+        def __call__(self, what: str, done: int, total: int, /) -> None:
+            assert not self.is_hidden
+
+        def rest(self) -> None: ...
+
+        @contextmanager
+        def hidden(self, when: bool) -> Iterator[None]:
+            self.is_hidden = True
+            yield
+            self.is_hidden = False
+
+    show = Locked()
+
+    def work(first: int, block: list[str]) -> Iterator[str]:
+        show("working", first, 0)
+        yield from block
+
+    items = GivenItems("abc", 2, [], ReadReport())
+    output = tmp_path / "out.txt"
+    assert run_lines(items, work, output=str(output), identity=dict, show=show)
+    assert output.read_text(encoding="utf-8") == "a\nb\nc\n"
 
 
 def on_ranks(world: int, arguments: list[str]) -> list[str]:

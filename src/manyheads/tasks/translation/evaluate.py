@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from manyheads.data.line_source import blocks_of
+from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import describe, read_lines
 from manyheads.data.progress import Progress, telling
 from manyheads.data.readers import ReadReport, read_pairs
@@ -20,7 +19,7 @@ from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.place import local_device, refuse_ranks
-from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_sharded
+from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_lines
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
@@ -32,7 +31,7 @@ from manyheads.tasks.translation.options import EvaluateOptions
 __all__ = ["TranslationReport", "evaluate"]
 
 BLOCK_PAIRS = 256
-"""Pairs that a rank judges at once; several ranks take turns."""
+"""Pairs that one of several ranks judges at once."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +127,6 @@ def _pairs(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, 
     return pairs, f"{data} {split}"
 
 
-Judged = tuple[Likelihood, list[str], int, int]
-"""Likelihood of the references, translations, number of references and of sources that were cut."""
-
-
 def _run_model(
     pairs: list[tuple[str, str]], options: EvaluateOptions, show: Progress
 ) -> tuple[list[str], Likelihood, dict[str, Any]] | None:
@@ -146,10 +141,7 @@ def _run_model(
         )
         overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
         settings = translator.options(**overrides)
-        if is_sharded(options.output):
-            judged = _judge_sharded(translator, pairs, settings, overrides, options, show)
-        else:
-            judged = _judge(translator, pairs, settings, overrides, show)
+        judged = _judge(translator, pairs, settings, overrides, options, show)
     if judged is None:
         return None
     likelihood, translations, num_references, num_sources = judged
@@ -170,48 +162,38 @@ def _judge(
     pairs: list[tuple[str, str]],
     settings: DecodingSettings,
     overrides: dict[str, Any],
-    show: Progress,
-    first: int = 0,
-    total: int | None = None,
-) -> Judged:
-    """Args: first: number of the first pair, from 0. total: of all pairs; None: of these."""
-    total = len(pairs) if total is None else total
-    told = telling(show, "likelihood", total, first)
-    with counted_truncations() as long_references:
-        likelihood = likelihood_of(translator, pairs, settings, first=first, told=told)
-    sources, told = [source for source, _ in pairs], telling(show, "translating", total, first)
-    with counted_truncations() as long_sources:
-        found = translator.translate_nbest(sources, told=told, first_number=first + 1, **overrides)
-    return likelihood, [one_line(one[0].text) for one in found], long_references.count, long_sources.count
-
-
-def _judge_sharded(
-    translator: Translator,
-    pairs: list[tuple[str, str]],
-    settings: DecodingSettings,
-    overrides: dict[str, Any],
     options: EvaluateOptions,
     show: Progress,
-) -> Judged | None:
-    """The same on several ranks."""
+) -> tuple[Likelihood, list[str], int, int] | None:
+    """Likelihood of the references, translations, number of references and of sources that were truncated; None on all
+    ranks but the main one.
+    """
 
-    def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
-        likelihood, translations, *cut = _judge(translator, some, settings, overrides, show, first, len(pairs))
-        yield json.dumps([likelihood.nll_sum, likelihood.num_tokens, translations, *cut])
+    def work(first: int, some: list[tuple[str, str]]) -> list[str]:
+        told = telling(show, "likelihood", len(pairs), first)
+        with counted_truncations() as long_references:
+            found = likelihood_of(translator, some, settings, first=first, told=told)
+        sources, told = [source for source, _ in some], telling(show, "translating", len(pairs), first)
+        with counted_truncations() as long_sources:
+            nbest = translator.translate_nbest(sources, told=told, first_number=first + 1, **overrides)
+        translations = [one_line(one[0].text) for one in nbest]
+        return [json.dumps([found.nll_sum, found.num_tokens, translations, long_references.count, long_sources.count])]
 
-    text = json.dumps(pairs).encode()
-    identity = {
-        "command": "evaluate",
-        "model": model_identity(options.model),
-        "settings": asdict(settings),
-        "pairs": hashlib.sha256(text).hexdigest(),
-        "precision": translator.precision,
-        "compiled": options.run_on.compile,
-    }
-    lines = run_sharded(options.output, [], identity, lambda: blocks_of(pairs, BLOCK_PAIRS), work, merge=False)
-    if lines is None:
+    def identity() -> dict[str, Any]:
+        return {
+            "command": "evaluate",
+            "model": model_identity(options.model),
+            "settings": asdict(settings),
+            "pairs": hashlib.sha256(json.dumps(pairs).encode()).hexdigest(),
+            "precision": translator.precision,
+            "compiled": options.run_on.compile,
+        }
+
+    lines: list[str] = []
+    size = BLOCK_PAIRS if is_sharded(options.output) else len(pairs)
+    source = GivenItems(pairs, size, [], ReadReport())
+    if not run_lines(source, work, lines.extend, output=options.output, identity=identity):
         return None
-    parts = [json.loads(line) for line in lines]
-    likelihood = Likelihood(math.fsum(part[0] for part in parts), sum(part[1] for part in parts))
-    translations = [line for part in parts for line in part[2]]
-    return likelihood, translations, sum(part[3] for part in parts), sum(part[4] for part in parts)
+    nll_sums, num_tokens, translations, references, sources = zip(*map(json.loads, lines), strict=True)
+    likelihood = Likelihood(math.fsum(nll_sums), sum(num_tokens))
+    return likelihood, [text for some in translations for text in some], sum(references), sum(sources)
