@@ -34,8 +34,8 @@ from manyheads.errors import DataError, SaveError
 from manyheads.tasks.runs import assemble, train
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.training.record.log import MetricsLog
+from manyheads.training.record.recorder import write_samples
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.record.samples import write_samples
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.run_folder import RunFolder

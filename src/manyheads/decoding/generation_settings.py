@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.config.checks import BELOW_ONE, POSITIVE_FRACTION, Range, between, check
+from manyheads.config.checks import BELOW_ONE, between
+from manyheads.decoding.settings import check_common
 from manyheads.errors import ConfigError
 
 __all__ = ["GenerationSettings"]
@@ -12,19 +13,12 @@ __all__ = ["GenerationSettings"]
 _RANGES = {
     "max_new_tokens": between(1, 10_000_000),
     "min_new_tokens": between(0, 10_000_000),
-    "temperature": Range(
-        0, 1_000_000, "above 0 and at most 1,000,000 (for greedy search turn do_sample off)", excluded=0
-    ),
     "top_k": between(0, 10_000_000),
-    "top_p": POSITIVE_FRACTION,
     "min_p": BELOW_ONE,
-    "repetition_penalty": Range(0, 10**6, "above 0 and at most 1,000,000 (1 is off)", excluded=0),
-    "no_repeat_ngram_size": between(0, 100_000),
-    "num_return_sequences": between(1, 10_000),
     "memory_len": between(1, 10_000_000),
     "max_rows": between(1, 100_000),
 }
-_MOST_STOPS, _MOST_STOP_BYTES, _MOST_IDS = 1_000, 10_000, 100_000
+_MOST_STOPS, _MOST_STOP_BYTES = 1_000, 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +64,12 @@ class GenerationSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in _RANGES.items():
-            check(self, "", allowed, name)
+        check_common(self, _RANGES)
         if self.num_return_sequences > 1 and not self.do_sample:
             raise ConfigError(
                 f"num_return_sequences is {self.num_return_sequences} but do_sample is false, so all would be the same;"
                 " turn do_sample on, or set it to 1.",
                 fields=("num_return_sequences", "do_sample"),
-            )
-        if self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}.",
-                fields=("min_new_tokens", "max_new_tokens"),
             )
         if "" in self.stop:
             raise ConfigError(
@@ -90,11 +78,7 @@ class GenerationSettings:
             )
         if len(self.stop) > _MOST_STOPS or any(len(text) > _MOST_STOP_BYTES for text in self.stop):
             raise ConfigError(
-                f"stop may hold {_MOST_STOPS:,} texts of {_MOST_STOP_BYTES:,} characters; it has {len(self.stop):,},"
+                f"stop can have {_MOST_STOPS:,} texts of {_MOST_STOP_BYTES:,} characters; it has {len(self.stop):,},"
                 f" the longest of {max(map(len, self.stop)):,}.",
                 fields=["stop"],
-            )
-        if len(self.banned_ids) > _MOST_IDS:
-            raise ConfigError(
-                f"banned_ids has {len(self.banned_ids):,} ids; there may be {_MOST_IDS:,}.", fields=["banned_ids"]
             )

@@ -41,10 +41,9 @@ MEMORY_OF_NONE = 512
 class Continuation:
     """The continuation of a prompt.
 
-    text: without the stop text and without the prompt. ids: all generated tokens, including the end of a document or of
-    a
-    stop text. log_probs: the model's log-probability of each token in nats, before temperature and penalties. ended_by:
-    `end` of a document, `stop` text, or `length` limit.
+    text: without the stop text and without the prompt. ids: all generated tokens, including the end of a document or
+    of a stop text. log_probs: the model's log-probability of each token in nats, before temperature and penalties.
+    ended_by: `end` of a document, `stop` text, or `length` limit.
     """
 
     text: str
@@ -114,12 +113,10 @@ class Generator:
         """Load a generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
-        On a
-        CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
+        On a CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is not a language model.
-            ConfigError,
-            DataError: the content of a file is invalid.
+            ConfigError, DataError: the content of a file is invalid.
         """
         folder = resolve_model_path(path)
         chosen = choose_device(device)
@@ -148,8 +145,9 @@ class Generator:
         Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: an id is not in the
             vocabulary.
         """
-        values = {field.name: getattr(self.settings, field.name) for field in dataclasses.fields(self.settings)}
-        settings = build(GenerationSettings, {**values, **overrides}, "the options") if overrides else self.settings
+        settings = self.settings
+        if overrides:
+            settings = build(GenerationSettings, {**vars(settings), **overrides}, "the options")
         for token in settings.banned_ids:
             if not 0 <= token < self.vocabulary.vocab_size:
                 raise RequestError(
@@ -312,7 +310,7 @@ class Generator:
                 new = self._take(row, token, log_prob)
                 shown += new if row is first else ""
             yield shown
-            on = [place for place, row in enumerate(active) if not self._is_over(row)]
+            on = [place for place, row in enumerate(active) if row.ended_by is None]
             if not on:
                 return
             with inference(self.device, self.precision):
@@ -406,10 +404,6 @@ class Generator:
             row.ended_by = row.ends
             shown += row.ending.finish()
         return shown
-
-    @staticmethod
-    def _is_over(row: _Row) -> bool:
-        return row.ended_by is not None
 
 
 def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.config.options import option
+from manyheads.decoding.settings import DecodingSettings
 from manyheads.distributed.place import find_place, local_device
 from manyheads.errors import ConfigError
 
@@ -17,24 +18,6 @@ if TYPE_CHECKING:
     from manyheads.text.sides import TranslationTokenizer
 
 __all__ = ["DecodingOptions", "DeviceOptions", "SearchDeviceOptions"]
-
-_MODELS = "(default: the model's)"
-_SAME_NAME = (
-    "num_beams",
-    "length_penalty",
-    "length_penalty_kind",
-    "max_new_tokens",
-    "min_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "max_tokens",
-    "too_long",
-    "seed",
-    "rules",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +160,9 @@ class DecodingOptions:
 
         Raises: ConfigError: two options contradict each other.
         """
-        values = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
+        same_name = DecodingSettings.__dataclass_fields__.keys() & self.__dataclass_fields__.keys()
+        given = {name: getattr(self, name) for name in same_name}
+        values = {name: value for name, value in given.items() if value not in (None, ()) and value is not False}
         if self.lenpen is not None:
             if "length_penalty" in values or "length_penalty_kind" in values:
                 raise ConfigError(
@@ -190,12 +175,10 @@ class DecodingOptions:
             if yes and no:
                 option = name.replace("_", "-")
                 raise ConfigError(f"--{option} and --no-{option} contradict each other; give one of them.")
-            if yes or no:
-                values[name] = yes
+            if no:
+                values[name] = False
         if self.no_well_formed:
             values["well_formed"] = False
-        if self.banned_ids:
-            values["banned_ids"] = self.banned_ids
         if self.forced_prefix is not None:
             values["forced_prefix_ids"] = tuple(tokenizer.target.encode(self.forced_prefix))
         return values

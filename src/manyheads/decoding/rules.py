@@ -15,13 +15,11 @@ from torch import Tensor
 
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["BeamRules", "Rules"]
+__all__ = ["RULES", "BeamRules", "Marian5Rules", "MarianRules", "Rules"]
 
 
 class Rules(Protocol):
-    """The interface for beam search. Lengths count target tokens, with EOS and without BOS. Tensors may be changed in
-    place.
-    """
+    """The interface for beam search. Lengths count target tokens, with EOS and without BOS."""
 
     def score(self, sums: Tensor, length: int) -> Tensor:
         """Return the ranking scores of hypotheses of this length from their summed log-probabilities; any shape."""
@@ -49,9 +47,8 @@ class Rules(Protocol):
 
     @property
     def cut_competes(self) -> bool:
-        """Whether cut hypotheses of a sentence that is not `finished` at its limit are ranked together with ended ones;
-        otherwise
-        they are ranked after them.
+        """Whether cut hypotheses of a sentence that is not `finished` at its limit are ranked together with ended ones.
+        Otherwise they are ranked after them.
         """
         ...
 
@@ -66,8 +63,7 @@ class BeamRules:
     With `early_stopping` a sentence is finished when num_beams hypotheses have ended. Otherwise it is finished when its
     num_return_sequences-th best ended hypothesis scores at least as high as any running hypothesis can reach.
     Log-probabilities are at most 0 and the penalty does not decrease with length (p >= 0), so a running hypothesis with
-    sum
-    s in a sentence of at most `limit` tokens can reach at most
+    sum s in a sentence of at most `limit` tokens can reach at most
 
         s / penalty(limit)        for gnmt and power, and s for none.
 
@@ -120,9 +116,57 @@ class BeamRules:
 
     def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
         """With `forced_eos` the last token is EOS with log-probability 0. Otherwise any token is possible, and a
-        hypothesis
-        without EOS counts as cut.
+        hypothesis without EOS counts as cut.
         """
         if self.forced_eos:
             log_probs.masked_fill_(at_limit[:, None, None], -torch.inf)
             log_probs[:, :, eos_id].masked_fill_(at_limit[:, None], 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarianRules(BeamRules):
+    """Beam search as in `transformers` 4.35; `length_penalty_kind` should be `power`.
+
+    OPUS-MT's models were published and evaluated with it. A length includes the start token (the padding token) but not
+    the EOS that ends a hypothesis. For ended hypotheses this equals the number of their target tokens with EOS, so
+    `score` is the same as ours. The differences are
+
+    - the limit: a hypothesis that is cut there has no EOS, so its length is larger by one; it competes with those that
+      ended (with `forced_eos`, which all OPUS-MT models use, there are no such hypotheses);
+    - stopping: when num_beams hypotheses have ended, `early_stopping` false stops if the worst of them scores at least
+      best_found / (length + 1) ** p, where best_found may itself have ended. This is a heuristic: with p > 0 a running
+      hypothesis may still score higher when it gets longer. `never` uses the limit as the length and is exact.
+
+    Paper: none; pull request 20901 of `transformers` discusses the heuristic.
+    """
+
+    cut_competes = True
+
+    def score_cut(self, sums: Tensor, length: int) -> Tensor:
+        return self.score(sums, length + 1)
+
+    def finished(self, kept: Tensor, best_found: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
+        return self._settled(kept, best_found, length + 1, limits + 1)
+
+    def _settled(self, kept: Tensor, best: Tensor, length: int, limits: Tensor) -> Tensor:
+        worst = kept[:, self.num_beams - 1]
+        full = ~worst.isneginf()
+        if self.early_stopping is True:
+            return full
+        is_certain = self.early_stopping == "never" and self.exponent > 0
+        return full & (worst >= best / self.penalty(limits if is_certain else length))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marian5Rules(MarianRules):
+    """Beam search as in `transformers` 5: lengths exclude the start token; only running hypotheses delay the end."""
+
+    def score_cut(self, sums: Tensor, length: int) -> Tensor:
+        return self.score(sums, length)
+
+    def finished(self, kept: Tensor, best_found: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
+        return self._settled(kept, best_running, length, limits)
+
+
+RULES: dict[str, type[BeamRules]] = {"manyheads": BeamRules, "marian": MarianRules, "marian-5": Marian5Rules}
+"""`DecodingSettings.rules` -> class."""

@@ -12,15 +12,11 @@ from manyheads.decoding.beam import beam_search
 from manyheads.decoding.grammar import Grammar
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_search
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.marian import Marian5Rules, MarianRules
-from manyheads.decoding.rules import BeamRules, Rules
+from manyheads.decoding.rules import RULES, Rules
 from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["RULES", "cut_batches", "search", "search_all"]
-
-RULES: dict[str, type[BeamRules]] = {"manyheads": BeamRules, "marian": MarianRules, "marian-5": Marian5Rules}
-"""`DecodingSettings.rules` -> class."""
+__all__ = ["cut_batches", "search", "search_all"]
 
 
 def search(

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from manyheads.config.checks import POSITIVE_FRACTION, Range, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["DecodingSettings"]
+__all__ = ["DecodingSettings", "check_common"]
 
 # A file can contain any number; these limits exclude senseless ones.
-RANGES = {
-    "num_beams": between(1, 1_000),
+_COMMON_RANGES = {
     "num_return_sequences": between(1, 10_000),
+    "temperature": Range(
+        0, 1_000_000, "above 0 and at most 1,000,000 (for greedy search turn do_sample off)", excluded=0
+    ),
+    "top_k": at_least(0),
+    "top_p": POSITIVE_FRACTION,
+    "repetition_penalty": Range(0, 10**6, "above 0 and at most 1,000,000 (1 is off)", excluded=0),
+    "no_repeat_ngram_size": between(0, 100_000),
+}
+_RANGES = {
+    "num_beams": between(1, 1_000),
     "max_new_tokens": between(0, 100_000),
     "max_len_ratio": between(0, 1_000),
     "max_len_offset": between(0, 100_000),
     "min_new_tokens": between(0, 100_000),
-    "top_k": at_least(0),
-    "top_p": POSITIVE_FRACTION,
-    "no_repeat_ngram_size": between(0, 100_000),
-    "repetition_penalty": Range(0, 10**6, "above 0 and at most 1,000,000 (1 is off)", excluded=0),
-    "temperature": Range(
-        0, 1_000_000, "above 0 and at most 1,000,000 (for greedy search turn do_sample off)", excluded=0
-    ),
     "max_tokens": between(1, 2**31),
 }
-MOST_IDS = 100_000
+_MOST_IDS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,7 @@ class DecodingSettings:
         num_beams: beam width; 1 is greedy search (or plain sampling with `do_sample`).
         length_penalty: exponent of the length penalty; 0 turns it off.
         length_penalty_kind: `gnmt`: ((5 + length) / 6) ** p (Wu et al. 2016, eq. 14); `power`: length ** p (as in
-            fairseq);
-            `none`. The length counts the EOS token, not BOS.
+            fairseq); `none`. The length counts the EOS token, not BOS.
         early_stopping: true: stop a sentence when num_beams hypotheses have ended; false: continue until, by the rules'
             estimate, no running hypothesis can beat the worst kept one; `never`: continue until this is certain (with
             our own rules it always is).
@@ -62,11 +64,10 @@ class DecodingSettings:
             sentence (see `grammar.TreeGrammar`).
         renormalize_logits: renormalise the probabilities after bans and penalties.
         rules: scores and stopping of beams: `manyheads` (see `rules.BeamRules`), or for models converted from
-            `transformers`: `marian` (4.35; see `marian.MarianRules`) or `marian-5` (5; see `marian.Marian5Rules`).
+            `transformers`: `marian` (4.35; see `rules.MarianRules`) or `marian-5` (5; see `rules.Marian5Rules`).
         max_tokens: maximum size of a batch in tokens (rows x beams x longest source).
         too_long: action for a source that is too long for the model or for max_tokens (one sentence's beams must fit
-            into
-            it): `fail`, or `truncate` it (EOS is kept) with a warning.
+            into it): `fail`, or `truncate` it (EOS is kept) with a warning.
         seed: seed of sampling.
 
     Raises: ConfigError: an option is out of range, or two contradict each other.
@@ -98,15 +99,9 @@ class DecodingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in RANGES.items():
-            check(self, "", allowed, name)
+        check_common(self, _RANGES)
         # Our estimate of when to stop requires that the penalty is not negative.
         check(self, "", between(0 if self.rules == "manyheads" else -100, 100), "length_penalty")
-        for name in ("banned_ids", "forced_prefix_ids"):
-            if len(getattr(self, name)) > MOST_IDS:
-                raise ConfigError(
-                    f"{name} has {len(getattr(self, name)):,} ids; there may be {MOST_IDS:,}.", fields=[name]
-                )
         if self.do_sample and self.num_beams > 1:
             raise ConfigError(
                 f"do_sample with num_beams {self.num_beams}: sampling needs num_beams 1.",
@@ -118,8 +113,21 @@ class DecodingSettings:
                 " a search returns at most num_beams hypotheses (or turn do_sample on).",
                 fields=("num_return_sequences", "num_beams", "do_sample"),
             )
-        if self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}.",
-                fields=("min_new_tokens", "max_new_tokens"),
-            )
+
+
+def check_common(settings: Any, ranges: Mapping[str, Range]) -> None:
+    """Check the options that `DecodingSettings` and `GenerationSettings` share, and the ranges of their own options.
+
+    Raises: ConfigError: an option is out of range, or two contradict each other.
+    """
+    for name, allowed in {**_COMMON_RANGES, **ranges}.items():
+        check(settings, "", allowed, name)
+    for name in ("banned_ids", "forced_prefix_ids"):
+        count = len(getattr(settings, name, ()))
+        if count > _MOST_IDS:
+            raise ConfigError(f"{name} has {count:,} ids; at most {_MOST_IDS:,} are allowed.", fields=[name])
+    if settings.max_new_tokens and settings.min_new_tokens > settings.max_new_tokens:
+        raise ConfigError(
+            f"min_new_tokens {settings.min_new_tokens} is above max_new_tokens {settings.max_new_tokens}.",
+            fields=("min_new_tokens", "max_new_tokens"),
+        )

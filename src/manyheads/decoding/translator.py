@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,14 +18,14 @@ from manyheads.config.build import build
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, choose_precision, inference, narrow, pack
-from manyheads.decoding.fit import check_target_limit, fit, fit_sources, scored_limit
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.grammar import Grammar, TreeGrammar
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.scoring import token_log_probs
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.translation import Scored, Translation
+from manyheads.decoding.translation import Scored, Translation, one_line
+from manyheads.decoding.truncation import check_target_limit, fit, scored_limit, source_limit
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
@@ -81,8 +80,7 @@ class Translator:
         """Load a translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
-        On a
-        CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
+        On a CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
 
         Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: the content of a file is
             invalid.
@@ -116,8 +114,7 @@ class Translator:
             overrides["num_beams"] = 1
         settings = self.settings
         if overrides:
-            values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-            settings = build(DecodingSettings, {**values, **overrides}, "the decoding options")
+            settings = build(DecodingSettings, {**vars(settings), **overrides}, "the decoding options")
         token = self.tokenizer.target
         check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
         check_target_limit(settings, self.model.max_len)
@@ -153,13 +150,11 @@ class Translator:
             overrides: any field of `DecodingSettings`, for this call.
 
         Raises: RequestError: a text is too long or not a string. ConfigError: a bad option. DataError: a text is not
-            valid
-            Unicode.
+            valid Unicode.
         """
         if isinstance(texts, str):
             return self.translate([texts], stop=stop, told=told, **overrides)[0]
-        found = self._search(texts, self.options(**overrides), stop, told=told)
-        return self._texts([hypotheses[0] if hypotheses else None for hypotheses in found])
+        return self._best_texts(self._search(texts, self.options(**overrides), stop, told=told))
 
     def translate_nbest(
         self,
@@ -177,7 +172,8 @@ class Translator:
         Args: first_number: number of the first text in messages and for sampling, if the texts are one block of many.
         """
         found = self._search(texts, self.options(**overrides), stop, first_number - 1, told)
-        return [self._translations(hypotheses) for hypotheses in found]
+        empty = Translation("", 0.0, [], [])
+        return [[self._translation(hypothesis) for hypothesis in hypotheses] or [empty] for hypotheses in found]
 
     def translate_lines(
         self,
@@ -190,17 +186,11 @@ class Translator:
         """Translate a stream: read `lines_at_once` lines, yield their translations in order, and repeat.
 
         One line gives one line: a line break in the model's output becomes a space. Options are checked before the
-        first line
-        is read.
+        first line is read.
 
         Raises: as `translate`; texts are numbered over the whole stream.
         """
-        found = self._stream(iter(lines), lines_at_once, self.options(**overrides), stop)
-        return (
-            text.replace("\n", " ")
-            for batch in found
-            for text in self._texts([row[0] if row else None for row in batch])
-        )
+        return self._stream(iter(lines), lines_at_once, self.options(**overrides), stop)
 
     def score(
         self,
@@ -211,11 +201,10 @@ class Translator:
         told: Told | None = None,
         first_number: int = 1,
     ) -> list[Scored]:
-        """Return the token log-probabilities of each reference given its source. An empty reference consists of EOS
-        only.
+        """Return the token log-probabilities of each reference given its source.
 
-        A text that is too long for the model, or for the settings' max_tokens, is refused or truncated as `too_long`
-        says.
+        An empty reference consists of EOS only. A text that is too long for the model or for max_tokens is refused or
+        truncated, as `too_long` says.
 
         Args:
             told: called after each batch with the number of finished pairs.
@@ -254,10 +243,10 @@ class Translator:
 
     def _stream(
         self, lines: Iterator[str], count: int, settings: DecodingSettings, stop: Callable[[], bool] | None
-    ) -> Iterator[list[list[Hypothesis]]]:
+    ) -> Iterator[str]:
         first = 0
         while texts := list(islice(lines, count)):
-            yield self._search(texts, settings, stop, first)
+            yield from map(one_line, self._best_texts(self._search(texts, settings, stop, first)))
             first += len(texts)
 
     def _search(
@@ -275,7 +264,8 @@ class Translator:
         encoded = self._encode(texts, reader)
         full = [place for place, ids in enumerate(encoded) if ids and texts[place].strip()]
         sources = [[*encoded[place], reader.eos_id] for place in full]
-        sources = fit_sources(sources, [first + place + 1 for place in full], settings, self.model.max_len)
+        numbers = [first + place + 1 for place in full]
+        sources = fit(sources, numbers, *source_limit(settings, self.model.max_len), too_long=settings.too_long)
         results: list[list[Hypothesis]] = [[] for _ in texts]
         with inference(self.device, self.precision):
             found = search_all(
@@ -306,11 +296,8 @@ class Translator:
                 raise RequestError(f"text {place + 1} is a {type(text).__name__}; texts are strings.")
         return side.encode_batch(list(texts))
 
-    def _texts(self, best: list[Hypothesis | None]) -> list[str]:
-        return self.tokenizer.target.decode_batch([[] if hypothesis is None else hypothesis.ids for hypothesis in best])
-
-    def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
-        return [self._translation(hypothesis) for hypothesis in hypotheses] or [Translation("", 0.0, [], [])]
+    def _best_texts(self, found: list[list[Hypothesis]]) -> list[str]:
+        return self.tokenizer.target.decode_batch([hypotheses[0].ids if hypotheses else [] for hypotheses in found])
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
         writer = self.tokenizer.target

@@ -133,11 +133,14 @@ class Group:
         """Return every rank's value, by rank. value: a JSON value."""
         if self.is_alone:
             return [value]
-        name = self._next("exchange")
+        self._number += 1  # all ranks do the same exchanges in order, so the names agree
+        name = f"exchange/{self._number}"
         self._store.set(f"{name}/{self.rank}", json.dumps(value))
-        self._arrive(name)
+        if self._store.add(f"{name}/count", 1) == self.world:
+            self._store.set(f"{name}/all", "1")
+        self._wait_for(f"{name}/all")
         raw = self._store.multi_get([f"{name}/{rank}" for rank in range(self.world)])
-        self._clean(name)
+        self._clean()
         return [json.loads(text) for text in raw]
 
     def meet(self) -> None:
@@ -145,28 +148,15 @@ class Group:
 
         Raises: RankLostError: another rank has failed.
         """
-        if not self.is_alone:
-            name = self._next("meet")
-            self._arrive(name)
-            self._clean(name)
+        self.exchange(None)
 
     def from_main(self, make: Callable[[], T]) -> T:
         """Return the result of the main rank's `make()` on every rank. T: a JSON value.
 
         Raises: on the main rank, the exception of `make()`; RankLostError on the others.
         """
-        if self.is_alone:
-            return make()
-        name = self._next("word")
-        if self.is_main:
-            value = make()
-            self._store.set(f"{name}/value", json.dumps(value))
-            self._arrive(name)
-            self._clean(name)
-            return value
-        self._wait_for(f"{name}/value")
-        found: T = json.loads(self._store.get(f"{name}/value"))
-        self._arrive(name)
+        value = make() if self.is_main else None
+        found: T = self.exchange(value)[0]
         return found
 
     def ask_to_stop(self, number: int) -> None:
@@ -225,24 +215,11 @@ class Group:
             time.sleep(0.01)
             left = self._store.add("left", 0)
 
-    def _next(self, kind: str) -> str:
-        """Return a name for the next exchange. All ranks do the same exchanges in order, so the names agree."""
-        self._number += 1
-        return f"{kind}/{self._number}"
-
-    def _arrive(self, name: str) -> None:
-        """Count this rank, and wait until all are counted."""
-        if self._store.add(f"{name}/count", 1) == self.world:
-            self._store.set(f"{name}/all", "1")
-        self._wait_for(f"{name}/all")
-
-    def _clean(self, name: str) -> None:
-        """Delete old names that no rank needs any more, because the store is in memory."""
+    def _clean(self) -> None:
+        """Delete an old exchange that no rank needs any more, because the store is in memory."""
         if self.is_main and self._number > 8:
-            for kind in ("exchange", "meet", "word"):
-                old = f"{kind}/{self._number - 8}"
-                for key in ("count", "all", "value", *map(str, range(self.world))):
-                    self._store.delete_key(f"{old}/{key}")
+            for key in ("count", "all", *range(self.world)):
+                self._store.delete_key(f"exchange/{self._number - 8}/{key}")
 
     def _wait_for(self, key: str) -> None:
         pause, began = 0.0005, time.monotonic()

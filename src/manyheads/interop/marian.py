@@ -1,7 +1,7 @@
 """Marian models of `transformers` (MarianMTModel), such as OPUS-MT: computation and generation.
 
 Differs from ours: a query that may attend to nothing attends to all keys equally. Weights: `marian_weights`; rules of
-generation: `marian_generation`, `decoding.marian`.
+generation: `marian_generation`, `decoding.rules`.
 """
 
 from __future__ import annotations

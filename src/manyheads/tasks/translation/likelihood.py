@@ -9,9 +9,9 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.store import PairStore
 from manyheads.data.stream import eval_batches
 from manyheads.decoding.device import inference
-from manyheads.decoding.fit import cut, fit, scored_limit, source_limit
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
+from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit
 from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood
 
 __all__ = ["likelihood_lines", "likelihood_of", "likelihood_record"]

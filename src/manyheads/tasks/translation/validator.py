@@ -10,9 +10,9 @@ from torch import nn
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.prepared import PreparedData
 from manyheads.data.stream import eval_batches
-from manyheads.decoding.fit import source_limit
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.translator import Translator
+from manyheads.decoding.truncation import source_limit
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 from manyheads.evaluation.brackets import SIGNATURE

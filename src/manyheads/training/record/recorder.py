@@ -13,7 +13,6 @@ from manyheads.files.commit import write_text
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.pictures import Board, CurvePainter
 from manyheads.training.record.report import Reporter, StepReport, ValidationReport
-from manyheads.training.record.samples import write_samples
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.device import peak_memory_bytes
@@ -22,7 +21,7 @@ from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.step import StepResult
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "write_samples"]
 
 
 class Recorder:
@@ -219,3 +218,12 @@ class Recorder:
         }
         self._keep(self._timing.path, lambda: self._timing.append(record))
         self._since, self._tokens_since = time.monotonic(), 0
+
+
+def write_samples(path: Path, report: ValidationReport) -> None:
+    """Write the parts of each sample of a validation, with blank lines between samples.
+
+    Raises: SaveError: the file cannot be written.
+    """
+    blocks = ["".join(f"{name + ':':<12} {text}\n" for name, text in sample.labelled()) for sample in report.samples]
+    write_text(path, "\n".join(blocks))

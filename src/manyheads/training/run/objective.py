@@ -23,22 +23,7 @@ Translate = Callable[[list[str], Callable[[], bool]], list[str]]
 """Texts to texts by the model; the second argument is asked often, and answers True to make it raise SearchStopped."""
 
 
-class Described(Protocol):
-    """Has a description of one or more lines."""
-
-    def describe(self) -> str: ...
-
-
-class Tokenizer(Protocol):
-    """The parts of a tokenizer that a model folder stores."""
-
-    @property
-    def digest(self) -> str: ...
-
-    def files(self) -> dict[str, bytes]: ...
-
-
-class Data(Described, Protocol):
+class Data(Protocol):
     """Prepared data: its path and its contents."""
 
     @property
@@ -70,7 +55,7 @@ class Batch(Protocol):
     def to(self, device: torch.device | str) -> Self: ...
 
 
-class Stream(Described, Protocol):
+class Stream(Protocol):
     """Batches by epoch and row; the same at every call."""
 
     def rows(self, epoch: int) -> int: ...
