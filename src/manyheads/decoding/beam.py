@@ -67,10 +67,8 @@ def beam_search(problem: SearchProblem) -> list[list[Hypothesis]]:
     A step considers the 2 x num_beams best continuations of each sentence. EOS among the first num_beams of them ends a
     hypothesis; the best num_beams continuations that are not EOS stay running. At its limit a sentence stops, and its
     running hypotheses count as cut. With our rules, cut hypotheses are ranked after all ended ones, so they are
-    returned
-    only if too few ended. `problem.rules` computes scores and decides when a sentence is finished. Finished sentences
-    leave
-    the batch together (see `SearchProblem.leave_now`).
+    returned only if too few ended. `problem.rules` computes scores and decides when a sentence is finished. Finished
+    sentences leave the batch together (see `SearchProblem.leave_now`).
 
     Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
     Raises: SearchStopped: the hook returned true. NonFiniteError: the model gives NaN.

@@ -61,8 +61,7 @@ def narrow(model: nn.Module, precision: FixedPrecision) -> None:
     """For `bf16`, cast the weights of a model's linear layers in place once, instead of in every call under autocast.
 
     The results are identical bit for bit. Embeddings are not cast, so a head that is tied to one gets a copy. Use this
-    only
-    for inference: the rounded weights cannot be trained, and `save_pretrained` refuses them.
+    only for inference: the rounded weights cannot be trained, and `save_pretrained` refuses them.
     """
     if precision != "bf16":
         return

@@ -16,6 +16,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
 from manyheads.config.build import build
+from manyheads.decoding.batching import cut_rows, padded
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import Precision, choose_device, choose_precision, inference, narrow, pack
 from manyheads.decoding.ending import Ending
@@ -220,7 +221,7 @@ class Generator:
     ) -> list[list[Continuation]]:
         paths = settings.num_return_sequences
         found: list[list[Continuation]] = [[] for _ in encoded]
-        for places in _batches([len(ids) for ids in encoded], max(1, settings.max_rows // paths)):
+        for places in cut_rows([len(ids) for ids in encoded], max(1, settings.max_rows // paths)):
             rows = [
                 self._row(first + place, path, encoded[place], settings) for place in places for path in range(paths)
             ]
@@ -325,16 +326,13 @@ class Generator:
         self, prompts: list[list[int]], settings: GenerationSettings, stop_asked: Callable[[], bool] | None
     ) -> tuple[Tensor, Any]:
         """Return the log-probabilities of the token after each prompt, and the state. Read long prompts in parts."""
-        lengths = torch.tensor([len(ids) for ids in prompts])
-        padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
-        for row, ids in enumerate(prompts):
-            padded[row, : len(ids)] = torch.tensor(ids)
+        ids, lengths = padded(prompts)
         state = self._stepping.start(len(prompts), self.attending(settings))
         log_probs: Tensor | None = None
-        for begin in range(0, padded.shape[1], READ_AT_ONCE):
+        for begin in range(0, ids.shape[1], READ_AT_ONCE):
             if stop_asked is not None and stop_asked():
                 raise SearchStopped
-            part = padded[:, begin : begin + READ_AT_ONCE].to(self.device)
+            part = ids[:, begin : begin + READ_AT_ONCE].to(self.device)
             real = (lengths - begin).clamp(min=0, max=part.shape[1])
             whole = bool((real == part.shape[1]).all())
             found, state = self._stepping.step(part, state, None if whole else real.to(self.device))
@@ -404,9 +402,3 @@ class Generator:
             row.ended_by = row.ends
             shown += row.ending.finish()
         return shown
-
-
-def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Return the indices of prompts grouped by similar length, longest first, with at most `most` per group."""
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    return [order[start : start + most] for start in range(0, len(order), most)]

@@ -51,8 +51,7 @@ class TreeGrammar:
 
     If words are generated, the tokens after a word's tag are those of the word. Such an output is well-formed for
     `bracketing.restore`, unless the length limit does not even allow one constituent over all words. Otherwise no
-    bracket
-    is opened that could not be closed within the limit.
+    bracket is opened that could not be closed within the limit.
 
     Args:
         tokenizer: the parser's tokenizer.

@@ -22,8 +22,8 @@ class Sampler:
     """Samples the next token of every path by inverting the cumulative distribution.
 
     Path p of sentence i uses one uniform number per step from a stream that is seeded by (seed, i, p) only. So the
-    samples
-    of a sentence do not depend on its batch, the device's generator or other sentences, up to rounding in the model.
+    samples of a sentence do not depend on its batch, the device's generator or other sentences, up to rounding in the
+    model.
 
     Args:
         settings: temperature, top_k, top_p, seed, num_return_sequences.
@@ -61,8 +61,7 @@ def draw(
 
     Paper: Fan et al. 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1 (top-p): the
     smallest set of most probable tokens with a total of at least top_p; it always includes the most probable token.
-    Nguyen
-    et al. 2024, arXiv:2407.01082 (min-p): tokens with at least min_p times the highest probability.
+    Nguyen et al. 2024, arXiv:2407.01082 (min-p): tokens with at least min_p times the highest probability.
 
     Args:
         log_probs: (rows, vocab_size), not necessarily normalised; -inf is drawn only if a row contains nothing else.

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.architectures.protocols import Scorable
+from manyheads.decoding.batching import cut_batches, padded
 from manyheads.decoding.hypothesis import SearchStopped
-from manyheads.decoding.search import cut_batches
 
 __all__ = ["token_log_probs"]
 
@@ -51,8 +49,8 @@ def token_log_probs(
     for batch in cut_batches(lengths, budget):
         if stop is not None and stop():
             raise SearchStopped
-        source, source_lengths = _pad([sources[place] for place in batch], pad_id, device)
-        target, target_lengths = _pad([targets[place] for place in batch], pad_id, device)
+        source, source_lengths = padded([sources[place] for place in batch], pad_id, device)
+        target, target_lengths = padded([targets[place] for place in batch], pad_id, device)
         log_probs = model.log_probs(source, source_lengths, target[:, :-1])
         found = log_probs.gather(2, target[:, 1:, None])[:, :, 0].float().tolist()
         for place, row, length in zip(batch, found, target_lengths.tolist(), strict=True):
@@ -61,8 +59,3 @@ def token_log_probs(
         if told is not None:
             told(num_done)
     return results
-
-
-def _pad(rows: list[Sequence[int]], pad_id: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    padded = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad_id)
-    return padded.to(device), torch.tensor([len(row) for row in rows], device=device)

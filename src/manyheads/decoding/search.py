@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.protocols import Searchable
+from manyheads.decoding.batching import cut_batches, padded
 from manyheads.decoding.beam import beam_search
 from manyheads.decoding.grammar import Grammar
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_search
@@ -16,7 +17,7 @@ from manyheads.decoding.rules import RULES, Rules
 from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["cut_batches", "search", "search_all"]
+__all__ = ["search", "search_all"]
 
 
 def search(
@@ -99,14 +100,9 @@ def search_all(
     rows = settings.num_return_sequences if settings.do_sample else settings.num_beams
     num_done = 0
     for batch in cut_batches([len(ids) for ids in sources], settings.max_tokens, rows):
-        lengths = torch.tensor([len(sources[place]) for place in batch])
-        source = torch.full((len(batch), int(lengths.max())), pad_id)
-        for line, place in enumerate(batch):
-            source[line, : lengths[line]] = torch.tensor(sources[place])
         found = search(
             model,
-            source.to(device),
-            lengths.to(device),
+            *padded([sources[place] for place in batch], pad_id, device),
             settings,
             pad_id=pad_id,
             bos_id=bos_id,
@@ -122,19 +118,3 @@ def search_all(
         if told is not None:
             told(num_done)
     return results
-
-
-def cut_batches(lengths: Sequence[int], max_tokens: int, rows_each: int = 1) -> list[list[int]]:
-    """Group indices of sentences by similar length, longest first; rows_each x sentences x longest <= max_tokens per
-    batch.
-
-    A sentence that exceeds this limit alone is a batch by itself.
-    """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    batches: list[list[int]] = []
-    for place in order:
-        if batches and rows_each * (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
-            batches[-1].append(place)
-        else:
-            batches.append([place])
-    return batches

@@ -60,8 +60,7 @@ class SearchProblem:
         """Return the next tokens that the grammar permits; None: all.
 
         Shape: history (rows, length), with the same number of rows for each sentence; sentence, limits (sentences,).
-            Returns
-            (rows, vocab_size).
+            Returns (rows, vocab_size).
         """
         if self.grammar is None or history is None:
             return None
@@ -81,10 +80,8 @@ class SearchProblem:
         """Return whether finished sentences leave a batch of `count` now: all together, when they are an eighth of it.
 
         Until then the search continues them without effect. This costs less than copying the state of all others
-        whenever one
-        sentence is finished, and than products with one more number of rows (see decision 006). With a grammar they
-        leave at
-        once, because a grammar is defined only within a sentence's limit.
+        whenever one sentence is finished, and than products with one more number of rows (see decision 006). With a
+        grammar they leave at once, because a grammar is defined only within a sentence's limit.
         """
         return num_done > 0 and (self.grammar is not None or _LEAVE_AT * num_done >= count)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from manyheads.data.segments import SegmentBatch
+from manyheads.decoding.batching import cut_rows, padded
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import READ_AT_ONCE, Generator
 from manyheads.decoding.translation import Scored
@@ -20,8 +21,8 @@ def score_texts(
     """Return the log-probabilities of every token of each text, each text separately from its beginning.
 
     The first token is predicted from the end of a document, or of a line if there are no documents. If lines are
-    documents,
-    the end of each line is scored too. Texts of any length are read in segments, with the memory length of generation.
+    documents, the end of each line is scored too. Texts of any length are read in segments, with the memory length of
+    generation.
 
     Args:
         generator: model, vocabulary and memory.
@@ -36,13 +37,15 @@ def score_texts(
     if vocabulary.documents == "lines":
         encoded = [[*ids, vocabulary.line_id] for ids in encoded]
     found: list[list[float]] = [[] for _ in encoded]
-    order = sorted((place for place, ids in enumerate(encoded) if ids), key=lambda place: -len(encoded[place]))
-    for begin in range(0, len(order), max_rows):
-        places = order[begin : begin + max_rows]
+    full = [place for place, ids in enumerate(encoded) if ids]
+    num_done = 0
+    for batch in cut_rows([len(encoded[place]) for place in full], max_rows):
+        places = [full[index] for index in batch]
         for place, losses in zip(places, _losses(generator, [encoded[place] for place in places]), strict=True):
             found[place] = losses
+        num_done += len(places)
         if told is not None:
-            told(begin + len(places))
+            told(num_done)
     return [Scored(vocabulary.tokens(ids), losses) for ids, losses in zip(encoded, found, strict=True)]
 
 
@@ -50,19 +53,15 @@ def score_texts(
 def _losses(generator: Generator, rows: list[list[int]]) -> list[list[float]]:
     """Return the log-probabilities of each row's tokens; no row may be empty."""
     model, start = generator.model, generator.vocabulary.start_id
-    lengths = torch.tensor([len(ids) for ids in rows])
-    padded = torch.zeros(len(rows), int(lengths.max()) + 1, dtype=torch.int64)
-    padded[:, 0] = start
-    for row, ids in enumerate(rows):
-        padded[row, 1 : len(ids) + 1] = torch.tensor(ids)
-    parts = []
+    ids, lengths = padded([[start, *row] for row in rows])
+    lengths, parts = lengths - 1, []
     with inference(generator.device, generator.precision):
         state = model.start(len(rows), generator.attending(generator.settings))
-        for begin in range(0, padded.shape[1] - 1, READ_AT_ONCE):
-            end = min(begin + READ_AT_ONCE, padded.shape[1] - 1)
+        for begin in range(0, ids.shape[1] - 1, READ_AT_ONCE):
+            end = min(begin + READ_AT_ONCE, ids.shape[1] - 1)
             batch = SegmentBatch(
-                tokens=padded[:, begin:end],
-                targets=padded[:, begin + 1 : end + 1],
+                tokens=ids[:, begin:end],
+                targets=ids[:, begin + 1 : end + 1],
                 lengths=(lengths - begin).clamp(min=0, max=end - begin),
                 resets=torch.zeros(len(rows), dtype=torch.bool),
                 sample_ids=torch.arange(len(rows)),

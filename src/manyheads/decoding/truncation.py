@@ -148,6 +148,6 @@ def counted_truncations() -> Iterator[TruncationCounter]:
 
 
 def _tell(text: str) -> None:
-    """Print a line with one call, so that a progress line of another thread cannot separate the text from its line end."""
+    """Print a line in one call, so that another thread's line of progress cannot begin before its end."""
     sys.stderr.write(f"manyheads: {text}\n")
     sys.stderr.flush()

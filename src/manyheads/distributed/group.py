@@ -304,12 +304,10 @@ def connect(place: Place, device: str, timeout: float) -> Group:
 
 def agree_on_attempt(store: Any, place: Place, seconds: float) -> str:
     """Return a name that is unique to this start of all ranks. Launchers keep their store across restarts, with the
-    entries
-    of dead ranks, and count restarts separately on each machine.
+    entries of dead ranks, and count restarts separately on each machine.
 
     Every rank writes its own random number. The main rank publishes the numbers that it has read, until every rank
-    finds
-    its own among them. Only then is the name valid.
+    finds its own among them. Only then is the name valid.
 
     Raises: TimeoutError: not all ranks arrived.
     """

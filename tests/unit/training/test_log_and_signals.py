@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,8 +110,8 @@ def test_the_second_signal_ends_the_process_at_once(number: signal.Signals, code
 
 def test_counters_survive_json_and_refuse_strangers() -> None:
     counters = Counters(step=3, window_loss=0.1, best_score=1 / 3)
-    assert Counters.from_json(counters.to_json()) == counters
-    record = counters.to_json()
+    assert Counters.from_json(asdict(counters)) == counters
+    record = asdict(counters)
     for wrong in ({**record, "more": 1}, {**record, "step": "3"}, {**record, "step": None}, None, []):
         with pytest.raises(CheckpointError):
             Counters.from_json(wrong)

@@ -29,8 +29,7 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return the nearest matrices with all singular values near 1 (between about 0.7 and 1.2), by Newton-Schulz.
 
     Args: dtype: type of the iteration and its result; None: that of the matrices. bfloat16 is precise enough, and
-        faster
-        if the device has such products.
+        faster if the device has such products.
     Shape: (count, rows, columns) -> the same.
     """
     a, b, c = _COEFFICIENTS

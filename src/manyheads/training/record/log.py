@@ -27,8 +27,7 @@ class MetricsLog:
 
     A checkpoint records the file's length. A resumed run truncates the file to it, so that every step is written once.
     Values that depend on the clock belong in another file (timing.jsonl), because the bytes would differ otherwise. If
-    a
-    line cannot be written, it is written before the next one.
+    a line cannot be written, it is written before the next one.
     """
 
     def __init__(self, path: Path) -> None:

@@ -23,6 +23,20 @@ from manyheads.training.run.step import StepResult
 
 __all__ = ["Recorder", "write_samples"]
 
+_SCORES = (
+    "bleu",
+    "chrf",
+    "bleu_signature",
+    "chrf_signature",
+    "f1",
+    "exact_match",
+    "ill_formed",
+    "brackets_signature",
+    "bits_per_byte",
+    "accuracy",
+)
+"""Fields of a `ValidationReport` that a line of metrics contains if the task has them."""
+
 
 class Recorder:
     """Writes the records of a run. All ranks count; only the main rank writes.
@@ -138,24 +152,8 @@ class Recorder:
     def validation(self, report: ValidationReport) -> None:
         """Call after a validation: write a line of metrics and a file of samples, and draw the curve again."""
         record: dict[str, object] = {"step": report.step, "valid_nll": report.loss, "perplexity": report.perplexity}
-        if report.bleu is not None:
-            record |= {
-                "bleu": report.bleu,
-                "chrf": report.chrf,
-                "bleu_signature": report.bleu_signature,
-                "chrf_signature": report.chrf_signature,
-            }
-        if report.f1 is not None:
-            record |= {
-                "f1": report.f1,
-                "exact_match": report.exact_match,
-                "ill_formed": report.ill_formed,
-                "brackets_signature": report.brackets_signature,
-            }
-        if report.bits_per_byte is not None:
-            record["bits_per_byte"] = report.bits_per_byte
-        if report.accuracy is not None:
-            record["accuracy"] = report.accuracy
+        scores = {name: getattr(report, name) for name in _SCORES}
+        record |= {name: value for name, value in scores.items() if value is not None}
         self._write({**record, "best": report.best})
         if report.samples:
             path = self._folder.samples / f"step-{report.step}.txt"

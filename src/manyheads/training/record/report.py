@@ -30,10 +30,8 @@ class StepReport:
     """Reported after every optimiser step.
 
     loss: per token, with label smoothing. nll: per token in nats, without label smoothing. progress: fraction of the
-    run
-    that is done. eta_seconds: None while unknown. logged: metrics are written at this step, and values are means since
-    the
-    last such step.
+    run that is done. eta_seconds: None while unknown. logged: metrics are written at this step, and values are means
+    since the last such step.
     """
 
     step: int
@@ -123,11 +121,9 @@ class TrainResult:
     """The result of a run.
 
     stopped_by: the reason; for `signal`, signal_number is the signal, and the exit code should be 128 + it. model_dir:
-    the
-    best model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
+    the best model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
     `ValidationReport.merit`); best_by: the name of the score. next_command: a command to use the model, in which
-    `{run}`
-    stands for the run's folder.
+    `{run}` stands for the run's folder.
     """
 
     run_dir: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ class CheckpointManager:
                 f"After step {counters.step} there is NaN or infinity in {bad}, so no checkpoint is saved; the last one"
                 f" is {self.last or 'none'}. Try a lower learning rate, a longer warm-up or optimiser.clip_norm."
             )
-        path = self._write_checkpoint(tensors, {"counters": counters.to_json(), **assembly.identity})
+        path = self._write_checkpoint(tensors, {"counters": asdict(counters), **assembly.identity})
         self._saved, self.last = self._done(), path
         self._on_main(lambda: self._tidy(path))
         self._on_main(lambda: self._mend_model() if self._model_failed else None)
@@ -284,8 +285,7 @@ class CheckpointManager:
         """Replace model/ by the current model, with averaged weights if there are any.
 
         It is written before the checkpoint that records it as the best. After a crash between the two, the resumed run
-        repeats
-        the same validation and writes the same folder.
+        repeats the same validation and writes the same folder.
 
         Raises: SaveError: it could not be written; with on_save_error `continue` it is retried after the next
             checkpoint.

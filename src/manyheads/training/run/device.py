@@ -41,8 +41,7 @@ def settled() -> Iterator[None]:
     """Exclude existing objects from garbage collection during a long block.
 
     Modules, classes and the model are some hundred thousand objects. Traversing them all from time to time took 2% of
-    the
-    time of the demo's model.
+    the time of the demo's model.
     """
     gc.collect()
     gc.freeze()

@@ -53,8 +53,7 @@ def total_of(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimize
     """Return a number, (), that is not finite if any weight or moment is not, whether the step uses it or not.
 
     For sharded tensors it covers this rank's shards. A plain sum is the cheapest operation that reads all values (a
-    fifth
-    of the time of a norm), and non-finite values cannot cancel.
+    fifth of the time of a norm), and non-finite values cannot cancel.
     """
     kept = [local(parameter) for parameter in parameters]
     for parameter in parameters:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -90,8 +90,7 @@ def stored_precision(checkpoints_dir: Path, resume: str) -> FixedPrecision | Non
     """Return the precision of the checkpoint that `resume` names (see `resume.find_checkpoint`), without verifying it.
 
     Returns: `fp32` or `bf16`; None if there is no such checkpoint or its file cannot be read, which is reported when
-        the
-        checkpoint itself is loaded.
+        the checkpoint itself is loaded.
     """
     if resume == "none":
         return None
@@ -105,12 +104,7 @@ def stored_precision(checkpoints_dir: Path, resume: str) -> FixedPrecision | Non
             candidates = [Path(resume)]
         for path in candidates:
             with suppress(CheckpointError):
-                return _precision_of(read_scalars(path)[1].get("config"))
+                config = read_scalars(path)[1].get("config")
+                precision = config.get("precision") if isinstance(config, dict) else None
+                return precision if precision in ("fp32", "bf16") else None
     return None
-
-
-def _precision_of(config: Any) -> FixedPrecision | None:
-    precision = config.get("precision") if isinstance(config, dict) else None
-    if precision == "bf16":
-        return "bf16"
-    return "fp32" if precision == "fp32" else None

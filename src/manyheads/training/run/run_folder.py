@@ -54,8 +54,7 @@ class RunFolder:
     def check(self) -> None:
         """Refuse a folder in which a run would write through a symbolic link, or to a pipe or a device.
 
-        The folder may be of external origin. The folder itself may be a link, because the user chose it. Files that
-        are
+        The folder may be of external origin. The folder itself may be a link, because the user chose it. Files that are
         written under a temporary name and renamed are not checked: the rename replaces a link and does not change its
         target.
 

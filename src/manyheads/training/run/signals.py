@@ -72,8 +72,7 @@ def catch_signals(flag: StopFlag, *, grace: float = 0.0) -> Iterator[StopFlag]:
         terminal or the scheduler may already have sent to each process.
 
     Only the main thread can handle signals; in other threads the block has no effect. The exit code of a second signal
-    is
-    128 + its number, as shells report it. Nothing is lost, because incomplete files have temporary names.
+    is 128 + its number, as shells report it. Nothing is lost, because incomplete files have temporary names.
     """
 
     first: float | None = None

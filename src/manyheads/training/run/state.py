@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -63,10 +63,6 @@ class Counters:
     num_worse: int = 0
     validated_step: int = 0
     metrics_bytes: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, record: Any) -> Counters:
