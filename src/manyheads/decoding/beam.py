@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.decoding.backpointers import ROOT, Backpointers
-from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.search_problem import SearchProblem
 from manyheads.nn.kernels.topk import top_k
 
@@ -81,7 +81,7 @@ def beam_search(problem: SearchProblem) -> list[list[Hypothesis]]:
     history = tokens[:, 1:] if constraints.needs_history or problem.grammar is not None else None
     shortest = int(problem.limits.min())
     while True:
-        problem.check_stop()
+        check_stop(problem.stop)
         log_probs, state = problem.model.step(tokens, state)
         allowed = problem.allowed(history, beams.sentence, beams.limits)
         adjusted = constraints.apply(log_probs, history, length, allowed)
@@ -100,7 +100,7 @@ def beam_search(problem: SearchProblem) -> list[list[Hypothesis]]:
         beams.done = beams.done | now
         is_nan = (live & found.sums[:, 0].isnan()).any()
         num_now, num_done, num_nan = torch.stack([now.sum(), beams.done.sum(), is_nan]).tolist()
-        problem.check_finite(bool(num_nan), length)
+        check_finite(bool(num_nan), length)
         if num_now:
             out = now.nonzero()[:, 0]
             harvests.append(_Harvest(beams.select(out), length, earlier_sums[out], earlier_nodes[out], finished[out]))

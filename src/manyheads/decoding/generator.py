@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,10 @@ from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.ending import Ending
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.hypothesis import check_finite, check_stop
 from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
-from manyheads.errors import ModelFileError, NonFiniteError, RequestError
+from manyheads.errors import ModelFileError, RequestError
 from manyheads.seeding import derive_seed
 from manyheads.text.sides import has_tokenizer
 from manyheads.text.vocabularies import load_vocabulary
@@ -303,8 +304,7 @@ class Generator:
         active = list(rows)
         longest = max(row.most for row in rows)
         for step in range(longest):
-            if stop_asked is not None and stop_asked():
-                raise SearchStopped
+            check_stop(stop_asked)
             chosen, gained = self._choose(log_probs, active, repetition, settings, step)
             shown = ""
             for row, token, log_prob in zip(active, chosen.tolist(), gained, strict=True):
@@ -330,8 +330,7 @@ class Generator:
         state = self._stepping.start(len(prompts), self.attending(settings))
         log_probs: Tensor | None = None
         for begin in range(0, ids.shape[1], READ_AT_ONCE):
-            if stop_asked is not None and stop_asked():
-                raise SearchStopped
+            check_stop(stop_asked)
             part = ids[:, begin : begin + READ_AT_ONCE].to(self.device)
             real = (lengths - begin).clamp(min=0, max=part.shape[1])
             whole = bool((real == part.shape[1]).all())
@@ -380,11 +379,7 @@ class Generator:
             chosen = scores.argmax(-1)
         repetition.add(chosen)
         gained = log_probs.gather(1, chosen[:, None])[:, 0].tolist()
-        if any(value != value for value in gained):
-            raise NonFiniteError(
-                f"The model gave NaN log-probabilities for token {step + 1}; its weights are damaged or overflow in"
-                " this precision. Check the model, or use precision fp32."
-            )
+        check_finite(any(map(math.isnan, gained)), step + 1)
         return chosen, gained
 
     def _take(self, row: _Row, token: int, log_prob: float) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.sampling import Sampler
 from manyheads.decoding.search_problem import SearchProblem
 from manyheads.nn.kernels.topk import likeliest
@@ -16,10 +16,8 @@ from manyheads.nn.kernels.topk import likeliest
 __all__ = ["greedy_and_sampling_search"]
 
 
-class _Choose(Protocol):
-    """Chooses each row's next token from (rows, vocab_size) log-probabilities; step counts from 0. Returns (rows,)."""
-
-    def __call__(self, log_probs: Tensor, sentence: Tensor, step: int) -> Tensor: ...
+_Choose = Callable[[Tensor, Tensor, int], Tensor]
+"""(rows, vocab_size) log-probabilities, the sentences in the batch, the number of the step -> the rows' tokens."""
 
 
 @dataclass
@@ -46,10 +44,6 @@ class _Rows:
         return _Rows(sentence, limits, sums, lengths, over, tokens, log_probs)
 
 
-def _likeliest(log_probs: Tensor, sentence: Tensor, step: int) -> Tensor:
-    return likeliest(log_probs)
-
-
 @torch.no_grad()
 def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]:
     """Follow the most probable token, or with `do_sample` sample num_return_sequences paths for each sentence.
@@ -63,7 +57,9 @@ def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]
     """
     constraints, settings = problem.constraints(), problem.settings
     paths = settings.num_return_sequences
-    choose: _Choose = Sampler(settings, problem.limits, problem.indices) if settings.do_sample else _likeliest
+    choose: _Choose = lambda log_probs, sentence, step: likeliest(log_probs)  # noqa: E731
+    if settings.do_sample:
+        choose = Sampler(settings, problem.limits, problem.indices)
     harvest = []
     rows = _first_rows(problem, paths)
     state = problem.model.start(problem.source, problem.source_lengths)
@@ -76,7 +72,7 @@ def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]
     if constraints.needs_history or problem.grammar is not None:
         history = tokens[:, 1:]
     while True:
-        problem.check_stop()
+        check_stop(problem.stop)
         log_probs, state = problem.model.step(tokens, state)
         allowed = problem.allowed(history, rows.sentence, rows.limits)
         adjusted = constraints.apply(log_probs, history, length, allowed)
@@ -90,7 +86,7 @@ def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]
             rows.over |= (rows.limits <= length)[:, None]
         done = rows.over.all(1)
         num_done, is_nan = torch.stack([done.sum(), rows.sums.isnan().any()]).tolist()
-        problem.check_finite(bool(is_nan), length)
+        check_finite(bool(is_nan), length)
         if history is not None:
             history = torch.cat([history, tokens], 1)
         if problem.leave_now(num_done, len(done)):

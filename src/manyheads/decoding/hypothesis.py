@@ -1,10 +1,13 @@
-"""Results of a search: plain Python values, best first."""
+"""Results of a search, as plain Python values, and the errors that end it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Hypothesis", "SearchStopped"]
+from manyheads.errors import NonFiniteError
+
+__all__ = ["Hypothesis", "SearchStopped", "check_finite", "check_stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +35,18 @@ class Hypothesis:
 
 class SearchStopped(Exception):  # noqa: N818  (an event, not an error)
     """The `stop` hook returned true; the results of the current batch are lost."""
+
+
+def check_stop(stop: Callable[[], bool] | None) -> None:
+    """Raises: SearchStopped: the `stop` hook returned true."""
+    if stop is not None and stop():
+        raise SearchStopped
+
+
+def check_finite(is_nan: bool, length: int) -> None:
+    """Raises: NonFiniteError: a log-probability of token `length` of the output is NaN."""
+    if is_nan:
+        raise NonFiniteError(
+            f"The model gave NaN log-probabilities for target token {length}; its weights are damaged or overflow in"
+            " this precision. Check the model, or use precision fp32."
+        )

@@ -8,7 +8,7 @@ import torch
 
 from manyheads.architectures.protocols import Scorable
 from manyheads.decoding.batching import cut_batches, padded
-from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.hypothesis import check_stop
 
 __all__ = ["token_log_probs"]
 
@@ -47,8 +47,7 @@ def token_log_probs(
     results: list[list[float]] = [[] for _ in sources]
     num_done = 0
     for batch in cut_batches(lengths, budget):
-        if stop is not None and stop():
-            raise SearchStopped
+        check_stop(stop)
         source, source_lengths = padded([sources[place] for place in batch], pad_id, device)
         target, target_lengths = padded([targets[place] for place in batch], pad_id, device)
         log_probs = model.log_probs(source, source_lengths, target[:, :-1])

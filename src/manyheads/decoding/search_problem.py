@@ -11,10 +11,8 @@ from torch import Tensor
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.constraints import Constraints
 from manyheads.decoding.grammar import SentenceGrammar
-from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.rules import Rules
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.errors import NonFiniteError
 
 __all__ = ["SearchProblem", "length_limits"]
 
@@ -84,20 +82,6 @@ class SearchProblem:
         grammar they leave at once, because a grammar is defined only within a sentence's limit.
         """
         return num_done > 0 and (self.grammar is not None or _LEAVE_AT * num_done >= count)
-
-    def check_stop(self) -> None:
-        """Raises: SearchStopped: the hook returned true."""
-        if self.stop is not None and self.stop():
-            raise SearchStopped
-
-    @staticmethod
-    def check_finite(is_nan: bool, length: int) -> None:
-        """Raises: NonFiniteError: a log-probability is NaN."""
-        if is_nan:
-            raise NonFiniteError(
-                f"The model gave NaN log-probabilities for target token {length}; its weights are damaged or overflow"
-                " in this precision. Check the model, or use precision fp32."
-            )
 
 
 def length_limits(source_lengths: Tensor, settings: DecodingSettings, max_len: int | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -49,19 +50,17 @@ def parallelise(model: nn.Module, kind: Parallel, group: Group, blocks: Sequence
 
 def shardable(model: nn.Module, candidates: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the candidates that share no parameter with the rest of the model, so that each can be an FSDP2 unit."""
-    users: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            users[id(parameter)] = users.get(id(parameter), 0) + 1
-    return [block for block in candidates if _is_whole(block, users)]
+    users, inside = _uses(model), {block: _uses(block) for block in candidates}
+    return [
+        block
+        for block, uses in inside.items()
+        if uses and all(users[parameter] == count for parameter, count in uses.items())
+    ]
 
 
-def _is_whole(block: nn.Module, users: dict[int, int]) -> bool:
-    inside: dict[int, int] = {}
-    for module in block.modules():
-        for parameter in module.parameters(recurse=False):
-            inside[id(parameter)] = inside.get(id(parameter), 0) + 1
-    return bool(inside) and all(users[number] == count for number, count in inside.items())
+def _uses(model: nn.Module) -> Counter[nn.Parameter]:
+    """Return by how many modules each parameter is used."""
+    return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
 
 
 def accumulating(module: nn.Module) -> AbstractContextManager[Any]:

@@ -86,12 +86,11 @@ def _moments_of(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> fr
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Return moments and step counts as `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, or `momentum_buffer.NAME`."""
-    tensors = {}
-    for name, parameter in named.items():
-        state = optimiser.state.get(parameter, {})
-        for key, value in state.items():
-            tensors[f"{key}.{name}"] = value
-    return tensors
+    return {
+        f"{key}.{name}": value
+        for name, parameter in named.items()
+        for key, value in optimiser.state.get(parameter, {}).items()
+    }
 
 
 def load_optimiser_tensors(

@@ -99,11 +99,10 @@ def locate_in_state(
 
 def first_bad(tensors: Mapping[str, Mapping[str, Tensor]]) -> str | None:
     """Return the first non-finite tensor of a checkpoint, as `file: name`."""
-    for stem, group in tensors.items():
-        for name, tensor in group.items():
-            if not _finite(tensor):
-                return f"{stem}: {name}"
-    return None
+    bad = (
+        f"{stem}: {name}" for stem, group in tensors.items() for name, tensor in group.items() if not _finite(tensor)
+    )
+    return next(bad, None)
 
 
 def locate(

@@ -140,11 +140,9 @@ class Stepper:
     def _totals(self, losses: list[Tensor], nlls: list[Tensor]) -> Tensor:
         """Return the sums of this rank's losses with and without label smoothing. (2,)"""
         if not losses:
-            return torch.zeros(2, device=self._device, dtype=self._loss_dtype())
+            dtype = torch.promote_types(self._parameters[0].dtype, torch.float32)
+            return torch.zeros(2, device=self._device, dtype=dtype)
         return torch.stack([torch.stack(losses).sum(), torch.stack(nlls).sum()])
-
-    def _loss_dtype(self) -> torch.dtype:
-        return torch.promote_types(self._parameters[0].dtype, torch.float32)
 
     def _forward(self, part: Portion, step: int, micro: int, model: nn.Module | None = None) -> Output:
         batch = part.batch
