@@ -1,77 +1,117 @@
-"""Weights and conventions of other implementations: one file per peer, all listed in `PEERS`.
+"""Weights and conventions of other implementations: `PEERS`, of which `FORMATS` are whole models.
 
     from manyheads.interop import PEERS
     wrapper = PEERS["torch/Transformer"].from_peer(config, state_dict)
 
-A loader is a module with the functions of `manyheads.interop.protocols.Loader`, or an object in a module if a peer has
-several parts. Importing this package does not import torch; a loader is imported on first access.
+A peer is a subclass of `manyheads.interop.peer.Peer`. Importing this package does not import torch; a peer's module is
+imported on first access.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from manyheads.interop.protocols import Loader
+    from manyheads.interop.peer import Peer
 
-__all__ = ["MODEL_PEERS", "PEERS"]
+__all__ = ["FORMATS", "PEERS", "Format"]
 
 
-class _Peers(Mapping[str, "Loader"]):
-    """Peer id -> loader, imported on access."""
+class _Peers(Mapping[str, "type[Peer]"]):
+    """Peer id -> class, imported on access."""
 
-    def __init__(self, modules: dict[str, str]) -> None:
-        self._modules = modules
+    def __init__(self, classes: dict[str, str]) -> None:
+        self._classes = classes
 
-    def __getitem__(self, peer: str) -> Loader:
-        module, _, part = self._modules[peer].partition(":")
-        found = importlib.import_module(module)
-        return cast("Loader", getattr(found, part) if part else found)
+    def __getitem__(self, peer: str) -> type[Peer]:
+        module, _, name = self._classes[peer].partition(":")
+        return cast("type[Peer]", getattr(importlib.import_module(module), name))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
+        return iter(self._classes)
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self._classes)
 
     def __repr__(self) -> str:
-        return f"PEERS({', '.join(self._modules)})"
+        return f"PEERS({', '.join(self._classes)})"
 
 
-PEERS: Mapping[str, Loader] = _Peers(
+PEERS: Mapping[str, type[Peer]] = _Peers(
     {
-        "annotated-transformer": "manyheads.interop.annotated_transformer",
-        "d2l/AdditiveAttention": "manyheads.interop.d2l:ADDITIVE",
-        "d2l/DotProductAttention": "manyheads.interop.d2l:DOT_PRODUCT",
-        "d2l/MultiHeadAttention": "manyheads.interop.d2l:MULTI_HEAD",
-        "d2l/TransformerEncoderBlock": "manyheads.interop.d2l:BLOCK",
-        "d2l/attention": "manyheads.interop.d2l:ALL",
-        "d2l/masked_softmax": "manyheads.interop.d2l:SOFTMAX",
-        "fused-qkv/MultiheadAttention": "manyheads.interop.fused_qkv",
-        "kimiyoung/TransformerXL": "manyheads.interop.kimiyoung_transformer_xl",
-        "kimiyoung/sample_logits": "manyheads.interop.kimiyoung_sample_logits",
-        "labml/MultiHeadAttention": "manyheads.interop.labml:MULTI_HEAD",
-        "labml/RelativeMultiHeadAttention": "manyheads.interop.labml:RELATIVE",
-        "labml/attention": "manyheads.interop.labml:ALL",
-        "reformer-pytorch/LSHAttention": "manyheads.interop.reformer_pytorch",
-        "reformer-pytorch/LSHSelfAttention": "manyheads.interop.reformer_pytorch_self",
-        "tf/Transformer-XL": "manyheads.interop.tf_transformer_xl",
-        "torch/MultiheadAttention": "manyheads.interop.torch_multihead_attention",
-        "torch/Transformer": "manyheads.interop.torch_transformer",
-        "transformers/Marian": "manyheads.interop.marian",
-        "transformers/Reformer": "manyheads.interop.reformer",
-        "transformers/TransfoXL": "manyheads.interop.transfo_xl",
+        "annotated-transformer": "manyheads.interop.annotated_transformer:AnnotatedTransformer",
+        "d2l/AdditiveAttention": "manyheads.interop.d2l:AdditivePeer",
+        "d2l/DotProductAttention": "manyheads.interop.d2l:DotProductPeer",
+        "d2l/MultiHeadAttention": "manyheads.interop.d2l:MultiHeadPeer",
+        "d2l/TransformerEncoderBlock": "manyheads.interop.d2l:BlockPeer",
+        "d2l/attention": "manyheads.interop.d2l:AllOfD2l",
+        "d2l/masked_softmax": "manyheads.interop.d2l:SoftmaxPeer",
+        "fused-qkv/MultiheadAttention": "manyheads.interop.fused_qkv:FusedQkv",
+        "kimiyoung/TransformerXL": "manyheads.interop.kimiyoung_transformer_xl:OfficialTransformerXL",
+        "kimiyoung/sample_logits": "manyheads.interop.kimiyoung_sample_logits:SampleLogits",
+        "labml/MultiHeadAttention": "manyheads.interop.labml:MultiHeadPeer",
+        "labml/RelativeMultiHeadAttention": "manyheads.interop.labml:RelativePeer",
+        "labml/attention": "manyheads.interop.labml:AllOfLabml",
+        "reformer-pytorch/LSHAttention": "manyheads.interop.reformer_pytorch:BareAttentionPeer",
+        "reformer-pytorch/LSHSelfAttention": "manyheads.interop.reformer_pytorch:SelfAttentionPeer",
+        "tf/Transformer-XL": "manyheads.interop.tf_transformer_xl:TensorFlowXL",
+        "torch/MultiheadAttention": "manyheads.interop.torch_multihead_attention:TorchAttention",
+        "torch/Transformer": "manyheads.interop.torch_transformer:TorchTransformer",
+        "transformers/Marian": "manyheads.interop.marian:Marian",
+        "transformers/Reformer": "manyheads.interop.reformer:HFReformer",
+        "transformers/TransfoXL": "manyheads.interop.transfo_xl:TransfoXL",
     }
 )
 
-MODEL_PEERS: tuple[str, ...] = (
-    "transformers/Marian",
-    "annotated-transformer",
-    "torch/Transformer",
-    "transformers/TransfoXL",
-    "transformers/Reformer",
-    "kimiyoung/TransformerXL",
-)
-"""Those of PEERS that are whole models, which `manyheads convert` takes; the others are single modules."""
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A peer's model folder, which `manyheads convert` reads and writes.
+
+    architecture: that of our model. description: for the help. is_read: whether it can become a model of ours.
+    model_type: in its config.json; or instead, options: names of some of the options under `model` in it.
+    """
+
+    architecture: str
+    description: str
+    is_read: bool = True
+    model_type: str = ""
+    options: frozenset[str] = frozenset()
+
+
+FORMATS: Mapping[str, Format] = {
+    "transformers/Marian": Format(
+        architecture="transformer",
+        description="OPUS-MT, with its tokenizer and generation options; needs manyheads[spm]",
+        model_type="marian",
+    ),
+    "annotated-transformer": Format(
+        architecture="transformer",
+        description="weights only",
+        options=frozenset(("src_vocab", "tgt_vocab")),
+    ),
+    "torch/Transformer": Format(
+        architecture="transformer",
+        description="--to only: encoder and decoder, without embeddings and output layer",
+        is_read=False,
+    ),
+    "transformers/TransfoXL": Format(
+        architecture="transformer-xl",
+        description="weights only",
+        model_type="transfo-xl",
+    ),
+    "transformers/Reformer": Format(
+        architecture="reformer",
+        description="weights only",
+        model_type="reformer",
+    ),
+    "kimiyoung/TransformerXL": Format(
+        architecture="transformer-xl",
+        description="the original code, weights only; its model.pt needs --from-pickle",
+        options=frozenset(("n_token", "n_layer")),
+    ),
+}
+"""Those of PEERS that are whole models."""

@@ -7,8 +7,9 @@ attends to all keys equally; label smoothing without the padding column, as a di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,24 +19,28 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop.names import Pair, export_weights, import_weights, pick, require
+from manyheads.interop.layout import Layout
+from manyheads.interop.peer import Options, Peer, check_size, require
 from manyheads.interop.scores import PeerMask, scored_as, uniform_when_empty
 from manyheads.nn.attention.decoder_state import DecoderState
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.schedules import noam
 
-__all__ = ["AnnotatedSmoothing", "AnnotatedTransformer", "LabelSmoothing", "from_peer", "matches", "to_peer"]
+__all__ = ["AnnotatedSmoothing", "AnnotatedTransformer", "LabelSmoothing"]
 
-_OPTIONS: dict[str, Any] = {
-    "src_vocab": ...,
-    "tgt_vocab": ...,
-    "N": 6,
-    "d_model": 512,
-    "d_ff": 2048,
-    "h": 8,
-    "dropout": 0.1,
-    "eps": 1e-6,
+LAYOUT: Layout = {
+    "src_embed.0.lut.weight": "body.source_embedding.weight",
+    "tgt_embed.0.lut.weight": "body.target_embedding.weight",
+    "generator.proj.*": "head.*",
+    "*.layers.*.self_attn.linears.{0,1,2,3}.*": "body.*.layers.*.self_attn.{q,k,v,out}_proj.*",
+    "*.layers.*.src_attn.linears.{0,1,2,3}.*": "body.*.layers.*.cross_attn.{q,k,v,out}_proj.*",
+    "*.layers.*.feed_forward.w_{1,2}.*": "body.*.layers.*.feed_forward.{in,out}_proj.*",
+    "*.layers.*.sublayer.0.norm.{a_2,b_2}": "body.*.layers.*.self_attn_residual.norm.{weight,bias}",
+    "encoder.layers.*.sublayer.1.norm.{a_2,b_2}": "body.encoder.layers.*.feed_forward_residual.norm.{weight,bias}",
+    "decoder.layers.*.sublayer.1.norm.{a_2,b_2}": "body.decoder.layers.*.cross_attn_residual.norm.{weight,bias}",
+    "decoder.layers.*.sublayer.2.norm.{a_2,b_2}": "body.decoder.layers.*.feed_forward_residual.norm.{weight,bias}",
+    "*.norm.{a_2,b_2}": "body.*.norm.{weight,bias}",
 }
 
 
@@ -69,17 +74,21 @@ class LabelSmoothing(nn.Module):
         return F.kl_div(log_probs, self.targets(target, log_probs.dtype), reduction="sum")
 
 
-class AnnotatedSmoothing:
-    """Label smoothing and learning rates; see `protocols.Wrapper`."""
+class AnnotatedSmoothing(Peer):
+    """Label smoothing, and learning rates if the config has (d_model, factor, warmup) under `noam`."""
 
-    def __init__(self, module: LabelSmoothing, schedules: list[list[float]]) -> None:
-        self.module = module
-        self.schedules = schedules
+    name = "LabelSmoothing"
+    section = None
+    ignores_others = True
+    options: ClassVar[Options] = {"V": int, "pad": int, "smoothing": float}
 
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`."""
-        log_probs = require(inputs, "in.log_probs").detach().requires_grad_()
-        target = require(inputs, "in.target")
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LabelSmoothing:
+        return LabelSmoothing(options["V"], options["pad"], float(options["smoothing"]))
+
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        given, target = require(inputs, "log_probs", "target")
+        log_probs = given.detach().requires_grad_()
         with torch.enable_grad():
             loss = self.module(log_probs, target)
             (grad,) = torch.autograd.grad(loss, log_probs)
@@ -96,31 +105,107 @@ class AnnotatedSmoothing:
             answer["out.noam_rate"] = torch.tensor(
                 [
                     [noam(step, factor=float(factor), d_model=int(d_model), warmup_steps=int(warmup)) for step in steps]
-                    for d_model, factor, warmup in self.schedules
+                    for d_model, factor, warmup in self.config.get("noam", [])
                 ],
                 dtype=torch.float32,
             )
         return answer
 
 
-class AnnotatedTransformer:
-    """The translation model; see `protocols.Wrapper`. config: the fixture's."""
+class AnnotatedTransformer(Peer):
+    """The translation model; without `model` in the config, `AnnotatedSmoothing`.
 
-    def __init__(self, module: Seq2Seq, config: Mapping[str, Any]) -> None:
-        self.module = module
-        self.config = config
+    The loss per token and greedy ids are included if the config describes them (`smoothing`, `greedy_len`). Greedy
+    search reads the first sentence and starts with `start_symbol`, by default 1.
+    """
+
+    name = "the Annotated Transformer (make_model)"
+    kinds = ("annotated_transformer", "annotated_label_smoothing")
+    origin = "harvardnlp/annotated-transformer"
+    options: ClassVar[Options] = {
+        "src_vocab": int,
+        "tgt_vocab": int,
+        "N": 6,
+        "d_model": 512,
+        "d_ff": 2048,
+        "h": 8,
+        "dropout": 0.1,
+        "eps": 1e-6,
+    }
+    inputs = ("src", "src_mask", "tgt", "tgt_mask", "tgt_y", "tgt_full")
+    # `pe[:64]` contains the first rows of a table of positions; a complete checkpoint has one table per side.
+    unused = r"(.*\.)?pe(\[.*)?"
+
+    @classmethod
+    def from_peer(cls, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Peer:
+        if "model" not in config:
+            return AnnotatedSmoothing.from_peer(config, state_dict)
+        return super().from_peer(config, state_dict)
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
+        config = TransformerConfig(
+            source_vocab_size=options["src_vocab"],
+            target_vocab_size=options["tgt_vocab"],
+            d_model=options["d_model"],
+            num_heads=options["h"],
+            d_ff=options["d_ff"],
+            num_encoder_layers=options["N"],
+            num_decoder_layers=options["N"],
+            dropout=float(options["dropout"]),
+            # The peer always uses an attention dropout of 0.1, whatever its options say. Not reproduced here.
+            attention_dropout=float(options["dropout"]),
+            feed_forward_dropout=float(options["dropout"]),
+            norm_position="pre",
+            norm="unbiased",
+            norm_eps=float(options["eps"]),
+            tie_embeddings="none",
+            head_bias=True,
+        )
+        check_size(weights, config)
+        for name in weights:
+            if re.fullmatch(cls.unused, name):
+                _check_positions(name, weights[name], config.d_model)
+        return build_model(config)
+
+    @classmethod
+    def layout(cls, module: Any) -> Layout:
+        return LAYOUT
+
+    @classmethod
+    def describe(cls, module: Seq2Seq) -> dict[str, Any]:
+        config = module.config
+        cls.demand(
+            config,
+            {
+                "norm": "unbiased",
+                "norm_position": "pre",
+                "has_final_norm": True,
+                "activation": "relu",
+                "positions": "sinusoidal",
+                "scale_embedding": True,
+                "bias": True,
+                "head_bias": True,
+                "attention": DotProductAttentionConfig(),
+                "num_decoder_layers": config.num_encoder_layers,
+                "decoder_d_ff": config.decoder_d_ff and config.d_ff,
+                "num_decoder_heads": config.num_decoder_heads and config.num_heads,
+            },
+        )
+        options = {
+            "src_vocab": config.source_vocab_size,
+            "tgt_vocab": config.target_vocab_size,
+            "N": config.num_encoder_layers,
+            "d_model": config.d_model,
+            "d_ff": config.d_ff,
+            "h": config.num_heads,
+            "dropout": config.dropout,
+        }
+        return options if config.norm_eps == cls.options["eps"] else {**options, "eps": config.norm_eps}
 
     @torch.no_grad()
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`. The loss per token and greedy ids are included if the config describes them.
-
-        Greedy search reads the first sentence and starts with `start_symbol`, by default 1.
-        """
-        known = {"in.src", "in.src_mask", "in.tgt", "in.tgt_mask", "in.tgt_y", "in.tgt_full"}
-        unknown = sorted(name for name in inputs if name.startswith(("in.", "rot.")) and name not in known)
-        if unknown:
-            raise RequestError(f"the Annotated Transformer has no input {unknown[0]}; it has {sorted(known)}.")
-        source, target = require(inputs, "in.src"), require(inputs, "in.tgt")
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        source, target = require(inputs, "src", "tgt")
         source_mask = self._mask(inputs.get("in.src_mask"), source)
         target_mask = self._mask(inputs.get("in.tgt_mask"), target, causal=True)
         memory = self.encode(source, source_mask)
@@ -128,7 +213,7 @@ class AnnotatedTransformer:
         log_probs = self.module.head.log_probs(hidden)
         answer = {"out.memory": memory, "out.decoder": hidden, "out.logprobs": log_probs}
         if "smoothing" in self.config:
-            labels = inputs["in.tgt_y"] if "in.tgt_y" in inputs else require(inputs, "in.tgt_full")[:, 1:]
+            labels = inputs["in.tgt_y"] if "in.tgt_y" in inputs else require(inputs, "tgt_full")[0][:, 1:]
             pad = self._pad()
             smoothing = LabelSmoothing(log_probs.shape[-1], pad, float(self.config["smoothing"]))
             loss = smoothing(log_probs.flatten(0, 1), labels.flatten())
@@ -195,95 +280,6 @@ class AnnotatedTransformer:
         return (given != 0)[:, None]
 
 
-def matches(meta: Mapping[str, Any]) -> bool:
-    """See `protocols.Loader.matches`."""
-    if "kind" in meta:
-        return meta["kind"] in ("annotated_transformer", "annotated_label_smoothing")
-    return str(meta.get("peer", "")).startswith("harvardnlp/annotated-transformer")
-
-
-def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> AnnotatedTransformer | AnnotatedSmoothing:
-    """See `protocols.Loader.from_peer`. config: with `model` the translator, else loss and learning rates."""
-    if "model" not in config:
-        options = {name: config.get(name, ...) for name in ("V", "pad", "smoothing")}
-        sizes = pick(options, dict.fromkeys(options, ...), "label smoothing")
-        if state_dict:
-            raise ModelFileError(f"label smoothing has no weights, but {sorted(state_dict)[0]} was given.")
-        smoothing = LabelSmoothing(sizes["V"], sizes["pad"], float(sizes["smoothing"]))
-        return AnnotatedSmoothing(smoothing, config.get("noam", []))
-    options = pick(config["model"], _OPTIONS, "the Annotated Transformer")
-    module = build_model(
-        TransformerConfig(
-            source_vocab_size=options["src_vocab"],
-            target_vocab_size=options["tgt_vocab"],
-            d_model=options["d_model"],
-            num_heads=options["h"],
-            d_ff=options["d_ff"],
-            num_encoder_layers=options["N"],
-            num_decoder_layers=options["N"],
-            dropout=float(options["dropout"]),
-            # The peer always uses an attention dropout of 0.1, whatever its options say. Not reproduced here.
-            attention_dropout=float(options["dropout"]),
-            feed_forward_dropout=float(options["dropout"]),
-            norm_position="pre",
-            norm="unbiased",
-            norm_eps=float(options["eps"]),
-            tie_embeddings="none",
-            head_bias=True,
-        )
-    )
-    weights = {name: tensor for name, tensor in state_dict.items() if not _is_position_table(name)}
-    for name in state_dict.keys() - weights.keys():
-        _check_positions(name, state_dict[name], options["d_model"])
-    import_weights(module, weights, _pairs(module.config))
-    return AnnotatedTransformer(module.eval(), config)
-
-
-def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The inverse of `from_peer`: make_model's arguments (under `model`) and its state dict, without position tables.
-
-    Raises: ConfigError: the peer does not support one of the options.
-    """
-    config = module.config
-    wanted = {
-        "norm": "unbiased",
-        "norm_position": "pre",
-        "has_final_norm": True,
-        "activation": "relu",
-        "positions": "sinusoidal",
-        "scale_embedding": True,
-        "bias": True,
-        "head_bias": True,
-        "attention": DotProductAttentionConfig(),
-        "num_decoder_layers": config.num_encoder_layers,
-        "decoder_d_ff": config.decoder_d_ff and config.d_ff,
-        "num_decoder_heads": config.num_decoder_heads and config.num_heads,
-    }
-    for name, value in wanted.items():
-        if getattr(config, name) != value:
-            raise ConfigError(
-                f"the Annotated Transformer cannot hold a model with {name} {getattr(config, name)!r};"
-                f" it has {value!r}."
-            )
-    options = {
-        "src_vocab": config.source_vocab_size,
-        "tgt_vocab": config.target_vocab_size,
-        "N": config.num_encoder_layers,
-        "d_model": config.d_model,
-        "d_ff": config.d_ff,
-        "h": config.num_heads,
-        "dropout": config.dropout,
-    }
-    if config.norm_eps != _OPTIONS["eps"]:
-        options["eps"] = config.norm_eps
-    return {"model": options}, export_weights(module.state_dict(), _pairs(config))
-
-
-def _is_position_table(name: str) -> bool:
-    # `pe[:64]` contains its first rows; a complete checkpoint has one table per side.
-    return name.partition("[")[0].rpartition(".")[2] == "pe"
-
-
 def _check_positions(name: str, table: Tensor, d_model: int) -> None:
     """Check that a table equals our positions, which are computed for any length and need no copy."""
     rows = table.reshape(-1, table.shape[-1])
@@ -293,34 +289,3 @@ def _check_positions(name: str, table: Tensor, d_model: int) -> None:
     # The peer computes its angles in float32, with an error of about 3e-4 at position 5,000.
     if not torch.allclose(rows.float(), own, rtol=0.0, atol=2e-3):
         raise ModelFileError(f"{name} does not contain sinusoidal positions; a changed table is not supported.")
-
-
-def _pairs(config: TransformerConfig) -> list[Pair]:
-    pairs = [
-        Pair("src_embed.0.lut.weight", ("body.source_embedding.weight",)),
-        Pair("tgt_embed.0.lut.weight", ("body.target_embedding.weight",)),
-        Pair("generator.proj.weight", ("head.weight",)),
-        Pair("generator.proj.bias", ("head.bias",)),
-    ]
-
-    def linear(peer: str, ours: str) -> None:
-        pairs.extend(Pair(f"{peer}.{kind}", (f"body.{ours}.{kind}",)) for kind in ("weight", "bias"))
-
-    def norm(peer: str, ours: str) -> None:
-        pairs.append(Pair(f"{peer}.a_2", (f"body.{ours}.weight",)))
-        pairs.append(Pair(f"{peer}.b_2", (f"body.{ours}.bias",)))
-
-    for stack, count in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
-        attentions = (
-            {"self_attn": "self_attn", "src_attn": "cross_attn"} if stack == "decoder" else {"self_attn": "self_attn"}
-        )
-        for layer in (f"{stack}.layers.{i}" for i in range(count)):
-            for peer, ours in attentions.items():
-                for number, part in enumerate(("q_proj", "k_proj", "v_proj", "out_proj")):
-                    linear(f"{layer}.{peer}.linears.{number}", f"{layer}.{ours}.{part}")
-            linear(f"{layer}.feed_forward.w_1", f"{layer}.feed_forward.in_proj")
-            linear(f"{layer}.feed_forward.w_2", f"{layer}.feed_forward.out_proj")
-            for number, sublayer in enumerate((*attentions.values(), "feed_forward")):
-                norm(f"{layer}.sublayer.{number}.norm", f"{layer}.{sublayer}_residual.norm")
-        norm(f"{stack}.norm", f"{stack}.norm")
-    return pairs

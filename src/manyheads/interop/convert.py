@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -30,23 +30,15 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
-from manyheads.interop import PEERS, marian_folder
+from manyheads.interop import FORMATS, PEERS, marian_folder
 from manyheads.interop.kimiyoung_transformer_xl import options_of_module
-from manyheads.interop.marian_weights import build, check_size
-from manyheads.interop.protocols import Exporter
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 
 __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder"]
 
-MARIAN, TORCH = "transformers/Marian", "torch/Transformer"
-TRANSFO_XL, OFFICIAL_XL = "transformers/TransfoXL", "kimiyoung/TransformerXL"
-REFORMER = "transformers/Reformer"
-SAMPLE_LOGITS = "kimiyoung/sample_logits"
+MARIAN, TORCH, OFFICIAL_XL = "transformers/Marian", "torch/Transformer", "kimiyoung/TransformerXL"
 PEER_FILE = "peer.json"
 _OFFICIAL_PICKLE = "model.pt"
-_BY_TYPE = {"marian": MARIAN, "transfo-xl": TRANSFO_XL, "reformer": REFORMER}
-_HOLDS = {TRANSFO_XL: "transformer-xl", OFFICIAL_XL: "transformer-xl", REFORMER: "reformer"}
-"""Which architecture a peer can hold; others hold the Transformer."""
 _MOST_JSON_BYTES = 4 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -69,16 +61,16 @@ def guess_peer(folder: Path) -> str:
     if not (folder / "config.json").exists() and (folder / _OFFICIAL_PICKLE).is_file():
         return OFFICIAL_XL
     config = _read_object(folder / "config.json")
-    if config.get("model_type") in _BY_TYPE:
-        return _BY_TYPE[config["model_type"]]
     if "format_version" in config:
         raise ModelFileError(f"{folder} is a model of manyheads already; to convert it back, say --to PEER.")
-    if isinstance(config.get("model"), dict) and {"src_vocab", "tgt_vocab"} <= config["model"].keys():
-        return "annotated-transformer"
-    if isinstance(config.get("model"), dict) and {"n_token", "n_layer"} <= config["model"].keys():
-        return OFFICIAL_XL
+    options = config.get("model")
+    for peer, found in FORMATS.items():
+        if found.model_type and config.get("model_type") == found.model_type:
+            return peer
+        if found.options and isinstance(options, dict) and found.options <= options.keys():
+            return peer
     kind = f"model_type {config['model_type']!r}" if "model_type" in config else "no model_type"
-    known = ", ".join([*_BY_TYPE.values(), "annotated-transformer", OFFICIAL_XL])
+    known = ", ".join(peer for peer, one in FORMATS.items() if one.is_read)
     raise ModelFileError(f"{folder / 'config.json'} has {kind}; models of these can be converted: {known}.")
 
 
@@ -94,29 +86,20 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
         MissingExtraError: the tokenizer needs a package. SaveError: our folder could not be written.
     """
     peer = peer or guess_peer(source)
-    if peer == TORCH:
-        raise ConfigError(f"a model of {TORCH} is two stacks without embeddings or output: there is nothing to run.")
-    if peer == SAMPLE_LOGITS:
-        raise ConfigError(f"{SAMPLE_LOGITS} is a training loss, not a model: there is nothing to run.")
+    if not FORMATS[peer].is_read:
+        raise ConfigError(f"a model of {peer} is two stacks without embeddings or output: there is nothing to run.")
     weights, settings_of_module = _read_weights(source, from_pickle)
     config = _read_config(source, peer, weights, settings_of_module)
+    model = PEERS[peer].from_peer(config, weights).module
+    config = config["model"] if FORMATS[peer].model_type else config
     tokenizer: TranslationTokenizer | None = None
     settings: DecodingSettings | None = None
     notes: list[str] = []
-    model: Seq2Seq | LanguageModel
+    kept = {"peer": peer, "config": config}
     if peer == MARIAN:
-        model = build(config, weights)
         files = marian_folder.read(source, config, model.config)
         tokenizer, settings, notes = files.tokenizer, files.settings, files.notes
-        kept = {"peer": peer, "config": config, "generation": files.generation}
-    elif peer in _HOLDS:
-        loader = PEERS[peer]
-        found = loader.from_peer(config if peer == OFFICIAL_XL else {"model": config}, weights)
-        model = cast(LanguageModel, found.module)
-        kept = {"peer": peer, "config": config}
-    else:
-        model = _annotated(config, weights, source)
-        kept = {"peer": peer, "config": config}
+        kept["generation"] = files.generation
     if tokenizer is None:
         does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
         notes.append(f"There was no tokenizer, so the model {does} ids, not text.")
@@ -142,27 +125,23 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
     kept = kept if kept.get("peer") == peer else {}
     tokenizer = load_tokenizer(source) if has_tokenizer(source) else None
     notes: list[str] = []
-    exporter = cast(Exporter, PEERS[peer])
+    if model.config.architecture != FORMATS[peer].architecture:
+        raise ConfigError(f"{peer} cannot hold a {model.config.architecture}.")
+    config, weights = PEERS[peer].to_peer(model.body if peer == TORCH else model)
     files: Mapping[str, bytes] = {}
     if peer == MARIAN:
-        _check_task(model, peer)
-        described, weights = exporter.to_peer(model)
-        exported = marian_folder.export(described["model"], load_settings(source), tokenizer, kept, read_config(source))
+        exported = marian_folder.export(config["model"], load_settings(source), tokenizer, kept, read_config(source))
         config, files, notes = exported.config, exported.files, exported.notes
-    else:
-        _check_task(model, peer)
-        module = cast(nn.Module, model.body if peer == TORCH else model)
-        config, weights = exporter.to_peer(module)
-        if peer == TRANSFO_XL:
-            known = {"model_type": "transfo-xl", "architectures": ["TransfoXLLMHeadModel"]}
-            config = {**known, **kept.get("config", {}), **config["model"]}
-        if peer == REFORMER:
-            head = "ReformerModelWithLMHead" if config["model"]["is_decoder"] else "ReformerForMaskedLM"
-            config = {"model_type": "reformer", "architectures": [head], **kept.get("config", {}), **config["model"]}
-        if peer == TORCH:
-            notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")
-        if tokenizer is not None and isinstance(model, Seq2Seq):
-            config["pad"] = tokenizer.source.pad_id
+    elif FORMATS[peer].model_type:
+        reformer = "ReformerModelWithLMHead" if config["model"].get("is_decoder") else "ReformerForMaskedLM"
+        classes = {"transfo-xl": "TransfoXLLMHeadModel", "reformer": reformer}
+        model_type = FORMATS[peer].model_type
+        known = {"model_type": model_type, "architectures": [classes[model_type]]}
+        config = {**known, **kept.get("config", {}), **config["model"]}
+    elif tokenizer is not None and isinstance(model, Seq2Seq):
+        config["pad"] = tokenizer.source.pad_id
+    if peer == TORCH:
+        notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")
 
     def write(folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(serialized(weights, metadata={"format": "pt"}))
@@ -175,35 +154,18 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
     return Conversion(peer, sum(tensor.numel() for tensor in weights.values()), written, notes)
 
 
-def _check_task(model: Seq2Seq | LanguageModel, peer: str) -> None:
-    """Raises: ConfigError: the peer is for another task."""
-    if peer == SAMPLE_LOGITS:
-        raise ConfigError(f"{SAMPLE_LOGITS} is a training loss, not a model: there is nothing to write.")
-    if model.config.architecture != _HOLDS.get(peer, "transformer"):
-        raise ConfigError(f"{peer} cannot hold a {model.config.architecture}.")
-
-
 def _read_config(
     source: Path, peer: str, weights: Mapping[str, Tensor], settings_of_module: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return config.json, or for a module that was saved whole without one, the settings in the module."""
+    """Return the options under `model`: from config.json, or for a module that was saved whole, from the module."""
     if peer == OFFICIAL_XL and settings_of_module and not (source / "config.json").exists():
         return {"model": options_of_module(settings_of_module, weights)}
-    return _read_object(source / "config.json")
-
-
-def _annotated(config: Mapping[str, Any], weights: Mapping[str, Tensor], source: Path) -> Seq2Seq:
-    options = config.get("model")
-    names = ("src_vocab", "tgt_vocab", "N", "d_model", "d_ff", "h")
-    sizes = {name: options[name] for name in names if name in options} if isinstance(options, dict) else {}
-    if not {"src_vocab", "tgt_vocab"} <= sizes.keys() or any(
-        type(size) is not int or size < 1 for size in sizes.values()
-    ):
-        raise ConfigError(f"{source / 'config.json'} must hold make_model's arguments under 'model', sizes above 0.")
-    width = sizes.get("d_model", 512)
-    largest = width * max(width, sizes.get("d_ff", 2048), sizes["src_vocab"], sizes["tgt_vocab"])
-    check_size(weights, 2 * sizes.get("N", 6), largest)
-    return cast(Seq2Seq, PEERS["annotated-transformer"].from_peer(config, weights).module)
+    config = _read_object(source / "config.json")
+    if FORMATS[peer].model_type:
+        return {"model": config}  # a config.json of transformers consists of the options
+    if not isinstance(config.get("model"), dict):
+        raise ConfigError(f"{source / 'config.json'} must hold the options of {peer} under 'model'.")
+    return config
 
 
 def _read_object(path: Path) -> dict[str, Any]:

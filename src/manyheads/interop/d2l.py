@@ -12,15 +12,15 @@ our modules are not changed.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop.names import Pair, Parts, export_weights, import_weights, pick, require
+from manyheads.errors import ModelFileError, RequestError
+from manyheads.interop.layout import Layout, nested
+from manyheads.interop.peer import Options, Parts, Peer, require, weights_by_part
 from manyheads.interop.scores import PeerMask, scored_as, uniform_when_empty
 from manyheads.nn.attention.additive import AdditiveAttention
 from manyheads.nn.attention.dot_product import DotProductAttention
@@ -31,8 +31,24 @@ from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.residual import Residual
 
-__all__ = ["ADDITIVE", "ALL", "BLOCK", "DOT_PRODUCT", "MULTI_HEAD", "SOFTMAX", "EncoderBlock", "MaskedSoftmax"]
+__all__ = [
+    "AdditivePeer",
+    "AllOfD2l",
+    "BlockPeer",
+    "DotProductPeer",
+    "EncoderBlock",
+    "MaskedSoftmax",
+    "MultiHeadPeer",
+    "SoftmaxPeer",
+]
 
+ADDITIVE: Layout = {"W_{q,k}.weight": "{q,k}_proj.weight", "w_v.weight": "score_proj.weight"}
+MULTI_HEAD: Layout = {"W_{q,k,v,o}.*": "{q,k,v,out}_proj.*"}
+BLOCK: Layout = {
+    "attention.W_{q,k,v,o}.*": "self_attn.{q,k,v,out}_proj.*",
+    "ffn.dense{1,2}.*": "feed_forward.{in,out}_proj.*",
+    "addnorm{1,2}.ln.*": "{self_attn,feed_forward}_residual.norm.*",
+}
 _POSITIONS = 40
 
 
@@ -92,292 +108,244 @@ def _one_head(module: AdditiveAttention | DotProductAttention, *given: Tensor, l
     return [torch.matmul(weights, given[2]), weights]
 
 
-class D2l:
-    """See `protocols.Wrapper`. part: the d2l module that it reproduces."""
+class SoftmaxPeer(Peer):
+    """masked_softmax."""
 
-    def __init__(self, part: Part, module: nn.Module) -> None:
-        self.part, self.module = part, module
+    name = "d2l's masked_softmax"
+    kinds = ("d2l/masked_softmax",)
+    origin = "d2l/masked_softmax$"
+    inputs = ("scores", "valid_lens")
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> MaskedSoftmax:
+        return MaskedSoftmax()
+
+    @classmethod
+    def describe(cls, module: MaskedSoftmax) -> dict[str, Any]:
+        return {}
 
     @torch.no_grad()
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`; the docstring of this file has the names."""
-        known = {f"in.{name}" for name in self.part.inputs}
-        unknown = sorted(name for name in inputs if name.startswith(("in.", "rot.")) and name not in known)
-        if unknown:
-            raise RequestError(f"d2l's {self.part.name} has no input {unknown[0]}; it has {sorted(known)}.")
-        return {f"out.{name}": tensor for name, tensor in self.part.answer(self.module, inputs).items()}
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"out.output": self.module(*require(inputs, "scores"), inputs.get("in.valid_lens"))}
 
 
-class Part(ABC):
-    """One of d2l's modules; see `protocols.Exporter`."""
+class _AttentionPeer(Peer):
+    """What the kinds of attention have in common."""
 
-    name: str
-    options: Mapping[str, Any]
-    inputs: tuple[str, ...] = ("queries", "keys", "values", "valid_lens")
+    inputs = ("queries", "keys", "values", "valid_lens")
 
-    @abstractmethod
-    def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
-        """Return our module. weights: the peer's, which determine the input widths."""
-
-    def pairs(self, module: Any) -> list[Pair]:
-        """Return the names of its weights."""
-        return []
-
-    @abstractmethod
-    def describe(self, module: Any) -> dict[str, Any]:
-        """Return the peer's options. Raises: ConfigError: the peer does not support one of ours."""
-
-    def answer(self, module: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs, named without `out.`."""
-        given = [require(inputs, f"in.{name}") for name in self.inputs[:3]]
-        found = self.attend(module, *given, lens=inputs.get("in.valid_lens"))
-        return dict(zip(("output", "attention_weights"), found, strict=True))
-
-    def attend(self, module: Any, *given: Tensor, lens: Tensor | None) -> list[Tensor]:
+    @classmethod
+    def attend(cls, module: Any, *given: Tensor, lens: Tensor | None) -> list[Tensor]:
         """Return output and weights for queries, keys and values."""
         return _one_head(module, *given, lens=lens)
 
-    def matches(self, meta: Mapping[str, Any]) -> bool:
-        """See `protocols.Loader.matches`."""
-        return bool(meta.get("kind", meta.get("peer")) == f"d2l/{self.name}")
-
-    def from_peer(self, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> D2l:
-        """See `protocols.Loader.from_peer`. config: `model` holds the constructor's arguments."""
-        module = self.build(pick(config.get("model", {}), self.options, f"d2l's {self.name}"), state_dict)
-        import_weights(module, state_dict, self.pairs(module))
-        return D2l(self, module.eval())
-
-    def to_peer(self, module: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See `protocols.Exporter.to_peer`: the constructor's arguments under `model`, and the weights."""
-        options = self.describe(module)
-        return {"model": options}, export_weights(module.state_dict(), self.pairs(module))
-
-    def refuse(self, reasons: Mapping[str, bool]) -> None:
-        """Raises: ConfigError: one of the reasons is true."""
-        for reason, holds in reasons.items():
-            if holds:
-                raise ConfigError(f"d2l's {self.name} cannot hold a module with {reason}.")
+    @torch.no_grad()
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        given = require(inputs, "queries", "keys", "values")
+        out, weights = self.attend(self.module, *given, lens=inputs.get("in.valid_lens"))
+        return {"out.output": out, "out.attention_weights": weights}
 
 
-class _Softmax(Part):
-    name = "masked_softmax"
-    options: Mapping[str, Any] = {}
-    inputs = ("scores", "valid_lens")
+class DotProductPeer(_AttentionPeer):
+    """DotProductAttention."""
 
-    def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> MaskedSoftmax:
-        return MaskedSoftmax()
+    name = "d2l's DotProductAttention"
+    kinds = ("d2l/DotProductAttention",)
+    origin = "d2l/DotProductAttention$"
+    options: ClassVar[Options] = {"dropout": 0.0}
 
-    def describe(self, module: MaskedSoftmax) -> dict[str, Any]:
-        return {}
-
-    def answer(self, module: MaskedSoftmax, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"output": module(require(inputs, "in.scores"), inputs.get("in.valid_lens"))}
-
-
-class _DotProduct(Part):
-    name = "DotProductAttention"
-    options: Mapping[str, Any] = {"dropout": 0.0}
-
-    def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DotProductAttention:
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DotProductAttention:
         return DotProductAttention(dropout=float(options["dropout"]))
 
-    def describe(self, module: DotProductAttention) -> dict[str, Any]:
-        self.refuse({f"scale {module.scale}": module.scale is not None})
+    @classmethod
+    def describe(cls, module: DotProductAttention) -> dict[str, Any]:
+        cls.refuse({f"scale {module.scale}": module.scale is not None})
         return {"dropout": module.dropout_rate}
 
 
-class _Additive(Part):
-    name = "AdditiveAttention"
-    options: Mapping[str, Any] = {"num_hiddens": ..., "dropout": 0.0}
+class AdditivePeer(_AttentionPeer):
+    """AdditiveAttention."""
 
-    def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> AdditiveAttention:
-        widths = _width(weights, "W_q.weight"), _width(weights, "W_k.weight")
-        return AdditiveAttention(*widths, options["num_hiddens"], dropout=float(options["dropout"]))
+    name = "d2l's AdditiveAttention"
+    kinds = ("d2l/AdditiveAttention",)
+    origin = "d2l/AdditiveAttention$"
+    options: ClassVar[Options] = {"num_hiddens": int, "dropout": 0.0}
 
-    def pairs(self, module: AdditiveAttention) -> list[Pair]:
-        names = {"W_q": "q_proj", "W_k": "k_proj", "w_v": "score_proj"}
-        return [Pair(f"{peer}.weight", (f"{ours}.weight",)) for peer, ours in names.items()]
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> AdditiveAttention:
+        query_dim, key_dim = _widths(weights, "W_q.weight", "W_k.weight")
+        return AdditiveAttention(query_dim, key_dim, options["num_hiddens"], dropout=float(options["dropout"]))
 
-    def describe(self, module: AdditiveAttention) -> dict[str, Any]:
+    @classmethod
+    def layout(cls, module: AdditiveAttention) -> Layout:
+        return ADDITIVE
+
+    @classmethod
+    def describe(cls, module: AdditiveAttention) -> dict[str, Any]:
         return {"num_hiddens": module.q_proj.out_features, "dropout": module.dropout_rate}
 
 
-class _MultiHead(Part):
-    name = "MultiHeadAttention"
-    options: Mapping[str, Any] = {"num_hiddens": ..., "num_heads": ..., "dropout": 0.0, "bias": False}
+class MultiHeadPeer(_AttentionPeer):
+    """MultiHeadAttention."""
 
-    def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> MultiHeadAttention:
+    name = "d2l's MultiHeadAttention"
+    kinds = ("d2l/MultiHeadAttention",)
+    origin = "d2l/MultiHeadAttention$"
+    options: ClassVar[Options] = {"num_hiddens": int, "num_heads": int, "dropout": 0.0, "bias": False}
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> MultiHeadAttention:
+        query_dim, key_dim, value_dim = _widths(weights, "W_q.weight", "W_k.weight", "W_v.weight")
         return MultiHeadAttention(
             options["num_hiddens"],
             options["num_heads"],
-            query_dim=_width(weights, "W_q.weight"),
-            key_dim=_width(weights, "W_k.weight"),
-            value_dim=_width(weights, "W_v.weight"),
+            query_dim=query_dim,
+            key_dim=key_dim,
+            value_dim=value_dim,
             dropout=float(options["dropout"]),
-            bias=bool(options["bias"]),
+            bias=options["bias"],
         )
 
-    def pairs(self, module: MultiHeadAttention) -> list[Pair]:
-        return _attention_pairs(module, "", "")
+    @classmethod
+    def layout(cls, module: MultiHeadAttention) -> Layout:
+        return MULTI_HEAD
 
-    def describe(self, module: MultiHeadAttention) -> dict[str, Any]:
+    @classmethod
+    def describe(cls, module: MultiHeadAttention) -> dict[str, Any]:
         d_model = module.out_proj.out_features
         biases = {getattr(module, name).bias is not None for name in PROJECTIONS}
-        self.refuse(
+        cls.refuse(
             {
                 f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
                 "scores of its own": module.score is not None,
-                "biases in some projections alone": len(biases) > 1,
+                "biases in some projections only": len(biases) > 1,
             }
         )
         options = {"num_hiddens": d_model, "num_heads": module.num_heads, "dropout": module.dropout_rate}
         return {**options, "bias": biases == {True}}
 
-    def attend(self, module: MultiHeadAttention, *given: Tensor, lens: Tensor | None) -> list[Tensor]:
+    @classmethod
+    def attend(cls, module: MultiHeadAttention, *given: Tensor, lens: Tensor | None) -> list[Tensor]:
         holder = nn.ModuleDict({"attention": module})
         with scored_as(holder, "attention", _mask(lens, given[0].shape[1], given[1].shape[1])) as mask:
             out, _, weights = module(*given, mask=mask, need_weights=True)
         return [out, weights.flatten(0, 1)]  # d2l merges heads into the batch axis
 
 
-class _Block(Part):
-    name = "TransformerEncoderBlock"
-    options: Mapping[str, Any] = {
-        "num_hiddens": ...,
-        "ffn_num_hiddens": ...,
-        "num_heads": ...,
+class BlockPeer(Peer):
+    """TransformerEncoderBlock."""
+
+    name = "d2l's TransformerEncoderBlock"
+    kinds = ("d2l/TransformerEncoderBlock",)
+    origin = "d2l/TransformerEncoderBlock$"
+    options: ClassVar[Options] = {
+        "num_hiddens": int,
+        "ffn_num_hiddens": int,
+        "num_heads": int,
         "dropout": 0.0,
         "use_bias": False,
     }
     inputs = ("X", "valid_lens")
 
-    def build(self, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderBlock:
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderBlock:
         return EncoderBlock(
             options["num_hiddens"],
             options["ffn_num_hiddens"],
             options["num_heads"],
             dropout=float(options["dropout"]),
-            bias=bool(options["use_bias"]),
+            bias=options["use_bias"],
         )
 
-    def pairs(self, module: EncoderBlock) -> list[Pair]:
-        pairs = _attention_pairs(module.self_attn, "attention.", "self_attn.")
-        names = {"addnorm1.ln": "self_attn_residual.norm", "addnorm2.ln": "feed_forward_residual.norm"}
-        names |= {"ffn.dense1": "feed_forward.in_proj", "ffn.dense2": "feed_forward.out_proj"}
-        both = ((peer, ours, kind) for peer, ours in names.items() for kind in ("weight", "bias"))
-        return pairs + [Pair(f"{peer}.{kind}", (f"{ours}.{kind}",)) for peer, ours, kind in both]
+    @classmethod
+    def layout(cls, module: EncoderBlock) -> Layout:
+        return BLOCK
 
-    def describe(self, module: EncoderBlock) -> dict[str, Any]:
-        attention, residual = MULTI_HEAD.describe(module.self_attn), module.self_attn_residual
+    @classmethod
+    def describe(cls, module: EncoderBlock) -> dict[str, Any]:
+        attention, residual = MultiHeadPeer.describe(module.self_attn), module.self_attn_residual
         norms = (residual.norm, module.feed_forward_residual.norm)
-        self.refuse(
+        other_norm = any(not isinstance(norm, nn.LayerNorm) or norm.eps != 1e-5 for norm in norms)
+        activation = module.feed_forward.activation
+        cls.refuse(
             {
                 f"norm_position {residual.position!r}": residual.position != "post",
-                f"activation {module.feed_forward.activation!r}": module.feed_forward.activation != "relu",
-                "another norm than nn.LayerNorm with eps 1e-5": any(
-                    not isinstance(norm, nn.LayerNorm) or norm.eps != 1e-5 for norm in norms
-                ),
+                f"activation {activation!r}": activation != "relu",
+                "another norm than nn.LayerNorm with eps 1e-5": other_norm,
             }
         )
-        return {
-            "num_hiddens": attention["num_hiddens"],
-            "ffn_num_hiddens": module.feed_forward.in_proj.out_features,
-            "num_heads": attention["num_heads"],
-            "dropout": attention["dropout"],
-            "use_bias": attention["bias"],
-        }
-
-    def answer(self, module: EncoderBlock, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        x = require(inputs, "in.X")
-        return {"output": module(x, _mask(inputs.get("in.valid_lens"), x.shape[1], x.shape[1]))}
-
-
-def _attention_pairs(module: MultiHeadAttention, peer: str, ours: str) -> list[Pair]:
-    kinds = ("weight",) if module.q_proj.bias is None else ("weight", "bias")
-    names = zip(("W_q", "W_k", "W_v", "W_o"), PROJECTIONS, strict=True)
-    return [Pair(f"{peer}{theirs}.{kind}", (f"{ours}{mine}.{kind}",)) for theirs, mine in names for kind in kinds]
-
-
-def _width(weights: Mapping[str, Tensor], name: str) -> int:
-    if name not in weights or weights[name].dim() != 2:
-        raise ModelFileError(f"these weights have no matrix {name}, which determines the input widths.")
-    return weights[name].shape[1]
-
-
-SOFTMAX, DOT_PRODUCT, ADDITIVE, MULTI_HEAD, BLOCK = _Softmax(), _DotProduct(), _Additive(), _MultiHead(), _Block()
-
-
-class _All:
-    """All of the modules above on the same inputs, as in a fixture. See `protocols.Exporter`."""
-
-    parts: Mapping[str, Part] = {"add": ADDITIVE, "mha": MULTI_HEAD, "blk": BLOCK}
-
-    def matches(self, meta: Mapping[str, Any]) -> bool:
-        """See `protocols.Loader.matches`."""
-        if "kind" in meta:
-            return bool(meta["kind"] == "d2l")
-        return str(meta.get("peer", "")).startswith("d2l-ai/d2l-en")
-
-    def from_peer(self, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> AllOfD2l:
-        """See `protocols.Loader.from_peer`. config: h, heads, bias, add_h, ffn; the weights' names begin with the
-        part's: add, mha, blk.
-        """
-        sizes = {name: config.get(name, ...) for name in ("h", "heads", "bias", "add_h", "ffn")}
-        sizes = pick(sizes, dict.fromkeys(sizes, ...), "d2l")
-        attention = {"num_hiddens": sizes["h"], "num_heads": sizes["heads"]}
-        options = {
-            "add": {"num_hiddens": sizes["add_h"]},
-            "mha": {**attention, "bias": sizes["bias"]},
-            "blk": {**attention, "ffn_num_hiddens": sizes["ffn"], "use_bias": sizes["bias"]},
-        }
-        stray = sorted(name for name in state_dict if name.partition(".")[0] not in self.parts)
-        if stray:
-            raise ModelFileError(f"the weight {stray[0]} is unknown; names begin with one of {sorted(self.parts)}.")
-        built: dict[str, nn.Module] = {"dot": DotProductAttention(), "softmax": MaskedSoftmax()}
-        for name, part in self.parts.items():
-            own = {key.partition(".")[2]: x for key, x in state_dict.items() if key.partition(".")[0] == name}
-            # d2l's blocks in the wild have attention biases by use_bias; the fixtures' have none
-            if name == "blk":
-                options[name]["use_bias"] = "attention.W_q.bias" in own
-            built[name] = part.from_peer({"model": options[name]}, own).module
-        return AllOfD2l(Parts(built).eval(), sizes)
-
-    def to_peer(self, module: Parts) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See `protocols.Exporter.to_peer`."""
-        described = {name: part.to_peer(module[name]) for name, part in self.parts.items()}
-        options = {name: config["model"] for name, (config, _) in described.items()}
-        config = {"h": options["mha"]["num_hiddens"], "heads": options["mha"]["num_heads"]}
-        config |= {"bias": options["mha"]["bias"], "add_h": options["add"]["num_hiddens"]}
-        config |= {"ffn": options["blk"]["ffn_num_hiddens"]}
-        return config, {f"{name}.{key}": x for name, (_, weights) in described.items() for key, x in weights.items()}
-
-
-class AllOfD2l:
-    """See `protocols.Wrapper`. sizes: h, heads, bias, add_h, ffn."""
-
-    def __init__(self, module: Parts, sizes: Mapping[str, Any]) -> None:
-        self.module, self.sizes = module, sizes
+        width, bias = module.feed_forward.in_proj.out_features, attention.pop("bias")
+        return {**attention, "ffn_num_hiddens": width, "use_bias": bias}
 
     @torch.no_grad()
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`: every part without valid lengths, and with each kind that is given."""
-        queries, keys, values = (require(inputs, f"in.{name}") for name in ("queries", "keys", "values"))
-        scores, dot_keys = require(inputs, "in.scores"), require(inputs, "in.dot_keys")
-        x = require(inputs, "in.block_x")
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        [x] = require(inputs, "X")
+        return {"out.output": self.module(x, _mask(inputs.get("in.valid_lens"), x.shape[1], x.shape[1]))}
+
+
+class AllOfD2l(Peer):
+    """All of the above and the positions on the same inputs, as in a fixture: without valid lengths, and with each kind
+    that is given. A config holds h, heads, bias, add_h and ffn; the names of weights begin with add, mha or blk.
+    """
+
+    name = "d2l"
+    kinds = ("d2l",)
+    origin = "d2l-ai/d2l-en"
+    section = None
+    ignores_others = True
+    options: ClassVar[Options] = {"h": int, "heads": int, "bias": bool, "add_h": int, "ffn": int}
+    layouts: Mapping[str, Layout] = {"add": ADDITIVE, "mha": MULTI_HEAD, "blk": BLOCK}
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Parts:
+        own = weights_by_part(weights, cls.layouts)
+        sizes = {"num_hiddens": options["h"], "num_heads": options["heads"], "dropout": 0.0, "bias": options["bias"]}
+        # Published blocks have biases in attention if use_bias is true, but the fixtures' never have.
+        block = {**sizes, "ffn_num_hiddens": options["ffn"], "use_bias": "attention.W_q.bias" in own["blk"]}
+        return Parts(
+            {
+                "add": AdditivePeer.build({**sizes, "num_hiddens": options["add_h"]}, own["add"]),
+                "mha": MultiHeadPeer.build(sizes, own["mha"]),
+                "blk": BlockPeer.build(block, own["blk"]),
+                "dot": DotProductAttention(),
+                "softmax": MaskedSoftmax(),
+            }
+        )
+
+    @classmethod
+    def layout(cls, module: Parts) -> Layout:
+        return nested(cls.layouts)
+
+    @classmethod
+    def describe(cls, module: Any) -> dict[str, Any]:
+        attention, block = MultiHeadPeer.describe(module["mha"]), BlockPeer.describe(module["blk"])
+        sizes = {"h": attention["num_hiddens"], "heads": attention["num_heads"], "bias": attention["bias"]}
+        return {**sizes, "add_h": module["add"].q_proj.out_features, "ffn": block["ffn_num_hiddens"]}
+
+    @torch.no_grad()
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        queries, keys, values = require(inputs, "queries", "keys", "values")
+        scores, dot_keys, x = require(inputs, "scores", "dot_keys", "block_x")
         answer: dict[str, Tensor] = {}
         for kind in ("none", "1d", "2d"):
-            if kind != "none" and f"in.valid_lens_{kind}" not in inputs:
-                continue
             lens = inputs.get(f"in.valid_lens_{kind}")
+            if kind != "none" and lens is None:
+                continue
             answer[f"masked_softmax_{kind}"] = self.module["softmax"](scores, lens)
-            answer[f"dot_{kind}"] = DOT_PRODUCT.attend(self.module["dot"], queries, dot_keys, values, lens=lens)[0]
-            for name, short in (("add", "additive"), ("mha", "mha")):
-                out, weights = _All.parts[name].attend(self.module[name], queries, keys, values, lens=lens)
-                answer |= {f"{short}_{kind}": out, f"{short}_weights_{kind}": weights}
+            answer[f"dot_{kind}"] = _one_head(self.module["dot"], queries, dot_keys, values, lens=lens)[0]
+            for name, attend in (("additive", AdditivePeer.attend), ("mha", MultiHeadPeer.attend)):
+                out, weights = attend(self.module[name[:3]], queries, keys, values, lens=lens)
+                answer |= {f"{name}_{kind}": out, f"{name}_weights_{kind}": weights}
             if kind != "2d":  # its lengths are those of other queries
                 answer[f"block_{kind}"] = self.module["blk"](x, _mask(lens, x.shape[1], x.shape[1]))
-        answer["positions"] = sinusoidal_table(torch.arange(float(_POSITIONS)), int(self.sizes["h"]))
+        answer["positions"] = sinusoidal_table(torch.arange(float(_POSITIONS)), self.chosen["h"])
         return {f"out.{name}": tensor for name, tensor in answer.items()}
 
 
-ALL = _All()
+def _widths(weights: Mapping[str, Tensor], *names: str) -> list[int]:
+    """Return the numbers of columns of matrices."""
+    for name in names:
+        if name not in weights or weights[name].dim() != 2:
+            raise ModelFileError(f"these weights have no matrix {name}, which determines an input width.")
+    return [weights[name].shape[1] for name in names]

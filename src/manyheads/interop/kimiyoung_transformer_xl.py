@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,57 +24,153 @@ from manyheads.architectures.transformer_xl.layers import AbsoluteLayer
 from manyheads.architectures.transformer_xl.model import TransformerXL, distances_back
 from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop.names import Pair, pick
-from manyheads.interop.xl_weights import (
-    XLNames,
-    by_cluster,
-    check_fits,
-    export_xl,
-    gradients,
-    import_xl,
-    tied_projections,
-)
+from manyheads.interop.layout import Layout, Rule, export_gradients, flipped
+from manyheads.interop.peer import Options, Peer, check_size
+from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, tied_projections
 
-__all__ = ["OfficialTransformerXL", "from_peer", "matches", "options_of_module", "read_config", "to_peer"]
+__all__ = ["OfficialTransformerXL", "options_of_module"]
 
 _KINDS: tuple[AttentionKind, ...] = ("relative", "relative_learned", "absolute", "absolute_learned")
-_OPTIONS: dict[str, Any] = {
-    "n_token": ...,
-    "n_layer": ...,
-    "n_head": ...,
-    "d_model": ...,
-    "d_head": ...,
-    "d_inner": ...,
-    "dropout": 0.0,
-    "dropatt": 0.0,
-    "tie_weight": True,
-    "d_embed": None,
-    "div_val": 1,
-    "tie_projs": [False],
-    "pre_lnorm": False,
-    "tgt_len": 0,
-    "ext_len": 0,
-    "mem_len": 0,
-    "cutoffs": [],
-    "adapt_inp": False,
-    "same_length": False,
-    "attn_type": 0,
-    "clamp_len": -1,
-    "sample_softmax": -1,
-}
-"""The constructor's arguments."""
 
 
-class OfficialTransformerXL:
-    """The language model; see `protocols.Wrapper`. config: the fixture's."""
+class OfficialTransformerXL(Peer):
+    """The language model on consecutive segments in.data.0, in.data.1, ..., time-first.
 
-    def __init__(self, module: LanguageModel, config: Mapping[str, Any]) -> None:
-        self.module = module
-        self.config = config
-        self.options = pick(config["model"], _OPTIONS, "MemTransformerLM")
+    With `update_mems_arguments_swapped_back` in the config, the memory's window is computed as the code's comment
+    describes, not as the published code does.
+    """
 
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`: consecutive segments in.data.0, in.data.1, ..., time-first."""
+    name = "MemTransformerLM"
+    kinds = ("txl_official",)
+    origin = "kimiyoung/transformer-xl pytorch/mem_transformer"
+    options: ClassVar[Options] = {
+        "n_token": int,
+        "n_layer": int,
+        "n_head": int,
+        "d_model": int,
+        "d_head": int,
+        "d_inner": int,
+        "dropout": 0.0,
+        "dropatt": 0.0,
+        "tie_weight": True,
+        "d_embed": int | None,
+        "div_val": 1,
+        "tie_projs": [False],
+        "pre_lnorm": False,
+        "tgt_len": int | None,
+        "ext_len": int | None,
+        "mem_len": int | None,
+        "cutoffs": list[int],
+        "adapt_inp": False,
+        "same_length": False,
+        "attn_type": 0,
+        "clamp_len": -1,
+        "sample_softmax": -1,
+    }
+    unused = r".*pos_emb\.inv_freq"
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LanguageModel:
+        if not 0 <= options["attn_type"] < 4:
+            raise ConfigError(f"attn_type is {options['attn_type']}; MemTransformerLM knows 0, 1, 2 and 3.")
+        if options["sample_softmax"] > 0:
+            raise ConfigError("sample_softmax is on; neither MemTransformerLM nor our model can be built with it.")
+        kind, clamp_len = _KINDS[options["attn_type"]], options["clamp_len"]
+        # Larger distances count as clamp_len; for trained distances (type 1) the peer keeps clamp_len rows.
+        limit = {"relative_learned": clamp_len - 1, "absolute_learned": None}.get(kind, clamp_len)
+        d_embed, cutoffs = options["d_embed"] or options["d_model"], tuple(options["cutoffs"])
+        config = TransformerXLConfig(
+            vocab_size=options["n_token"],
+            d_model=options["d_model"],
+            num_heads=options["n_head"],
+            head_dim=options["d_head"],
+            d_ff=options["d_inner"],
+            num_layers=options["n_layer"],
+            d_embed=d_embed,
+            cutoffs=cutoffs,
+            div_value=options["div_val"],
+            dropout=float(options["dropout"]),
+            attention_dropout=float(options["dropatt"]),
+            attention=kind,
+            norm_position="pre" if options["pre_lnorm"] else "post",
+            max_len=max(1, sum(options[name] or 0 for name in ("tgt_len", "ext_len", "mem_len"))),
+            memory_len=options["mem_len"] or 0,
+            clamp_len=limit if clamp_len > 0 else None,
+            same_length=options["same_length"],
+            ext_len=options["ext_len"] or 0,
+            tie_embeddings=options["tie_weight"],
+            tie_projections=tied_projections(
+                options["tie_projs"], cutoffs, exist=options["div_val"] > 1 or d_embed != options["d_model"]
+            ),
+        )
+        check_size(weights, config)
+        return cast(LanguageModel, build_model(config))
+
+    @classmethod
+    def layout(cls, module: LanguageModel) -> Layout:
+        """See `Peer.layout`. Clusters, and the rows of trained positions, are in reverse order; types 1 and 3 have one
+        parameter for all layers.
+        """
+        config = module.config
+        biases: dict[str, Layout] = {
+            "relative": {"{r_w,r_r}_bias": "body.layers.0.attention.{content,position}_bias"},
+            "relative_learned": {
+                "r_w_bias": Rule("body.layers.*.attention.content_bias", torch.stack, lambda x, _: x.unbind()),
+                "r_emb": _stacked("body.layers.*.attention.distance_embedding"),
+                "r_bias": _stacked("body.layers.*.attention.distance_bias"),
+            },
+            "absolute": {},
+            "absolute_learned": {"r_emb": _stacked("body.layers.*.positions", config.num_heads)},
+        }
+        clusters = {"crit.cluster_*": flipped("head.cluster_*")}
+        return {**layout_of_body(config), **HEAD, **clusters, **biases[config.attention]}
+
+    @classmethod
+    def describe(cls, module: LanguageModel) -> dict[str, Any]:
+        """See `Peer.describe`. `tgt_len` is max_len minus memory and context, because their sum is the size of the
+        peer's tables.
+        """
+        config = module.config
+        cls.demand(config, {"norm_eps": 1e-5})
+        learned, width = config.attention.endswith("learned"), config.num_heads * config.width_of_heads
+        tgt_len = config.max_len - config.memory_len - config.ext_len if learned else 0
+        clamp_len = -1 if config.clamp_len is None else config.clamp_len + (config.attention == "relative_learned")
+        in_heads = f"head_dim {config.head_dim} and trained positions, which need head_dim = d_model / num_heads"
+        unshared = config.attention == "relative" and not config.share_biases and config.num_layers > 1
+        tables = f"max_len {config.max_len}, below memory_len {config.memory_len} + ext_len {config.ext_len}"
+        clamped = clamp_len == 0 or (config.attention == "absolute_learned" and clamp_len > 0)
+        cls.refuse(
+            {
+                in_heads: config.attention == "absolute_learned" and width != config.d_model,
+                "share_biases false and relative attention": unshared,
+                tables: tgt_len < 0,
+                f"clamp_len {config.clamp_len} and {config.attention} attention": clamped,
+            }
+        )
+        return {
+            "n_token": config.vocab_size,
+            "n_layer": config.num_layers,
+            "n_head": config.num_heads,
+            "d_model": config.d_model,
+            "d_head": config.width_of_heads,
+            "d_inner": config.d_ff,
+            "dropout": config.dropout,
+            "dropatt": config.attention_dropout,
+            "tie_weight": config.tie_embeddings,
+            "d_embed": config.embedding_dim,
+            "div_val": config.div_value,
+            "tie_projs": list(config.tie_projections or (False,)),
+            "pre_lnorm": config.norm_position == "pre",
+            "tgt_len": tgt_len,
+            "ext_len": config.ext_len,
+            "mem_len": config.memory_len,
+            "cutoffs": list(config.cutoffs),
+            "same_length": config.same_length,
+            "attn_type": _KINDS.index(config.attention),
+            "clamp_len": clamp_len,
+        }
+
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         count = sum(name.startswith("in.data.") for name in inputs)
         wanted = [f"in.{kind}.{i}" for i in range(count) for kind in ("data", "target")]
         if not count or any(name not in inputs for name in wanted):
@@ -114,8 +210,8 @@ class OfficialTransformerXL:
         answer[f"out.loss_in_token_order.{index}"] = losses.detach()
         answer[f"out.loss.{index}"] = by_cluster(losses.detach(), target, config.cutoffs)
         if wants_grads:
-            found = gradients(self.module, losses.mean(), _names(config))
-            answer |= {f"grad.{name}": grad for name, grad in _peer_order(found, config).items()}
+            found = export_gradients(losses.mean(), self.module, self.layout(self.module))
+            answer |= {f"grad.{name}": grad for name, grad in found.items()}
         with torch.no_grad():
             memories = self._next_memories(memories, [one.detach() for one in hidden])
         if config.memory_len:
@@ -125,7 +221,7 @@ class OfficialTransformerXL:
     def _next_memories(self, old: list[Tensor], new: list[Tensor]) -> list[Tensor]:
         """Return the peer's memory, with its in-place positions and its window."""
         mlen, qlen = old[0].shape[0], new[0].shape[0]
-        ext_len, mem_len = self.options["ext_len"] or 0, self.module.config.memory_len
+        ext_len, mem_len = self.chosen["ext_len"] or 0, self.module.config.memory_len
         if self.config.get("update_mems_arguments_swapped_back"):
             end = mlen + max(0, qlen - ext_len)
         else:
@@ -179,67 +275,18 @@ class OfficialTransformerXL:
             yield
 
 
-def matches(meta: Mapping[str, Any]) -> bool:
-    """See `protocols.Loader.matches`."""
-    if "kind" in meta:
-        return bool(meta["kind"] == "txl_official")
-    return str(meta.get("peer", "")).startswith("kimiyoung/transformer-xl pytorch/mem_transformer")
+def _stacked(ours: str, heads: int = 0) -> Rule:
+    """Return the rule for all layers' trained positions; with `heads`, the peer has an axis of heads."""
 
+    def join(parts: list[Tensor]) -> Tensor:
+        stacked = torch.stack(parts).flip(1)
+        return stacked.view(*stacked.shape[:2], heads, -1) if heads else stacked
 
-def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> OfficialTransformerXL:
-    """See `protocols.Loader.from_peer`.
+    def split(tensor: Tensor, _: int) -> tuple[Tensor, ...]:
+        tensor = tensor.flip(1)
+        return (tensor.flatten(2) if heads else tensor).unbind()
 
-    Args: config: MemTransformerLM's arguments under `model`; `update_mems_arguments_swapped_back`: compute the memory's
-        window as the code's comment describes, not as the published code does.
-    """
-    if not isinstance(config.get("model"), Mapping):
-        raise ConfigError("the config must hold MemTransformerLM's arguments under 'model'.")
-    ours = read_config(config["model"])
-    check_fits(ours, state_dict)
-    module = build_model(ours)
-    import_xl(module, _our_order(state_dict, ours), _names(ours))
-    return OfficialTransformerXL(module.eval(), config)
-
-
-def read_config(options: Mapping[str, Any]) -> TransformerXLConfig:
-    """Our config from the constructor's arguments.
-
-    Raises: ConfigError: an argument of the wrong type or out of range, or one that the published code cannot run with.
-    """
-    peer = pick(options, _OPTIONS, "MemTransformerLM")
-    _check_types(peer)
-    kind = _KINDS[peer["attn_type"]] if 0 <= peer["attn_type"] < 4 else None
-    if kind is None:
-        raise ConfigError(f"attn_type is {peer['attn_type']}; MemTransformerLM knows 0, 1, 2 and 3.")
-    if peer["sample_softmax"] > 0:
-        raise ConfigError("sample_softmax is on; neither MemTransformerLM nor our model can be built with it.")
-    d_embed, cutoffs = peer["d_embed"] or peer["d_model"], tuple(peer["cutoffs"])
-    # Larger distances count as clamp_len; for trained distances (type 1) the peer keeps clamp_len rows.
-    clamp_len = {"relative_learned": peer["clamp_len"] - 1, "absolute_learned": None}.get(kind, peer["clamp_len"])
-    return TransformerXLConfig(
-        vocab_size=peer["n_token"],
-        d_model=peer["d_model"],
-        num_heads=peer["n_head"],
-        head_dim=peer["d_head"],
-        d_ff=peer["d_inner"],
-        num_layers=peer["n_layer"],
-        d_embed=d_embed,
-        cutoffs=cutoffs,
-        div_value=peer["div_val"],
-        dropout=float(peer["dropout"]),
-        attention_dropout=float(peer["dropatt"]),
-        attention=kind,
-        norm_position="pre" if peer["pre_lnorm"] else "post",
-        max_len=max(1, sum(peer[name] or 0 for name in ("tgt_len", "ext_len", "mem_len"))),
-        memory_len=peer["mem_len"] or 0,
-        clamp_len=clamp_len if peer["clamp_len"] > 0 else None,
-        same_length=peer["same_length"],
-        ext_len=peer["ext_len"] or 0,
-        tie_embeddings=peer["tie_weight"],
-        tie_projections=tied_projections(
-            peer["tie_projs"], cutoffs, exist=peer["div_val"] > 1 or d_embed != peer["d_model"]
-        ),
-    )
+    return Rule(ours, join, split)
 
 
 def options_of_module(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -281,119 +328,3 @@ def options_of_module(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
         for i in range(len(options["cutoffs"]) + 1)
     ]
     return options
-
-
-def to_peer(module: LanguageModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The inverse of `from_peer`: the constructor's arguments (under `model`) and the state dict.
-
-    `tgt_len` is max_len minus memory and context, because their sum is the size of the peer's tables.
-    Raises: ConfigError: the peer does not support one of the options.
-    """
-    config = module.config
-    if config.norm_eps != 1e-5:
-        raise ConfigError(f"MemTransformerLM cannot hold a model with norm_eps {config.norm_eps}; it has 1e-5.")
-    if config.attention == "absolute_learned" and config.num_heads * config.width_of_heads != config.d_model:
-        raise ConfigError("MemTransformerLM holds trained positions in heads, so head_dim must be d_model / num_heads.")
-    if config.attention == "relative" and not config.share_biases and config.num_layers > 1:
-        raise ConfigError("MemTransformerLM cannot hold a model with share_biases false and relative attention.")
-    learned = config.attention.endswith("learned")
-    tgt_len = config.max_len - config.memory_len - config.ext_len if learned else 0
-    if tgt_len < 0:
-        raise ConfigError(
-            f"MemTransformerLM cannot hold a model with max_len {config.max_len}, below memory_len {config.memory_len}"
-            f" and ext_len {config.ext_len} together."
-        )
-    clamp_len = -1 if config.clamp_len is None else config.clamp_len + (config.attention == "relative_learned")
-    if clamp_len == 0 or (config.attention == "absolute_learned" and clamp_len > 0):
-        raise ConfigError(
-            f"MemTransformerLM cannot hold a model with clamp_len {config.clamp_len} and {config.attention} attention."
-        )
-    options = {
-        "n_token": config.vocab_size,
-        "n_layer": config.num_layers,
-        "n_head": config.num_heads,
-        "d_model": config.d_model,
-        "d_head": config.width_of_heads,
-        "d_inner": config.d_ff,
-        "dropout": config.dropout,
-        "dropatt": config.attention_dropout,
-        "tie_weight": config.tie_embeddings,
-        "d_embed": config.embedding_dim,
-        "div_val": config.div_value,
-        "tie_projs": list(config.tie_projections or (False,)),
-        "pre_lnorm": config.norm_position == "pre",
-        "tgt_len": tgt_len,
-        "ext_len": config.ext_len,
-        "mem_len": config.memory_len,
-        "cutoffs": list(config.cutoffs),
-        "same_length": config.same_length,
-        "attn_type": _KINDS.index(config.attention),
-        "clamp_len": clamp_len,
-    }
-    return {"model": options}, _peer_order(export_xl(module, _names(config)), config)
-
-
-def _check_types(peer: Mapping[str, Any]) -> None:
-    optional = ("d_embed", "tgt_len", "ext_len", "mem_len")
-    for name, default in _OPTIONS.items():
-        value = peer[name]
-        kind = int if default is ... or default is None else type(default)
-        fits = type(value) is kind or (kind is float and type(value) is int) or (value is None and name in optional)
-        if kind is list:
-            inner = bool if name == "tie_projs" else int
-            fits = isinstance(value, list | tuple) and all(type(one) is inner for one in value)
-        if not fits:
-            raise ConfigError(f"{name} is {value!r} in MemTransformerLM's config; it must be of type {kind.__name__}.")
-
-
-_STACKED = {"r_w_bias": "content_bias", "r_emb": "distance_embedding", "r_bias": "distance_bias"}
-"""The peer's parameters with an axis of layers (types 1 and 3), and ours in a layer's attention."""
-
-
-def _names(config: TransformerXLConfig) -> XLNames:
-    """Return the names, with a separate parameter for each layer instead of stacked ones."""
-    layers = range(config.num_layers)
-    pairs: list[Pair] = []
-    if config.attention == "relative":
-        biases = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
-        pairs = [Pair(peer, (f"body.layers.0.attention.{ours}",)) for peer, ours in biases.items()]
-    elif config.attention == "relative_learned":
-        pairs = [
-            Pair(f"{peer}.{i}", (f"body.layers.{i}.attention.{ours}",))
-            for peer, ours in _STACKED.items()
-            for i in layers
-        ]
-    elif config.attention == "absolute_learned":
-        pairs = [Pair(f"r_emb.{i}", (f"body.layers.{i}.positions",)) for i in layers]
-    return XLNames("", tuple(pairs))
-
-
-def _our_order(state_dict: Mapping[str, Tensor], config: TransformerXLConfig) -> dict[str, Tensor]:
-    """Return the peer's tensors with clusters in order, and trained positions per layer by increasing distance."""
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in state_dict.items():
-        if name in ("crit.cluster_weight", "crit.cluster_bias"):
-            tensors[name] = tensor.flip(0)
-        elif name in _STACKED and config.attention.endswith("learned"):
-            for i, one in enumerate(tensor):
-                one = one if name == "r_w_bias" else one.flip(0)
-                tensors[f"{name}.{i}"] = one.flatten(1) if config.attention == "absolute_learned" else one
-        else:
-            tensors[name] = tensor
-    return tensors
-
-
-def _peer_order(tensors: Mapping[str, Tensor], config: TransformerXLConfig) -> dict[str, Tensor]:
-    """The inverse of `_our_order`."""
-    found: dict[str, Tensor] = {}
-    stacks: dict[str, list[Tensor]] = {}
-    for name, tensor in tensors.items():
-        stacked, _, number = name.rpartition(".")
-        if stacked in _STACKED and number.isdigit():
-            one = tensor if stacked == "r_w_bias" else tensor.flip(0)
-            if config.attention == "absolute_learned":
-                one = one.view(-1, config.num_heads, config.width_of_heads)
-            stacks.setdefault(stacked, []).append(one)
-        else:
-            found[name] = tensor.flip(0) if name in ("crit.cluster_weight", "crit.cluster_bias") else tensor
-    return found | {name: torch.stack(parts) for name, parts in stacks.items()}

@@ -19,33 +19,44 @@ from manyheads.decoding.search import search
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import RequestError
 from manyheads.interop.marian_generation import MarianIds, settings_from_peer
-from manyheads.interop.marian_weights import OPTIONS, build, to_peer
-from manyheads.interop.names import require
+from manyheads.interop.marian_weights import SPECIAL_IDS, build, to_peer
+from manyheads.interop.peer import Peer, require
 from manyheads.interop.scores import scored_as, uniform_when_empty
 
-__all__ = ["Marian", "from_peer", "matches", "to_peer"]
+__all__ = ["Marian"]
 
 
-class Marian:
-    """See `protocols.Wrapper`. config: the fixture's, with `model`, and generation options if it has `max_length`."""
+class Marian(Peer):
+    """The translation model. Sources to translate must be padded on the right.
 
-    def __init__(self, module: Seq2Seq, config: Mapping[str, Any]) -> None:
-        self.module = module
-        self.config = config
-        self.ids = MarianIds.of({**OPTIONS, **config["model"]})
+    A config holds MarianConfig's options under `model`, and generation options beside it if it has `max_length`.
+    """
+
+    name = "Marian"
+    kinds = ("hf_marian",)
+    origin = "transformers[ /]Marian"
+    inputs = ("src", "src_mask", "decoder_input_ids", "decoder_mask", "labels")
+
+    @classmethod
+    def from_peer(cls, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Marian:
+        return cls(build(config["model"], state_dict), config, {**SPECIAL_IDS, **config["model"]})
+
+    @classmethod
+    def to_peer(cls, module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return to_peer(module)
+
+    @property
+    def ids(self) -> MarianIds:
+        """The special ids."""
+        return MarianIds.of(self.chosen)
 
     @torch.no_grad()
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`. Sources to translate must be padded on the right."""
-        known = {"in.src", "in.src_mask", "in.decoder_input_ids", "in.decoder_mask", "in.labels"}
-        unknown = sorted(name for name in inputs if name.startswith(("in.", "rot.")) and name not in known)
-        if unknown:
-            raise RequestError(f"Marian has no input {unknown[0]}; it has {sorted(known)}.")
-        source, labels = require(inputs, "in.src"), inputs.get("in.labels")
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        [source], labels = require(inputs, "src"), inputs.get("in.labels")
         source_mask = inputs.get("in.src_mask", torch.ones_like(source)) != 0
         if "in.decoder_input_ids" not in inputs and labels is not None:
             inputs = {**inputs, "in.decoder_input_ids": self._shifted(labels)}
-        target = require(inputs, "in.decoder_input_ids")
+        [target] = require(inputs, "decoder_input_ids")
         memory = self.encode(source, source_mask)
         hidden = self.decode(target, memory, torch.ones_like(target, dtype=torch.bool), source_mask)
         logits = self.module.head.logits(hidden)
@@ -103,7 +114,7 @@ class Marian:
             "max_length": self.config["max_length"],
             "bad_words_ids": [[self.ids.pad]],
             "early_stopping": self.config.get("early_stopping", False),
-            "forced_eos_token_id": self.config["model"].get("forced_eos_token_id", OPTIONS["forced_eos_token_id"]),
+            "forced_eos_token_id": self.chosen["forced_eos_token_id"],
         }
         greedy = settings_from_peer({**generation, "num_beams": 1}, self.ids)
         found = self.generate(source, mask, greedy)
@@ -126,15 +137,3 @@ class Marian:
         """Return the decoder inputs of labels, in which -100 is padding."""
         start = labels.new_full((labels.shape[0], 1), self.ids.start)
         return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, self.ids.pad)], dim=1)
-
-
-def matches(meta: Mapping[str, Any]) -> bool:
-    """See `protocols.Loader.matches`."""
-    if "kind" in meta:
-        return bool(meta["kind"] == "hf_marian")
-    return str(meta.get("peer", "")).startswith(("transformers Marian", "transformers/Marian"))
-
-
-def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Marian:
-    """See `protocols.Loader.from_peer`. config: `model` holds MarianConfig's options."""
-    return Marian(build(config["model"], state_dict), config)

@@ -13,7 +13,7 @@ from manyheads.config.files import to_json
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.marian_generation import MarianIds, generation_to_peer, settings_from_peer
-from manyheads.interop.marian_weights import ACTIVATIONS, OPTIONS
+from manyheads.interop.marian_weights import ACTIVATIONS, OPTIONS, SPECIAL_IDS
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions, file_names, read_bytes, read_json
 from manyheads.text.sides import TranslationTokenizer
@@ -56,7 +56,7 @@ def read(folder: Path, config: Mapping[str, Any], ours: TransformerConfig) -> Ma
     path = folder / "generation_config.json"
     generation = read_json(read_bytes(path), str(path)) if path.is_file() else None
     # A generation_config.json need not repeat the special ids; a config.json need not repeat MarianConfig's defaults.
-    whole = {**OPTIONS, **config}
+    whole = {**SPECIAL_IDS, **config}
     names = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
     ids = MarianIds.of({**whole, **{name: generation[name] for name in names if generation and generation.get(name)}})
     options = whole if generation is None else generation
@@ -111,7 +111,7 @@ def export(
     notes: list[str] = []
     files: dict[str, bytes] = {}
     if before:
-        ids = MarianIds.of({**OPTIONS, **before})
+        ids = MarianIds.of({**SPECIAL_IDS, **before})
     elif tokenizer is not None:
         ids = MarianIds(pad=tokenizer.target.pad_id, eos=tokenizer.target.eos_id, start=tokenizer.target.bos_id)
     else:
@@ -136,7 +136,7 @@ def export(
     }
     config = {**before, **_changed(options, before)} if before else {**own, **options}
     said = kept.get("generation")
-    if before and _settings_or_none(said if isinstance(said, dict) else {**OPTIONS, **before}, ids) == settings:
+    if before and _settings_or_none(said if isinstance(said, dict) else {**SPECIAL_IDS, **before}, ids) == settings:
         generation = said if isinstance(said, dict) else {}  # unchanged: use the peer's own file
     if generation:
         files["generation_config.json"] = json.dumps(generation, indent=2).encode("utf-8") + b"\n"
@@ -145,7 +145,7 @@ def export(
 
 def _changed(options: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return our options where they differ from the peer's, or from its defaults; `silu` and `swish` are the same."""
-    said = {**OPTIONS, **before}
+    said = {**OPTIONS, "decoder_vocab_size": None, **before}
     same = {name for name, value in options.items() if said[name] == value}
     if ACTIVATIONS.get(said["activation_function"]) == ACTIVATIONS[options["activation_function"]]:
         same.add("activation_function")

@@ -18,15 +18,31 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.interop.names import Pair, export_weights, import_weights, pick
+from manyheads.interop.layout import Layout, Rule, export_weights, import_weights
+from manyheads.interop.peer import Options, check_size, read_options
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 
-__all__ = ["ACTIVATIONS", "OPTIONS", "build", "check_size", "to_peer"]
+__all__ = ["ACTIVATIONS", "OPTIONS", "SPECIAL_IDS", "build", "to_peer"]
 
-OPTIONS: dict[str, Any] = {
+_BIAS, _SHARED = "final_logits_bias", "model.shared.weight"
+LAYOUT: Layout = {
+    _SHARED: "body.source_embedding.weight",
+    "model.{encoder,decoder}.embed_tokens.weight": "body.{source,target}_embedding.weight",
+    "model.{encoder,decoder}.embed_positions.weight": "body.{source,target}_positions.weight",
+    "model.*.layers.*.self_attn.*.*": "body.*.layers.*.self_attn.*.*",
+    "model.*.layers.*.self_attn_layer_norm.*": "body.*.layers.*.self_attn_residual.norm.*",
+    "model.*.layers.*.encoder_attn.*.*": "body.*.layers.*.cross_attn.*.*",
+    "model.*.layers.*.encoder_attn_layer_norm.*": "body.*.layers.*.cross_attn_residual.norm.*",
+    "model.*.layers.*.fc{1,2}.*": "body.*.layers.*.feed_forward.{in,out}_proj.*",
+    "model.*.layers.*.final_layer_norm.*": "body.*.layers.*.feed_forward_residual.norm.*",
+    "lm_head.weight": "head.weight",
+    _BIAS: Rule("head.bias", lambda parts: parts[0].clone()[None], lambda row, _: row.unbind()),
+}
+OPTIONS: Options = {
+    "model_type": "marian",
     "vocab_size": 58101,
-    "decoder_vocab_size": None,
+    "decoder_vocab_size": int | None,
     "d_model": 1024,
     "encoder_layers": 12,
     "decoder_layers": 12,
@@ -42,12 +58,15 @@ OPTIONS: dict[str, Any] = {
     "scale_embedding": False,
     "share_encoder_decoder_embeddings": True,
     "tie_word_embeddings": True,
+}
+"""MarianConfig's options for the model, and its defaults."""
+SPECIAL_IDS = {
     "pad_token_id": 58100,
     "eos_token_id": 0,
     "forced_eos_token_id": 0,
     "decoder_start_token_id": 58100,
 }
-"""MarianConfig's defaults: what a config.json leaves out."""
+"""MarianConfig's options for generation, and its defaults."""
 # Options of earlier versions that change the computation.
 _REFUSED = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "tie_encoder_decoder")
 ACTIVATIONS = {
@@ -56,9 +75,6 @@ ACTIVATIONS = {
     **{name: name for name in ("quick_gelu", "relu6", "leaky_relu", "mish", "sigmoid", "linear")},
     "relu2": "squared_relu",
 }
-_SHARED, _HEAD = "model.shared.weight", "lm_head.weight"
-_TABLES = {"source": "model.encoder.embed_tokens.weight", "target": "model.decoder.embed_tokens.weight", "head": _HEAD}
-_BIAS = "final_logits_bias"
 _ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3}  # tolerance for a table saved in low precision; otherwise 1e-5
 
 
@@ -71,38 +87,34 @@ def build(options: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Seq2S
 
     Raises: ConfigError: an unsupported option. ModelFileError: names or shapes that do not match.
     """
-    known = {name: value for name, value in options.items() if name in OPTIONS}
-    peer = pick(known, OPTIONS, "Marian")
-    _check_types(peer)
+    peer = read_options({name: value for name, value in options.items() if name in OPTIONS}, OPTIONS, "Marian")
     for name in _REFUSED:
         if options.get(name):
             raise ConfigError(f"{name} is set in Marian's config; the layers that it asks for are not known here.")
-    if options.get("model_type", "marian") != "marian":
-        raise ConfigError(f"this is a config of model_type {options['model_type']!r}, not of a Marian model.")
     if peer["activation_function"] not in ACTIVATIONS:
         raise ConfigError(
             f"activation_function is {peer['activation_function']!r}; known are {', '.join(sorted(ACTIVATIONS))}."
         )
-    sizes = ("vocab_size", "encoder_ffn_dim", "decoder_ffn_dim", "d_model")
-    layers, widest = peer["encoder_layers"] + peer["decoder_layers"], max(peer[name] for name in sizes)
-    check_size(state_dict, layers, peer["d_model"] * widest)
-    tensors = {name: tensor for name, tensor in state_dict.items() if not name.endswith("embed_positions.weight")}
-    positions = {side: state_dict.get(f"model.{side}.embed_positions.weight") for side in ("encoder", "decoder")}
-    tie = _tie(peer, tensors)
-    config = _config(peer, tie)
+    config = _config(peer, _tie(peer, state_dict))
+    check_size(state_dict, config)
+    weights = dict(state_dict)
+    positions = {side: weights.pop(f"model.{side}.embed_positions.weight", None) for side in ("encoder", "decoder")}
     if any(not _is_formula(table, config.d_model, side) for side, table in positions.items()):
         config = replace(
             config, positions="learned", max_len=max(t.shape[0] for t in positions.values() if t is not None)
         )
-    weights = _without_aliases(tensors, tie)
-    weights.setdefault(_BIAS, torch.zeros(config.target_vocab_size, dtype=next(iter(weights.values())).dtype))
-    weights[_BIAS] = weights[_BIAS].reshape(-1)
     if config.positions == "learned":
         for side, table in positions.items():
             formula = sinusoidal_table(torch.arange(float(config.max_len)), config.d_model, "halves")
             weights[f"model.{side}.embed_positions.weight"] = formula if table is None else table
+    if config.tie_embeddings == "none":
+        weights.pop(_SHARED, None)  # an unused leftover
+    if _BIAS in weights:
+        weights[_BIAS] = weights[_BIAS].reshape(1, -1)
+    else:
+        weights[_BIAS] = torch.zeros(1, config.target_vocab_size)
     module: Seq2Seq = build_model(config)
-    import_weights(module, weights, _pairs(config))
+    import_weights(module, weights, _layout(config))
     return module.eval()
 
 
@@ -113,21 +125,20 @@ def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises: ConfigError: the peer does not support one of the options.
     """
     config = module.config
-    wanted: dict[str, Any] = {
+    wanted = {
         "norm": "layer",
         "norm_position": "post",
         "norm_eps": 1e-5,
         "has_final_norm": False,
         "bias": True,
         "attention": DotProductAttentionConfig(),
+        "positions": "learned" if config.positions == "learned" else "sinusoidal_halves",
     }
     for name, value in wanted.items():
         if getattr(config, name) != value:
             raise ConfigError(f"Marian cannot hold a model with {name} {getattr(config, name)!r}; it has {value!r}.")
-    if config.positions == "sinusoidal":
-        raise ConfigError("Marian cannot hold a model with positions 'sinusoidal'; it has 'sinusoidal_halves'.")
     activation = next(peer for peer, ours in ACTIVATIONS.items() if ours == config.activation)
-    options = {
+    options: ClassVar[Options] = {
         "vocab_size": config.source_vocab_size,
         "decoder_vocab_size": config.target_vocab_size,
         "d_model": config.d_model,
@@ -146,44 +157,11 @@ def to_peer(module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "share_encoder_decoder_embeddings": config.tie_embeddings in ("all", "embeddings"),
         "tie_word_embeddings": config.tie_embeddings in ("all", "decoder"),
     }
-    weights = export_weights(module.state_dict(), _pairs(config))
-    vocab_size = config.target_vocab_size
-    weights[_BIAS] = weights[_BIAS].view(1, -1) if config.head_bias else torch.zeros(1, vocab_size)
-    if (
-        config.tie_embeddings == "embeddings"
-    ):  # with a separate output, versions of the peer differ in what else is tied
-        weights |= {_TABLES[side]: weights[_SHARED].clone() for side in ("source", "target")}
+    # With a separate output, versions of the peer differ in what else is tied, so all names are written.
+    weights = export_weights(module, _layout(config), all_names=config.tie_embeddings == "embeddings")
+    if not config.head_bias:
+        weights[_BIAS] = torch.zeros(1, config.target_vocab_size)
     return {"model": options}, weights
-
-
-def _check_types(peer: Mapping[str, Any]) -> None:
-    for name, default in OPTIONS.items():
-        if name.endswith("token_id"):
-            continue  # only generation uses these
-        value, kind = peer[name], int if default is None else type(default)
-        fits = type(value) is kind or (kind is float and type(value) is int) or (default is None and value is None)
-        if not fits or (kind in (int, float) and value is not None and value < 0):
-            raise ConfigError(
-                f"{name} is {value!r} in Marian's config; it must be of type {kind.__name__}, and not below 0."
-            )
-
-
-def check_size(tensors: Mapping[str, Tensor], layers: int, largest: int) -> None:
-    """Refuse a config that describes far more than the weights contain, before anything of that size is built.
-
-    Raises: ModelFileError: there are fewer tensors than layers, or fewer numbers than in the largest matrix; or they
-        are
-        not floating-point numbers.
-    """
-    odd = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
-    if odd is not None:
-        raise ModelFileError(f"{odd} holds {tensors[odd].dtype}; weights are floating-point numbers.")
-    num_values = sum(tensor.numel() for tensor in tensors.values())
-    if layers > len(tensors) or largest > num_values:
-        raise ModelFileError(
-            f"the weights hold {num_values:,} numbers in {len(tensors)} tensors, far fewer than their config describes"
-            f" ({layers:,} layers, largest matrix {largest:,}); the two do not belong together."
-        )
 
 
 def _config(peer: Mapping[str, Any], tie: Literal["all", "decoder", "embeddings", "none"]) -> TransformerConfig:
@@ -214,40 +192,10 @@ def _config(peer: Mapping[str, Any], tie: Literal["all", "decoder", "embeddings"
 def _tie(peer: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Literal["all", "decoder", "embeddings", "none"]:
     if peer["tie_word_embeddings"]:
         return "all" if peer["share_encoder_decoder_embeddings"] else "decoder"
-    source, target = tensors.get(_TABLES["source"]), tensors.get(_TABLES["target"])
+    source, target = (tensors.get(f"model.{side}.embed_tokens.weight") for side in ("encoder", "decoder"))
     # Since version 5 nothing is tied if the output is not tied, whatever the other option says.
     apart = source is not None and target is not None and not torch.equal(source, target)
     return "embeddings" if peer["share_encoder_decoder_embeddings"] and not apart else "none"
-
-
-def _groups(tie: str) -> list[list[str]]:
-    """Return the names of each matrix; the first is the one under which the peer saves it."""
-    source, target, head = _TABLES.values()
-    return {
-        "all": [[_SHARED, source, target, head]],
-        "embeddings": [[_SHARED, source, target], [head]],
-        "decoder": [[source], [target, head]],
-        "none": [[source], [target], [head]],
-    }[tie]
-
-
-def _without_aliases(tensors: Mapping[str, Tensor], tie: str) -> dict[str, Tensor]:
-    """Return each tied matrix under its first name only.
-
-    Raises: ModelFileError: two tensors differ that should be one matrix.
-    """
-    weights = dict(tensors)
-    for names in _groups(tie):
-        found = {name: weights.pop(name) for name in names if name in weights}
-        for name, tensor in found.items():
-            first = next(iter(found))
-            if tensor.shape != found[first].shape or not torch.equal(tensor, found[first]):
-                raise ModelFileError(f"{first} and {name} differ, but the config says that they are one matrix.")
-        if found:
-            weights[names[0]] = next(iter(found.values()))
-    if tie == "none":
-        weights.pop(_SHARED, None)  # an unused leftover
-    return weights
 
 
 def _is_formula(table: Tensor | None, d_model: int, side: str) -> bool:
@@ -262,28 +210,6 @@ def _is_formula(table: Tensor | None, d_model: int, side: str) -> bool:
     return bool(((table.float() - formula).abs() <= _ROUNDING.get(table.dtype, 1e-5)).all())
 
 
-def _pairs(config: TransformerConfig) -> list[Pair]:
-    ours = {"source": "source_embedding.weight", "target": "target_embedding.weight"}
-    tables = {_TABLES[side]: f"body.{name}" for side, name in ours.items()} | {_HEAD: "head.weight"}
-    tables[_SHARED] = "body.source_embedding.weight"
-    pairs = [Pair(names[0], (tables[names[0]],)) for names in _groups(config.tie_embeddings)]
-    if config.head_bias:
-        pairs.append(Pair(_BIAS, ("head.bias",)))
-    if config.positions == "learned":
-        for side, name in (("encoder", "source"), ("decoder", "target")):
-            pairs.append(Pair(f"model.{side}.embed_positions.weight", (f"body.{name}_positions.weight",)))
-
-    def both(peer: str, ours: str) -> None:
-        pairs.extend(Pair(f"model.{peer}.{kind}", (f"body.{ours}.{kind}",)) for kind in ("weight", "bias"))
-
-    for stack, count in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
-        attentions = {"self_attn": "self_attn"} | ({"encoder_attn": "cross_attn"} if stack == "decoder" else {})
-        for layer in (f"{stack}.layers.{i}" for i in range(count)):
-            for peer, own in attentions.items():
-                for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                    both(f"{layer}.{peer}.{part}", f"{layer}.{own}.{part}")
-                both(f"{layer}.{peer}_layer_norm", f"{layer}.{own}_residual.norm")
-            both(f"{layer}.fc1", f"{layer}.feed_forward.in_proj")
-            both(f"{layer}.fc2", f"{layer}.feed_forward.out_proj")
-            both(f"{layer}.final_layer_norm", f"{layer}.feed_forward_residual.norm")
-    return pairs
+def _layout(config: TransformerConfig) -> Layout:
+    shares_embeddings = config.tie_embeddings in ("all", "embeddings")
+    return {name: ours for name, ours in LAYOUT.items() if name != _SHARED or shares_embeddings}

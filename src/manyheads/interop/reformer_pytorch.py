@@ -1,51 +1,178 @@
-"""The hashed attention of lucidrains' reformer-pytorch: LSHAttention, which has no weights.
+"""The hashed attention of lucidrains' reformer-pytorch: LSHAttention, which has no weights, and LSHSelfAttention.
 
 Differs from ours: scores are divided by sqrt(head_dim) although the keys have unit length; the rounds form one ring, so
 that a round's first chunk also attends to the last chunk of the round before; padding stays in its buckets; the weight
 of a round is exp(l - logsumexp(l)) in float32, which is rounded so coarsely that the weights do not sum to 1 if a
 position attends only to itself (l = -50,000); and the duplicate correction counts, for a pair across two rounds, the
-meetings within one round, which are often zero, so that it adds log 1e9. The wrapper reproduces the last two from
-outside.
+meetings within one round, which are often zero, so that it adds log 1e9. The wrappers reproduce the last two from
+outside. The output projection of LSHSelfAttention has a bias.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError
-from manyheads.interop.names import import_weights, pick, require
-from manyheads.nn.attention.lsh import LSHSettings, hash_vectors, lsh_attention
+from manyheads.interop.layout import Layout
+from manyheads.interop.peer import Options, Peer, require
+from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vectors, lsh_attention
 from manyheads.nn.attention.lsh_pairs import keys_of, near_pairs
+from manyheads.nn.attention.multi_head import merge_heads, split_heads
 
-__all__ = [
-    "ATTENTION_OPTIONS",
-    "BareAttention",
-    "PeerAttention",
-    "bucket_peer_vectors",
-    "from_peer",
-    "matches",
-    "peer_settings",
-    "peer_weights",
-    "replay_rounding",
-]
+__all__ = ["BareAttention", "BareAttentionPeer", "SelfAttentionPeer"]
 
-ATTENTION_OPTIONS: dict[str, Any] = {
+_ATTENTION: dict[str, Any] = {
     "dropout": 0.0,
     "bucket_size": 64,
     "n_hashes": 8,
     "causal": False,
     "allow_duplicate_attention": True,
     "attend_across_buckets": True,
-    "rehash_each_round": True,
-    "drop_for_hash_rate": 0.0,
     "random_rotations_per_head": False,
     "return_attn": False,
 }
+"""The arguments that both modules have."""
 _ITSELF = -5e4
+
+
+class BareAttentionPeer(Peer):
+    """LSHAttention. in.qk and in.v (rows, length, head_dim); in.rotations; in.input_mask and in.input_attn_mask, True =
+    may attend. A config has D, the width of a head, beside the options, and query_len, the number of queries, if not
+    all positions are queries.
+    """
+
+    name = "LSHAttention"
+    kinds = ("lucid_lsh",)
+    origin = "lucidrains/reformer-pytorch LSHAttention"
+    options: ClassVar[Options] = {**_ATTENTION, "rehash_each_round": True, "drop_for_hash_rate": 0.0}
+    section = "opts"
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        options = super().read(config)
+        if "D" not in config:
+            raise ConfigError("LSHAttention needs D, the width of a head, beside its options.")
+        return {**options, "D": config["D"]}
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> BareAttention:
+        return BareAttention(_settings(options, options["D"]))
+
+    @torch.no_grad()
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        qk, v = (x[None] for x in require(inputs, "qk", "v"))
+        settings, length, query_len = self.module.settings, qk.shape[2], self.config.get("query_len")
+        if length % (2 * settings.chunk_len):
+            raise RequestError(
+                f"{length} positions are not a multiple of twice the bucket_size, {2 * settings.chunk_len}, which"
+                " reformer-pytorch asks for."
+            )
+        [rotations] = require(inputs, "rotations")
+        buckets = _buckets(qk, rotations, self.chosen)
+        hidden: Tensor | None = None
+        if "in.input_mask" in inputs:
+            real = inputs["in.input_mask"]
+            hidden = ~(real[:, :, None] & real[:, None])
+        if "in.input_attn_mask" in inputs:
+            hidden = ~inputs["in.input_attn_mask"] | (hidden if hidden is not None else False)
+        weights, alone = _weights(qk, buckets, settings, hidden, query_len)
+        # Options that our attention does not have are computed for each pair.
+        replayed = hidden is not None or query_len is not None or _corrects_across_rounds(settings)
+        out = torch.matmul(weights, v) if replayed else _rounded(self.module(qk, v, buckets), weights, alone)
+        offsets = torch.arange(buckets.shape[2])[:, None] * (length // settings.chunk_len)
+        return {
+            "out.attn": weights[0, :, :query_len],
+            "out.buckets": (buckets + offsets).flatten(2)[0],
+            "out.out": out[0, :, :query_len],
+        }
+
+
+class SelfAttentionPeer(Peer):
+    """LSHSelfAttention. in.x (batch, length, dim); in.rotations."""
+
+    name = "reformer-pytorch's LSHSelfAttention"
+    kinds = ("lucid_lsh_self",)
+    origin = "lucidrains/reformer-pytorch LSHSelfAttention"
+    fixed: ClassVar[Mapping[str, Any]] = {"num_mem_kv": 0, "one_value_head": False, "n_local_attn_heads": 0}
+    """Options that change the output, and the only value of each that we support."""
+    options: ClassVar[Options] = {
+        "dim": int,
+        "heads": 8,
+        "dim_head": int | None,
+        "attn_chunks": 1,
+        "full_attn_thres": int | None,
+        "use_full_attn": False,
+        "post_attn_dropout": 0.0,
+        **fixed,
+        **_ATTENTION,
+    }
+    section = "opts"
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LSHSelfAttention:
+        for name, value in cls.fixed.items():
+            if options[name] != value:
+                raise ConfigError(f"{name} is {options[name]!r}; only {value!r} has a counterpart here.")
+        head_dim = options["dim_head"] or options["dim"] // options["heads"]
+        exact = options["bucket_size"] if options["full_attn_thres"] is None else options["full_attn_thres"]
+        # The number of buckets is set to 2, because it depends on the length: the given rotations determine it.
+        settings = replace(_settings(options, head_dim), exact_len=exact, num_buckets=2)
+        if options["use_full_attn"]:
+            settings = replace(settings, num_hashes=0)
+        return LSHSelfAttention(
+            options["dim"], options["heads"], head_dim, settings=settings, max_len=exact + 1, bias=True
+        )
+
+    @classmethod
+    def layout(cls, module: LSHSelfAttention) -> Layout:
+        return {"toqk.weight": "qk_proj.weight", "tov.weight": "v_proj.weight", "to_out.*": "out_proj.*"}
+
+    @classmethod
+    def describe(cls, module: LSHSelfAttention) -> dict[str, Any]:
+        cls.refuse({"an output projection without a bias": module.out_proj.bias is None})
+        settings = module.settings
+        options = {
+            "dim": module.qk_proj.in_features,
+            "heads": module.num_heads,
+            "dim_head": module.head_dim,
+            "bucket_size": settings.chunk_len,
+            "n_hashes": settings.num_hashes or cls.options["n_hashes"],
+            "use_full_attn": settings.num_hashes == 0,
+            "causal": settings.causal,
+            "allow_duplicate_attention": not settings.correct_duplicates,
+            "attend_across_buckets": not settings.within_bucket,
+            "full_attn_thres": settings.exact_len,
+            "dropout": module.dropout_rate,
+        }
+        wanted = vars(_settings({**_ATTENTION, **options}, module.head_dim))
+        free = ("num_hashes", "num_buckets", "exact_len")
+        cls.demand(settings, {name: value for name, value in wanted.items() if name not in free})
+        return options
+
+    @torch.no_grad()
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        [x] = require(inputs, "x")
+        module, settings = self.module, self.module.settings
+        if module.is_exact(x.shape[1]):
+            return {"out.out": module(x)}
+        heads = split_heads(module.qk_proj(x), module.num_heads).flatten(0, 1)[None]
+        # The peer merges heads and rows into one axis: with separate rotations, each row has its own.
+        [rotations] = require(inputs, "rotations")
+        buckets = _buckets(heads, rotations, self.chosen)
+        buckets = buckets.view(x.shape[0], module.num_heads, *buckets.shape[2:])
+        qk, v = split_heads(module.qk_proj(x), module.num_heads), split_heads(module.v_proj(x), module.num_heads)
+        weights, alone = _weights(heads, buckets.flatten(0, 1)[None], settings)
+        if _corrects_across_rounds(settings):
+            attended = torch.matmul(weights.view(*qk.shape[:3], -1), v)
+        else:
+            attended = lsh_attention(qk, v, buckets, settings)
+            attended = _rounded(attended, weights.view(*qk.shape[:3], -1), alone.view(qk.shape[:3]))
+        return {"out.out": module.out_proj(merge_heads(attended))}
 
 
 class BareAttention(nn.Module):
@@ -60,7 +187,7 @@ class BareAttention(nn.Module):
         return lsh_attention(qk, v, buckets, self.settings)
 
 
-def peer_settings(options: Mapping[str, Any], head_dim: int) -> LSHSettings:
+def _settings(options: Mapping[str, Any], head_dim: int) -> LSHSettings:
     """Convert the peer's arguments to ours. options: complete."""
     return LSHSettings(
         num_hashes=options["n_hashes"],
@@ -76,7 +203,7 @@ def peer_settings(options: Mapping[str, Any], head_dim: int) -> LSHSettings:
     )
 
 
-def bucket_peer_vectors(qk: Tensor, rotations: Tensor, options: Mapping[str, Any]) -> Tensor:
+def _buckets(qk: Tensor, rotations: Tensor, options: Mapping[str, Any]) -> Tensor:
     """Return the buckets by the rotations that the peer drew.
 
     Shape: qk (1, rows, length, head_dim), rotations (1 or rows, head_dim, rounds or 1, directions) -> (1, rows, rounds,
@@ -92,7 +219,7 @@ def bucket_peer_vectors(qk: Tensor, rotations: Tensor, options: Mapping[str, Any
     return ranked[..., -options["n_hashes"] :].transpose(-1, -2)
 
 
-def peer_weights(
+def _weights(
     qk: Tensor, buckets: Tensor, settings: LSHSettings, hidden: Tensor | None = None, query_len: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the peer's weights, computed with its arithmetic for each pair, (1, rows, length, length), and the rows
@@ -134,70 +261,11 @@ def peer_weights(
     return weights.view(1, rows, length, length), ~others.any(dim=-1)
 
 
-class PeerAttention:
-    """LSHAttention, which has no weights; see `protocols.Wrapper`. options: the peer's arguments."""
-
-    def __init__(self, module: BareAttention, options: Mapping[str, Any], query_len: int | None) -> None:
-        self.module, self.options, self.query_len = module, options, query_len
-
-    @torch.no_grad()
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`. in.qk and in.v (rows, length, head_dim); in.rotations; in.input_mask and
-        in.input_attn_mask, True = may attend.
-        """
-        qk, v = require(inputs, "in.qk")[None], require(inputs, "in.v")[None]
-        settings, length = self.module.settings, qk.shape[2]
-        if length % (2 * settings.chunk_len):
-            raise RequestError(
-                f"{length} positions are not a multiple of twice the bucket_size, {2 * settings.chunk_len}, which"
-                " reformer-pytorch asks for."
-            )
-        buckets = bucket_peer_vectors(qk, require(inputs, "in.rotations"), self.options)
-        hidden: Tensor | None = None
-        if "in.input_mask" in inputs:
-            real = inputs["in.input_mask"]
-            hidden = ~(real[:, :, None] & real[:, None])
-        if "in.input_attn_mask" in inputs:
-            hidden = ~inputs["in.input_attn_mask"] | (hidden if hidden is not None else False)
-        weights, alone = peer_weights(qk, buckets, settings, hidden, self.query_len)
-        # Options that our attention does not have are computed for each pair.
-        replayed = hidden is not None or self.query_len is not None or (settings.correct_duplicates and not self._one)
-        out = torch.matmul(weights, v) if replayed else replay_rounding(self.module(qk, v, buckets), weights, alone)
-        offsets = torch.arange(buckets.shape[2])[:, None] * (length // settings.chunk_len)
-        return {
-            "out.attn": weights[0, :, : self.query_len],
-            "out.buckets": (buckets + offsets).flatten(2)[0],
-            "out.out": out[0, :, : self.query_len],
-        }
-
-    @property
-    def _one(self) -> bool:
-        """Return whether no pair meets across two rounds."""
-        return bool(self.options["n_hashes"] == 1 or not self.options["attend_across_buckets"])
+def _corrects_across_rounds(settings: LSHSettings) -> bool:
+    """Return whether the peer corrects duplicates of pairs that meet across two rounds, as ours does not."""
+    return settings.correct_duplicates and settings.num_hashes > 1 and not settings.within_bucket
 
 
-def replay_rounding(out: Tensor, weights: Tensor, alone: Tensor) -> Tensor:
+def _rounded(out: Tensor, weights: Tensor, alone: Tensor) -> Tensor:
     """Return our output; for rows that attend only to themselves, the peer's sum of weights times their value."""
     return torch.where(alone[..., None], out * weights.sum(dim=-1, keepdim=True), out)
-
-
-def matches(meta: Mapping[str, Any]) -> bool:
-    """See `protocols.Loader.matches`."""
-    if "kind" in meta:
-        return bool(meta["kind"] == "lucid_lsh")
-    return str(meta.get("peer", "")).startswith("lucidrains/reformer-pytorch LSHAttention")
-
-
-def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> PeerAttention:
-    """See `protocols.Loader.from_peer`. config: `opts` contains the peer's arguments; D is the width of a head, and
-    query_len
-    the number of queries if not all positions are queries.
-
-    Raises: ConfigError: an unknown option. ModelFileError: weights are given, which this peer does not have.
-    """
-    options = pick(config.get("opts", {}), ATTENTION_OPTIONS, "LSHAttention")
-    if "D" not in config:
-        raise ConfigError("LSHAttention needs D, the width of a head, beside its options.")
-    module = BareAttention(peer_settings(options, config["D"]))
-    import_weights(module, state_dict, [])
-    return PeerAttention(module.eval(), options, config.get("query_len"))

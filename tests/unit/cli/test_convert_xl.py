@@ -54,7 +54,7 @@ def test_a_module_saved_whole(
 ) -> None:
     """As the original's training script leaves it: the module knows its shape, the pickle is never unpickled."""
     model = random_model(**changes)
-    config, weights = PEERS[OFFICIAL].to_peer(model)  # type: ignore[attr-defined]
+    config, weights = PEERS[OFFICIAL].to_peer(model)
     (tmp_path / "work").mkdir()
     saved = official.model(config["model"], weights)
     torch.save(saved, tmp_path / "work" / "model.pt", _use_new_zipfile_serialization=zipped)
@@ -78,7 +78,7 @@ def test_a_module_saved_whole(
 def test_a_state_dict_alone_does_not_tell_its_shape(
     manyheads: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, weights = PEERS[OFFICIAL].to_peer(random_model())  # type: ignore[attr-defined]
+    _, weights = PEERS[OFFICIAL].to_peer(random_model())
     (tmp_path / "work").mkdir()
     torch.save(weights, tmp_path / "work" / "model.pt")
     assert manyheads("convert", tmp_path / "work", "--from-pickle", "-o", tmp_path / "model") == 2

@@ -203,7 +203,7 @@ def test_other_peers_refuse_unlike_stacks() -> None:
         source_vocab_size=5, target_vocab_size=5, d_model=8, num_heads=2, d_ff=8, num_decoder_heads=4, final_norm=True
     )
     with pytest.raises(ConfigError, match="num_decoder_heads"):
-        PEERS["torch/Transformer"].to_peer(build_model(config).body)  # type: ignore[attr-defined]
+        PEERS["torch/Transformer"].to_peer(build_model(config).body)
 
 
 def test_masks_of_the_wrapper(state: dict[str, Tensor]) -> None:

@@ -12,16 +12,14 @@ from manyheads.cli.commands.average import check_output
 from manyheads.config.options import argument, option
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
-from manyheads.interop import MODEL_PEERS
+from manyheads.interop import FORMATS
 
 __all__ = ["ConvertOptions", "run"]
 
-_DESCRIPTION = """Convert a model of another implementation into a model folder, which translate, score, evaluate and
-info read; or with --to, a model folder into the other's. PEER is transformers/Marian (OPUS-MT, with its tokenizer and
-generation options; needs manyheads[spm]), annotated-transformer, torch/Transformer (--to only: its two stacks),
-transformers/TransfoXL, transformers/Reformer, or kimiyoung/TransformerXL (the original code; its model.pt needs
---from-pickle).
-SOURCE holds config.json and model.safetensors. What cannot be kept is said on standard error, or refused."""
+_DESCRIPTION = f"""Convert a model of another implementation into a model folder, which translate, score, evaluate and
+info read; or with --to, a model folder into the other implementation's. PEER is
+{"; ".join(f"{peer} ({one.description})" for peer, one in FORMATS.items())}.
+SOURCE holds config.json and model.safetensors. Whatever cannot be converted is listed on standard error, or refused."""
 
 _EXAMPLES = (
     "manyheads convert opus-mt-en-de --output models/en-de",
@@ -37,30 +35,34 @@ class ConvertOptions:
     source: str = argument(
         "A folder, or owner/name on the Hugging Face hub (no pickle is ever fetched from there).", metavar="SOURCE"
     )
-    output: str = option("The folder to be made.", metavar="DIR", aliases=("-o",))
+    output: str = option("The folder to write.", metavar="DIR", aliases=("-o",))
     origin: str | None = option(
-        "Who made SOURCE.", default=None, metavar="PEER", default_is="as its config.json says", name="from"
+        "The implementation that wrote SOURCE.",
+        default=None,
+        metavar="PEER",
+        default_is="as its config.json says",
+        name="from",
     )
     to: str | None = option(
-        "Convert a model folder of ours into this implementation's.",
+        "Convert a model folder of ours to this implementation.",
         default=None,
         metavar="PEER",
         default_is="a model folder of ours",
     )
     from_pickle: bool = option(
-        "Without a model.safetensors, read pytorch_model.bin or model.pt: by an allow-list, in a process of its own.",
+        "If there is no model.safetensors, read pytorch_model.bin or model.pt, by an allow-list in a separate process.",
         default=False,
     )
     revision: str | None = option("Branch, tag or commit of a model on the hub.", default=None, metavar="NAME")
-    replace: bool = option("Replace a model folder of that name.", default=False)
+    replace: bool = option("Replace an existing model folder.", default=False)
 
     def __post_init__(self) -> None:
         for name, peer in (("--from", self.origin), ("--to", self.to)):
-            if peer is not None and peer not in MODEL_PEERS:
-                near = did_you_mean(peer, MODEL_PEERS)
-                raise ConfigError(f"{name} is {peer!r}; it must be one of {', '.join(MODEL_PEERS)}.{near}")
+            if peer is not None and peer not in FORMATS:
+                near = did_you_mean(peer, FORMATS)
+                raise ConfigError(f"{name} is {peer!r}; it must be one of {', '.join(FORMATS)}.{near}")
         if self.to is not None and (self.origin is not None or self.from_pickle):
-            raise ConfigError("--to begins with a model folder of ours; leave out --from and --from-pickle.")
+            raise ConfigError("--to reads a model folder of ours; leave out --from and --from-pickle.")
 
 
 OPTIONS = (ConvertOptions,)
@@ -75,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
 
     source = resolve_model_path(options.source, revision=options.revision)
     if output.exists() and output.samefile(source):
-        raise ConfigError(f"{output} is the folder that is read; choose another for --output.")
+        raise ConfigError(f"{output} is the folder that is read; give another one for --output.")
     from manyheads.interop.convert import export_folder, import_folder
 
     if options.to is not None:

@@ -1,0 +1,32 @@
+"""One table of formats: the command, its help and the documentation agree with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli.commands.convert import ConvertOptions
+from manyheads.errors import ConfigError
+from manyheads.interop import FORMATS, PEERS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_page_lists_every_format() -> None:
+    page = (ROOT / "docs" / "converting.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)`[^|]*\| (yes|no)[^|]*\| (yes|no)[^|]*\|", page, re.MULTILINE)
+    assert rows == [(peer, "yes" if one.is_read else "no", "yes") for peer, one in FORMATS.items()]
+
+
+@pytest.mark.parametrize("peer", FORMATS)
+def test_every_format_can_be_asked_for(peer: str) -> None:
+    assert ConvertOptions(source="a", output="b", to=peer).to == peer
+    assert ConvertOptions(source="a", output="b", origin=peer).origin == peer
+
+
+@pytest.mark.parametrize("peer", sorted(set(PEERS) - set(FORMATS)))
+def test_single_modules_are_no_models(peer: str) -> None:
+    with pytest.raises(ConfigError, match="must be one of"):
+        ConvertOptions(source="a", output="b", to=peer)
