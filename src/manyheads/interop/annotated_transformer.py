@@ -21,27 +21,13 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout
 from manyheads.interop.peer import Options, Peer, check_size, require
-from manyheads.interop.scores import PeerMask, scored_as, uniform_when_empty
+from manyheads.interop.scores import decode, encode, uniform_when_empty
 from manyheads.nn.attention.decoder_state import DecoderState
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.schedules import noam
 
 __all__ = ["AnnotatedSmoothing", "AnnotatedTransformer", "LabelSmoothing"]
-
-LAYOUT: Layout = {
-    "src_embed.0.lut.weight": "body.source_embedding.weight",
-    "tgt_embed.0.lut.weight": "body.target_embedding.weight",
-    "generator.proj.*": "head.*",
-    "*.layers.*.self_attn.linears.{0,1,2,3}.*": "body.*.layers.*.self_attn.{q,k,v,out}_proj.*",
-    "*.layers.*.src_attn.linears.{0,1,2,3}.*": "body.*.layers.*.cross_attn.{q,k,v,out}_proj.*",
-    "*.layers.*.feed_forward.w_{1,2}.*": "body.*.layers.*.feed_forward.{in,out}_proj.*",
-    "*.layers.*.sublayer.0.norm.{a_2,b_2}": "body.*.layers.*.self_attn_residual.norm.{weight,bias}",
-    "encoder.layers.*.sublayer.1.norm.{a_2,b_2}": "body.encoder.layers.*.feed_forward_residual.norm.{weight,bias}",
-    "decoder.layers.*.sublayer.1.norm.{a_2,b_2}": "body.decoder.layers.*.cross_attn_residual.norm.{weight,bias}",
-    "decoder.layers.*.sublayer.2.norm.{a_2,b_2}": "body.decoder.layers.*.feed_forward_residual.norm.{weight,bias}",
-    "*.norm.{a_2,b_2}": "body.*.norm.{weight,bias}",
-}
 
 
 class LabelSmoothing(nn.Module):
@@ -133,6 +119,19 @@ class AnnotatedTransformer(Peer):
         "eps": 1e-6,
     }
     inputs = ("src", "src_mask", "tgt", "tgt_mask", "tgt_y", "tgt_full")
+    layout: ClassVar[Layout] = {
+        "src_embed.0.lut.weight": "body.source_embedding.weight",
+        "tgt_embed.0.lut.weight": "body.target_embedding.weight",
+        "generator.proj.*": "head.*",
+        "*.layers.*.self_attn.linears.{0,1,2,3}.*": "body.*.layers.*.self_attn.{q,k,v,out}_proj.*",
+        "*.layers.*.src_attn.linears.{0,1,2,3}.*": "body.*.layers.*.cross_attn.{q,k,v,out}_proj.*",
+        "*.layers.*.feed_forward.w_{1,2}.*": "body.*.layers.*.feed_forward.{in,out}_proj.*",
+        "*.layers.*.sublayer.0.norm.{a_2,b_2}": "body.*.layers.*.self_attn_residual.norm.{weight,bias}",
+        "encoder.layers.*.sublayer.1.norm.{a_2,b_2}": "body.encoder.layers.*.feed_forward_residual.norm.{weight,bias}",
+        "decoder.layers.*.sublayer.1.norm.{a_2,b_2}": "body.decoder.layers.*.cross_attn_residual.norm.{weight,bias}",
+        "decoder.layers.*.sublayer.2.norm.{a_2,b_2}": "body.decoder.layers.*.feed_forward_residual.norm.{weight,bias}",
+        "*.norm.{a_2,b_2}": "body.*.norm.{weight,bias}",
+    }
     # `pe[:64]` contains the first rows of a table of positions; a complete checkpoint has one table per side.
     unused = r"(.*\.)?pe(\[.*)?"
 
@@ -167,10 +166,6 @@ class AnnotatedTransformer(Peer):
             if re.fullmatch(cls.unused, name):
                 _check_positions(name, weights[name], config.d_model)
         return build_model(config)
-
-    @classmethod
-    def layout(cls, module: Any) -> Layout:
-        return LAYOUT
 
     @classmethod
     def describe(cls, module: Seq2Seq) -> dict[str, Any]:
@@ -208,8 +203,8 @@ class AnnotatedTransformer(Peer):
         source, target = require(inputs, "src", "tgt")
         source_mask = self._mask(inputs.get("in.src_mask"), source)
         target_mask = self._mask(inputs.get("in.tgt_mask"), target, causal=True)
-        memory = self.encode(source, source_mask)
-        hidden = self.decode(target, memory, target_mask, source_mask)
+        memory = encode(self.module, source, source_mask)
+        hidden = decode(self.module, target, memory, target_mask, source_mask)
         log_probs = self.module.head.log_probs(hidden)
         answer = {"out.memory": memory, "out.decoder": hidden, "out.logprobs": log_probs}
         if "smoothing" in self.config:
@@ -222,35 +217,15 @@ class AnnotatedTransformer(Peer):
             answer["out.greedy_ids"] = self.greedy(source[:1], source_mask, int(self.config["greedy_len"]))
         return answer
 
-    def encode(self, source: Tensor, mask: Tensor) -> Tensor:
-        """(batch, source_len) ids, mask (batch, 1, 1 or source_len, source_len) -> (batch, source_len, d_model)"""
-        body = self.module.body
-        x = body.source_positions(body.source_embedding(source))
-        with scored_as(body.encoder, "self_attn", uniform_when_empty(mask)) as allowed:
-            memory: Tensor = body.encoder(x, allowed)
-        return memory
-
-    def decode(self, target: Tensor, memory: Tensor, mask: Tensor, memory_mask: Tensor) -> Tensor:
-        """(batch, target_len) ids -> (batch, target_len, d_model)"""
-        body = self.module.body
-        x = body.target_positions(body.target_embedding(target))
-        with (
-            scored_as(body.decoder, "self_attn", uniform_when_empty(mask)) as allowed,
-            scored_as(body.decoder, "cross_attn", uniform_when_empty(memory_mask)) as memory_allowed,
-        ):
-            hidden: Tensor = body.decoder(x, memory, allowed, memory_allowed)
-        return hidden
-
     def greedy(self, source: Tensor, source_mask: Tensor, length: int) -> Tensor:
         """Return the most probable token at each step, also after EOS, computed with our cache: (1, length), start
         included.
         """
         body = self.module.body
-        mask: PeerMask = uniform_when_empty(source_mask[:1])
-        layers = body.decoder.start(self.encode(source, source_mask[:1]))
+        layers = body.decoder.start(encode(self.module, source, source_mask[:1]))
         state = DecoderState(layers, source_seen=None, length=torch.zeros((), dtype=torch.int64))
         ids = [torch.full((1, 1), int(self.config.get("start_symbol", 1)))]
-        with scored_as(body.decoder, "cross_attn", mask) as allowed:
+        with uniform_when_empty(body.decoder, "cross_attn", source_mask[:1]) as allowed:
             for first in range(length - 1):
                 x = body.target_positions(body.target_embedding(ids[-1]), first)
                 planned, state = state.plan(1)

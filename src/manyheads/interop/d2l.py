@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.interop.layout import Layout, nested
 from manyheads.interop.peer import Options, Parts, Peer, require, weights_by_part
-from manyheads.interop.scores import PeerMask, scored_as, uniform_when_empty
+from manyheads.interop.scores import uniform_when_empty
 from manyheads.nn.attention.additive import AdditiveAttention
 from manyheads.nn.attention.dot_product import DotProductAttention
 from manyheads.nn.attention.masks import Dense, Lengths
@@ -42,13 +42,6 @@ __all__ = [
     "SoftmaxPeer",
 ]
 
-ADDITIVE: Layout = {"W_{q,k}.weight": "{q,k}_proj.weight", "w_v.weight": "score_proj.weight"}
-MULTI_HEAD: Layout = {"W_{q,k,v,o}.*": "{q,k,v,out}_proj.*"}
-BLOCK: Layout = {
-    "attention.W_{q,k,v,o}.*": "self_attn.{q,k,v,out}_proj.*",
-    "ffn.dense{1,2}.*": "feed_forward.{in,out}_proj.*",
-    "addnorm{1,2}.ln.*": "{self_attn,feed_forward}_residual.norm.*",
-}
 _POSITIONS = 40
 
 
@@ -72,9 +65,10 @@ class EncoderBlock(nn.Module):
         self.self_attn_residual = Residual(nn.LayerNorm(d_model), position="post", dropout=dropout)
         self.feed_forward_residual = Residual(nn.LayerNorm(d_model), position="post", dropout=dropout)
 
-    def forward(self, x: Tensor, mask: PeerMask = PeerMask()) -> Tensor:  # noqa: B008 - frozen
-        with scored_as(self, "self_attn", mask) as allowed:
-            x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=allowed)[0])
+    def forward(self, x: Tensor, valid_lens: Tensor | None = None) -> Tensor:
+        allowed = _allowed(valid_lens, x.shape[1], x.shape[1])
+        with uniform_when_empty(self, "self_attn", None if allowed is None else allowed[:, None]) as mask:
+            x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask)[0])
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
 
@@ -92,11 +86,6 @@ def _allowed(valid_lens: Tensor | None, q_len: int, k_len: int) -> Tensor | None
     return Lengths(valid_lens).allowed(queries, keys)[:, 0]
 
 
-def _mask(valid_lens: Tensor | None, q_len: int, k_len: int) -> PeerMask:
-    allowed = _allowed(valid_lens, q_len, k_len)
-    return PeerMask() if allowed is None else uniform_when_empty(allowed[:, None])
-
-
 def _one_head(module: AdditiveAttention | DotProductAttention, *given: Tensor, lens: Tensor | None) -> list[Tensor]:
     """Return output and weights of an attention with one head, by d2l's conventions."""
     allowed = _allowed(lens, given[0].shape[1], given[1].shape[1])
@@ -111,9 +100,7 @@ def _one_head(module: AdditiveAttention | DotProductAttention, *given: Tensor, l
 class SoftmaxPeer(Peer):
     """masked_softmax."""
 
-    name = "d2l's masked_softmax"
-    kinds = ("d2l/masked_softmax",)
-    origin = "d2l/masked_softmax$"
+    name = "d2l/masked_softmax"
     inputs = ("scores", "valid_lens")
 
     @classmethod
@@ -149,9 +136,7 @@ class _AttentionPeer(Peer):
 class DotProductPeer(_AttentionPeer):
     """DotProductAttention."""
 
-    name = "d2l's DotProductAttention"
-    kinds = ("d2l/DotProductAttention",)
-    origin = "d2l/DotProductAttention$"
+    name = "d2l/DotProductAttention"
     options: ClassVar[Options] = {"dropout": 0.0}
 
     @classmethod
@@ -167,19 +152,14 @@ class DotProductPeer(_AttentionPeer):
 class AdditivePeer(_AttentionPeer):
     """AdditiveAttention."""
 
-    name = "d2l's AdditiveAttention"
-    kinds = ("d2l/AdditiveAttention",)
-    origin = "d2l/AdditiveAttention$"
+    name = "d2l/AdditiveAttention"
     options: ClassVar[Options] = {"num_hiddens": int, "dropout": 0.0}
+    layout: ClassVar[Layout] = {"W_{q,k}.weight": "{q,k}_proj.weight", "w_v.weight": "score_proj.weight"}
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> AdditiveAttention:
         query_dim, key_dim = _widths(weights, "W_q.weight", "W_k.weight")
         return AdditiveAttention(query_dim, key_dim, options["num_hiddens"], dropout=float(options["dropout"]))
-
-    @classmethod
-    def layout(cls, module: AdditiveAttention) -> Layout:
-        return ADDITIVE
 
     @classmethod
     def describe(cls, module: AdditiveAttention) -> dict[str, Any]:
@@ -189,10 +169,9 @@ class AdditivePeer(_AttentionPeer):
 class MultiHeadPeer(_AttentionPeer):
     """MultiHeadAttention."""
 
-    name = "d2l's MultiHeadAttention"
-    kinds = ("d2l/MultiHeadAttention",)
-    origin = "d2l/MultiHeadAttention$"
+    name = "d2l/MultiHeadAttention"
     options: ClassVar[Options] = {"num_hiddens": int, "num_heads": int, "dropout": 0.0, "bias": False}
+    layout: ClassVar[Layout] = {"W_{q,k,v,o}.*": "{q,k,v,out}_proj.*"}
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> MultiHeadAttention:
@@ -206,10 +185,6 @@ class MultiHeadPeer(_AttentionPeer):
             dropout=float(options["dropout"]),
             bias=options["bias"],
         )
-
-    @classmethod
-    def layout(cls, module: MultiHeadAttention) -> Layout:
-        return MULTI_HEAD
 
     @classmethod
     def describe(cls, module: MultiHeadAttention) -> dict[str, Any]:
@@ -227,8 +202,8 @@ class MultiHeadPeer(_AttentionPeer):
 
     @classmethod
     def attend(cls, module: MultiHeadAttention, *given: Tensor, lens: Tensor | None) -> list[Tensor]:
-        holder = nn.ModuleDict({"attention": module})
-        with scored_as(holder, "attention", _mask(lens, given[0].shape[1], given[1].shape[1])) as mask:
+        holder, allowed = nn.ModuleDict({"attention": module}), _allowed(lens, given[0].shape[1], given[1].shape[1])
+        with uniform_when_empty(holder, "attention", None if allowed is None else allowed[:, None]) as mask:
             out, _, weights = module(*given, mask=mask, need_weights=True)
         return [out, weights.flatten(0, 1)]  # d2l merges heads into the batch axis
 
@@ -236,9 +211,7 @@ class MultiHeadPeer(_AttentionPeer):
 class BlockPeer(Peer):
     """TransformerEncoderBlock."""
 
-    name = "d2l's TransformerEncoderBlock"
-    kinds = ("d2l/TransformerEncoderBlock",)
-    origin = "d2l/TransformerEncoderBlock$"
+    name = "d2l/TransformerEncoderBlock"
     options: ClassVar[Options] = {
         "num_hiddens": int,
         "ffn_num_hiddens": int,
@@ -247,6 +220,11 @@ class BlockPeer(Peer):
         "use_bias": False,
     }
     inputs = ("X", "valid_lens")
+    layout: ClassVar[Layout] = {
+        "attention.W_{q,k,v,o}.*": "self_attn.{q,k,v,out}_proj.*",
+        "ffn.dense{1,2}.*": "feed_forward.{in,out}_proj.*",
+        "addnorm{1,2}.ln.*": "{self_attn,feed_forward}_residual.norm.*",
+    }
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderBlock:
@@ -257,10 +235,6 @@ class BlockPeer(Peer):
             dropout=float(options["dropout"]),
             bias=options["use_bias"],
         )
-
-    @classmethod
-    def layout(cls, module: EncoderBlock) -> Layout:
-        return BLOCK
 
     @classmethod
     def describe(cls, module: EncoderBlock) -> dict[str, Any]:
@@ -281,7 +255,7 @@ class BlockPeer(Peer):
     @torch.no_grad()
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         [x] = require(inputs, "X")
-        return {"out.output": self.module(x, _mask(inputs.get("in.valid_lens"), x.shape[1], x.shape[1]))}
+        return {"out.output": self.module(x, inputs.get("in.valid_lens"))}
 
 
 class AllOfD2l(Peer):
@@ -295,11 +269,11 @@ class AllOfD2l(Peer):
     section = None
     ignores_others = True
     options: ClassVar[Options] = {"h": int, "heads": int, "bias": bool, "add_h": int, "ffn": int}
-    layouts: Mapping[str, Layout] = {"add": ADDITIVE, "mha": MULTI_HEAD, "blk": BLOCK}
+    layout = nested({"add": AdditivePeer.layout, "mha": MultiHeadPeer.layout, "blk": BlockPeer.layout})
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Parts:
-        own = weights_by_part(weights, cls.layouts)
+        own = weights_by_part(weights, ("add", "mha", "blk"))
         sizes = {"num_hiddens": options["h"], "num_heads": options["heads"], "dropout": 0.0, "bias": options["bias"]}
         # Published blocks have biases in attention if use_bias is true, but the fixtures' never have.
         block = {**sizes, "ffn_num_hiddens": options["ffn"], "use_bias": "attention.W_q.bias" in own["blk"]}
@@ -312,10 +286,6 @@ class AllOfD2l(Peer):
                 "softmax": MaskedSoftmax(),
             }
         )
-
-    @classmethod
-    def layout(cls, module: Parts) -> Layout:
-        return nested(cls.layouts)
 
     @classmethod
     def describe(cls, module: Any) -> dict[str, Any]:
@@ -338,7 +308,7 @@ class AllOfD2l(Peer):
                 out, weights = attend(self.module[name[:3]], queries, keys, values, lens=lens)
                 answer |= {f"{name}_{kind}": out, f"{name}_weights_{kind}": weights}
             if kind != "2d":  # its lengths are those of other queries
-                answer[f"block_{kind}"] = self.module["blk"](x, _mask(lens, x.shape[1], x.shape[1]))
+                answer[f"block_{kind}"] = self.module["blk"](x, lens)
         answer["positions"] = sinusoidal_table(torch.arange(float(_POSITIONS)), self.chosen["h"])
         return {f"out.{name}": tensor for name, tensor in answer.items()}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from manyheads.errors import RequestError
 from manyheads.interop.layout import Layout, Rule
 from manyheads.interop.peer import Options, Peer, read_options, require
-from manyheads.interop.scores import PeerMask, scored_as, uniform_when_empty
+from manyheads.interop.scores import uniform_when_empty
 from manyheads.nn.attention.dot_product import DotProductAttention
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 
@@ -48,7 +48,7 @@ class FusedQkv(Peer):
         return MultiHeadAttention(options["embed_dim"], options["num_heads"], query_dim=width, key_dim=width)
 
     @classmethod
-    def layout(cls, module: MultiHeadAttention) -> Layout:
+    def layout_of(cls, module: MultiHeadAttention) -> Layout:
         heads = module.num_heads
 
         def by_head(parts: list[Tensor]) -> Tensor:
@@ -80,13 +80,13 @@ class FusedQkv(Peer):
         answer: dict[str, Tensor] = {}
         masks = {name.removeprefix("in."): mask for name, mask in inputs.items() if name.startswith("in.mask_")}
         for name, mask in {"none": None, **masks}.items():
-            peer_mask = PeerMask() if mask is None else uniform_when_empty(_allowed(mask))
-            with scored_as(nn.ModuleDict({"attention": self.module}), "attention", peer_mask) as allowed:
+            holder, given = nn.ModuleDict({"attention": self.module}), None if mask is None else _allowed(mask)
+            with uniform_when_empty(holder, "attention", given) as allowed:
                 out, _, weights = self.module(x, mask=allowed, need_weights=True)
             answer |= {f"out.out_{name}": out, f"out.attn_{name}": weights}
         if "in.q" in inputs:
-            given = require(inputs, "q", "k", "v")
-            answer["out.sdp_values"], answer["out.sdp_attn"] = DotProductAttention()(*given, need_weights=True)
+            qkv = require(inputs, "q", "k", "v")
+            answer["out.sdp_values"], answer["out.sdp_attn"] = DotProductAttention()(*qkv, need_weights=True)
         return answer
 
 

@@ -36,16 +36,13 @@ class SampleLogits(Peer):
     section = None
     ignores_others = True
     options: ClassVar[Options] = {"vocab": int, "d": int, "n_sample": int}
+    layout: ClassVar[Layout] = {"emb.weight": "weight", "bias": "bias"}
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LinearHead:
         if min(options.values()) < 1:
             raise ConfigError(f"vocab, d and n_sample must be whole numbers above 0; they are {options}.")
         return LinearHead(options["d"], options["vocab"], bias=True)
-
-    @classmethod
-    def layout(cls, module: LinearHead) -> Layout:
-        return {"emb.weight": "weight", "bias": "bias"}
 
     @classmethod
     def describe(cls, module: LinearHead) -> dict[str, Any]:

@@ -107,9 +107,9 @@ class OfficialTransformerXL(Peer):
         return cast(LanguageModel, build_model(config))
 
     @classmethod
-    def layout(cls, module: LanguageModel) -> Layout:
-        """See `Peer.layout`. Clusters, and the rows of trained positions, are in reverse order; types 1 and 3 have one
-        parameter for all layers.
+    def layout_of(cls, module: LanguageModel) -> Layout:
+        """See `Peer.layout_of`. Clusters, and the rows of trained positions, are in reverse order. Types 1 and 3 have
+        one parameter for all layers.
         """
         config = module.config
         biases: dict[str, Layout] = {
@@ -210,7 +210,7 @@ class OfficialTransformerXL(Peer):
         answer[f"out.loss_in_token_order.{index}"] = losses.detach()
         answer[f"out.loss.{index}"] = by_cluster(losses.detach(), target, config.cutoffs)
         if wants_grads:
-            found = export_gradients(losses.mean(), self.module, self.layout(self.module))
+            found = export_gradients(losses.mean(), self.module, self.layout_of(self.module))
             answer |= {f"grad.{name}": grad for name, grad in found.items()}
         with torch.no_grad():
             memories = self._next_memories(memories, [one.detach() for one in hidden])

@@ -28,23 +28,18 @@ from manyheads.nn.conventions import from_sequence_first
 
 __all__ = ["AllOfLabml", "MultiHeadPeer", "RelativePeer"]
 
-LAYOUT: Layout = {
-    "{query,key,value}.linear.*": "{q,k,v}_proj.*",
-    "output.*": "out_proj.*",
-    "key_pos_embeddings": flipped("distance_embedding"),
-    "key_pos_bias": flipped("distance_bias"),
-    "query_pos_bias": "content_bias",
-}
-
 
 class _Labml(Peer):
     """What both modules have in common."""
 
     inputs = ("query", "key", "value", "mask")
-
-    @classmethod
-    def layout(cls, module: Any) -> Layout:
-        return LAYOUT
+    layout: ClassVar[Layout] = {
+        "{query,key,value}.linear.*": "{q,k,v}_proj.*",
+        "output.*": "out_proj.*",
+        "key_pos_embeddings": flipped("distance_embedding"),
+        "key_pos_bias": flipped("distance_bias"),
+        "query_pos_bias": "content_bias",
+    }
 
     @classmethod
     def describe(cls, module: Any) -> dict[str, Any]:
@@ -82,9 +77,7 @@ class _Labml(Peer):
 class MultiHeadPeer(_Labml):
     """MultiHeadAttention."""
 
-    name = "labml's MultiHeadAttention"
-    kinds = ("labml/MultiHeadAttention",)
-    origin = "labml/MultiHeadAttention$"
+    name = "labml/MultiHeadAttention"
     options: ClassVar[Options] = {"heads": int, "d_model": int, "dropout_prob": 0.1, "bias": True}
 
     @classmethod
@@ -114,9 +107,7 @@ class MultiHeadPeer(_Labml):
 class RelativePeer(_Labml):
     """RelativeMultiHeadAttention."""
 
-    name = "labml's RelativeMultiHeadAttention"
-    kinds = ("labml/RelativeMultiHeadAttention",)
-    origin = "labml/RelativeMultiHeadAttention$"
+    name = "labml/RelativeMultiHeadAttention"
     options: ClassVar[Options] = {"heads": int, "d_model": int, "dropout_prob": 0.1}
 
     @classmethod
@@ -161,17 +152,14 @@ class AllOfLabml(Peer):
     section = None
     ignores_others = True
     options: ClassVar[Options] = {"d": int, "heads": int, "bias": bool}
-    parts: Mapping[str, type[_Labml]] = {"mha": MultiHeadPeer, "rel": RelativePeer}
+    parts: ClassVar[Mapping[str, type[_Labml]]] = {"mha": MultiHeadPeer, "rel": RelativePeer}
+    layout = nested({"mha": _Labml.layout, "rel": _Labml.layout})
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Parts:
         own = weights_by_part(weights, cls.parts)
         sizes = {"heads": options["heads"], "d_model": options["d"], "dropout_prob": 0.1, "bias": options["bias"]}
         return Parts({name: part.build(sizes, own[name]) for name, part in cls.parts.items()})
-
-    @classmethod
-    def layout(cls, module: Parts) -> Layout:
-        return nested(dict.fromkeys(cls.parts, LAYOUT))
 
     @classmethod
     def describe(cls, module: Any) -> dict[str, Any]:

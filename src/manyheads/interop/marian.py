@@ -21,7 +21,7 @@ from manyheads.errors import RequestError
 from manyheads.interop.marian_generation import MarianIds, settings_from_peer
 from manyheads.interop.marian_weights import SPECIAL_IDS, build, to_peer
 from manyheads.interop.peer import Peer, require
-from manyheads.interop.scores import scored_as, uniform_when_empty
+from manyheads.interop.scores import decode, encode
 
 __all__ = ["Marian"]
 
@@ -57,38 +57,21 @@ class Marian(Peer):
         if "in.decoder_input_ids" not in inputs and labels is not None:
             inputs = {**inputs, "in.decoder_input_ids": self._shifted(labels)}
         [target] = require(inputs, "decoder_input_ids")
-        memory = self.encode(source, source_mask)
-        hidden = self.decode(target, memory, torch.ones_like(target, dtype=torch.bool), source_mask)
+        causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()[None, None]
+        memory_allowed = source_mask[:, None, None]
+        memory = encode(self.module, source, memory_allowed)
+        hidden = decode(self.module, target, memory, causal, memory_allowed)
         logits = self.module.head.logits(hidden)
         answer = {"out.encoder_last_hidden": memory, "out.decoder_last_hidden": hidden, "out.logits": logits}
         if "in.decoder_mask" in inputs:
-            masked = self.decode(target, memory, inputs["in.decoder_mask"] != 0, source_mask)
+            allowed = causal & (inputs["in.decoder_mask"] != 0)[:, None, None]
+            masked = decode(self.module, target, memory, allowed, memory_allowed)
             answer["out.logits_with_decoder_mask"] = self.module.head.logits(masked)
         if labels is not None:
             answer["out.loss"] = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         if "max_length" in self.config:
             answer |= self._generate(source, source_mask)
         return answer
-
-    def encode(self, source: Tensor, mask: Tensor) -> Tensor:
-        """(batch, source_len) ids and bool, True = keep -> (batch, source_len, d_model)"""
-        body = self.module.body
-        x = body.source_positions(body.source_embedding(source))
-        with scored_as(body.encoder, "self_attn", uniform_when_empty(mask[:, None, None])) as allowed:
-            memory: Tensor = body.encoder(x, allowed)
-        return memory
-
-    def decode(self, target: Tensor, memory: Tensor, mask: Tensor, memory_mask: Tensor) -> Tensor:
-        """(batch, target_len) ids and bool, True = keep -> (batch, target_len, d_model)"""
-        body = self.module.body
-        x = body.target_positions(body.target_embedding(target))
-        causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool, device=target.device).tril()
-        with (
-            scored_as(body.decoder, "self_attn", uniform_when_empty(mask[:, None, None] & causal)) as allowed,
-            scored_as(body.decoder, "cross_attn", uniform_when_empty(memory_mask[:, None, None])) as memory_allowed,
-        ):
-            hidden: Tensor = body.decoder(x, memory, allowed, memory_allowed)
-        return hidden
 
     def generate(self, source: Tensor, mask: Tensor, settings: DecodingSettings) -> list[list[Hypothesis]]:
         """Translate with our search.

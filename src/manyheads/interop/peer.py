@@ -27,22 +27,24 @@ class Peer:
     A subclass describes one module or model of another implementation by these tables and by the methods below them.
 
     Attributes:
-        name: the peer in messages. kinds: `kind` in the JSON of its fixtures. origin: a regular expression that `peer`
-            in the JSON of a fixture without a kind begins with.
+        name: the peer in messages. kinds: `kind` in the JSON of its fixtures, beside the name. origin: a regular
+            expression that `peer` in the JSON of a fixture without a kind begins with, unless it is the name.
         options: its constructor's arguments. section: the key in a config that holds them; None: the config itself.
             ignores_others: whether other options are ignored; otherwise they are errors.
         inputs: shell patterns of its inputs, without `in.`; None: others are ignored.
-        unused: a regular expression of names in its state dict that are not parameters.
+        layout: the names of its weights and of ours. unused: a regular expression of names in its state dict that are
+            not parameters.
         module: our module, in evaluation mode. config: as given to `from_peer`. chosen: the options, with defaults.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]] = ()
-    origin: ClassVar[str]
+    origin: ClassVar[str] = "(?!)"
     options: ClassVar[Options] = {}
     section: ClassVar[str | None] = "model"
     ignores_others: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...] | None] = None
+    layout: ClassVar[Layout] = {}
     unused: ClassVar[str] = ""
 
     def __init__(self, module: Any, config: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
@@ -52,8 +54,9 @@ class Peer:
     def matches(cls, meta: Mapping[str, Any]) -> bool:
         """Return whether a fixture's JSON describes this peer, by its `kind`, or by its `peer` if there is no kind."""
         if "kind" in meta:
-            return meta["kind"] in cls.kinds
-        return re.match(cls.origin, str(meta.get("peer", ""))) is not None
+            return meta["kind"] in (cls.name, *cls.kinds)
+        peer = str(meta.get("peer", ""))
+        return peer == cls.name or re.match(cls.origin, peer) is not None
 
     @classmethod
     def from_peer(cls, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Peer:
@@ -69,7 +72,7 @@ class Peer:
         chosen = cls.read(config)
         module = cls.build(chosen, state_dict)
         weights = {name: tensor for name, tensor in state_dict.items() if not re.fullmatch(cls.unused, name)}
-        import_weights(module, weights, cls.layout(module))
+        import_weights(module, weights, cls.layout_of(module))
         return cls(module.eval(), config, chosen)
 
     @classmethod
@@ -79,7 +82,7 @@ class Peer:
         Raises: ConfigError: the peer does not support one of the options.
         """
         options = cls.describe(module)
-        return {cls.section: options} if cls.section else options, export_weights(module, cls.layout(module))
+        return {cls.section: options} if cls.section else options, export_weights(module, cls.layout_of(module))
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,9 +100,9 @@ class Peer:
         raise NotImplementedError
 
     @classmethod
-    def layout(cls, module: Any) -> Layout:
-        """Return the layout of the weights."""
-        return {}
+    def layout_of(cls, module: Any) -> Layout:
+        """Return the layout of the weights, which may depend on the module."""
+        return cls.layout
 
     @classmethod
     def describe(cls, module: Any) -> dict[str, Any]:

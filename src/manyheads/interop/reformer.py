@@ -29,22 +29,6 @@ from manyheads.nn.attention.observing import observe
 
 __all__ = ["HFReformer"]
 
-LAYOUT: Layout = {
-    "reformer.embeddings.word_embeddings.weight": "body.embedding.weight",
-    "reformer.embeddings.position_embeddings.weights.*": "body.positions.weights.*",
-    "reformer.embeddings.position_embeddings.embedding.weight": "body.positions.weight",
-    "reformer.encoder.layers.*.attention.layer_norm.*": "body.layers.*.attention.norm.*",
-    "reformer.encoder.layers.*.attention.self_attention.{query,key,query_key,value}.*": (
-        "body.layers.*.attention.self_attn.{q,k,qk,v}_proj.*"
-    ),
-    "reformer.encoder.layers.*.attention.output.dense.*": "body.layers.*.attention.self_attn.out_proj.*",
-    "reformer.encoder.layers.*.feed_forward.layer_norm.*": "body.layers.*.feed_forward.norm.*",
-    "reformer.encoder.layers.*.feed_forward.dense.dense.*": "body.layers.*.feed_forward.net.in_proj.*",
-    "reformer.encoder.layers.*.feed_forward.output.dense.*": "body.layers.*.feed_forward.net.out_proj.*",
-    "reformer.encoder.layer_norm.*": "body.norm.*",
-    "lm_head.bias": "head.bias",
-    "lm_head.decoder.{weight,bias}": "head.{weight,bias}",
-}
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "swish", "swish": "swish"}
 
 
@@ -91,6 +75,22 @@ class HFReformer(Peer):
         "tie_word_embeddings": False,
     }
     ignores_others = True
+    layout: ClassVar[Layout] = {
+        "reformer.embeddings.word_embeddings.weight": "body.embedding.weight",
+        "reformer.embeddings.position_embeddings.weights.*": "body.positions.weights.*",
+        "reformer.embeddings.position_embeddings.embedding.weight": "body.positions.weight",
+        "reformer.encoder.layers.*.attention.layer_norm.*": "body.layers.*.attention.norm.*",
+        "reformer.encoder.layers.*.attention.self_attention.{query,key,query_key,value}.*": (
+            "body.layers.*.attention.self_attn.{q,k,qk,v}_proj.*"
+        ),
+        "reformer.encoder.layers.*.attention.output.dense.*": "body.layers.*.attention.self_attn.out_proj.*",
+        "reformer.encoder.layers.*.feed_forward.layer_norm.*": "body.layers.*.feed_forward.norm.*",
+        "reformer.encoder.layers.*.feed_forward.dense.dense.*": "body.layers.*.feed_forward.net.in_proj.*",
+        "reformer.encoder.layers.*.feed_forward.output.dense.*": "body.layers.*.feed_forward.net.out_proj.*",
+        "reformer.encoder.layer_norm.*": "body.norm.*",
+        "lm_head.bias": "head.bias",
+        "lm_head.decoder.{weight,bias}": "head.{weight,bias}",
+    }
     unused = r".*\.(self_)?mask_value_float(16|32)"  # buffers of the attention layers in older files
 
     @classmethod
@@ -154,10 +154,6 @@ class HFReformer(Peer):
                     f"{name} has shape {tuple(weights[name].shape)}, but axial_pos_shape is {list(config.axes[0])}."
                 )
         return cast(LanguageModel, build_model(config))
-
-    @classmethod
-    def layout(cls, module: LanguageModel) -> Layout:
-        return LAYOUT
 
     @classmethod
     def describe(cls, module: LanguageModel) -> dict[str, Any]:
@@ -286,7 +282,7 @@ class HFReformer(Peer):
         if self.module.config.causal:
             logits, ids = logits[:, :-1], ids[:, 1:]
         loss = F.cross_entropy(logits.flatten(0, 1), ids.flatten())
-        gradients = export_gradients(loss, self.module, LAYOUT)
+        gradients = export_gradients(loss, self.module, self.layout)
         return {"out.loss": loss.detach(), **{f"grad.{name}": gradient for name, gradient in gradients.items()}}
 
 

@@ -111,6 +111,7 @@ class SelfAttentionPeer(Peer):
         **fixed,
         **_ATTENTION,
     }
+    layout: ClassVar[Layout] = {"to{qk,v}.weight": "{qk,v}_proj.weight", "to_out.*": "out_proj.*"}
     section = "opts"
 
     @classmethod
@@ -127,10 +128,6 @@ class SelfAttentionPeer(Peer):
         return LSHSelfAttention(
             options["dim"], options["heads"], head_dim, settings=settings, max_len=exact + 1, bias=True
         )
-
-    @classmethod
-    def layout(cls, module: LSHSelfAttention) -> Layout:
-        return {"toqk.weight": "qk_proj.weight", "tov.weight": "v_proj.weight", "to_out.*": "out_proj.*"}
 
     @classmethod
     def describe(cls, module: LSHSelfAttention) -> dict[str, Any]:

@@ -1,72 +1,42 @@
-"""Masking conventions of peers that our attention does not have, applied from outside while a wrapper runs."""
+"""A masking convention of peers that our attention does not have, applied from outside while a wrapper runs.
+
+They fill blocked scores with a large negative number, so a query that may attend to nothing attends to all keys
+equally.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.nn.attention.masks import Dense, Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 
-__all__ = ["PeerMask", "additive", "scored_as", "uniform_when_empty"]
-
-
-@dataclass(frozen=True)
-class PeerMask:
-    """A peer's mask in our terms.
-
-    mask: the allowed keys; None: all. bias: added to the scaled scores. muted: queries, (..., q_len, 1), whose scores
-    are
-        all zero.
-    """
-
-    mask: Mask | None = None
-    bias: Tensor | None = None
-    muted: Tensor | None = None
-
-
-def additive(blocked: Tensor | None, bias: Tensor | None) -> PeerMask:
-    """Combine torch's two kinds of masks: True = blocked, and added numbers, where -inf blocks.
-
-    Shape: broadcastable to (batch, heads, q_len, k_len).
-    """
-    allowed = None if blocked is None else ~blocked
-    if bias is not None:
-        finite = ~torch.isneginf(bias)
-        allowed = finite if allowed is None else allowed & finite
-        bias = bias.masked_fill(~finite, 0.0)
-        if not bias.any():
-            bias = None
-    return PeerMask(mask=None if allowed is None else Dense(allowed), bias=bias)
-
-
-def uniform_when_empty(allowed: Tensor) -> PeerMask:
-    """Reproduce a mask filled with a large negative number: a query that may attend to nothing attends to all keys
-    equally.
-
-    Shape: allowed (batch, heads or 1, q_len or 1, k_len).
-    """
-    empty = ~allowed.any(dim=-1, keepdim=True)
-    return PeerMask(mask=Dense(allowed | empty), muted=empty if bool(empty.any()) else None)
+__all__ = ["decode", "encode", "uniform_when_empty"]
 
 
 @contextmanager
-def scored_as(module: nn.Module, name: str, mask: PeerMask) -> Iterator[Mask | None]:
-    """Let every attention layer called `name` in `module` compute the peer's scores; yields the mask to pass."""
-    if mask.bias is None and mask.muted is None:
-        yield mask.mask
+def uniform_when_empty(module: nn.Module, name: str, allowed: Tensor | None) -> Iterator[Mask | None]:
+    """Reproduce the convention in every attention layer called `name` in `module`; yields the mask to pass to it.
+
+    Shape: allowed (batch, heads or 1, q_len or 1, k_len), True = may attend.
+    """
+    if allowed is None:
+        yield None
+        return
+    empty = ~allowed.any(dim=-1, keepdim=True)
+    if not empty.any():
+        yield Dense(allowed)
         return
 
     def score(query: Tensor, key: Tensor) -> Tensor:
         scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(query.shape[-1])
-        if mask.bias is not None:
-            scores = scores + mask.bias
-        return scores if mask.muted is None else scores.masked_fill(mask.muted, 0.0)
+        return scores.masked_fill(empty, 0.0)
 
     layers = [
         layer
@@ -77,7 +47,35 @@ def scored_as(module: nn.Module, name: str, mask: PeerMask) -> Iterator[Mask | N
     try:
         for layer in layers:
             layer.score = score
-        yield mask.mask
+        yield Dense(allowed | empty)
     finally:
         for layer, old in zip(layers, before, strict=True):
             layer.score = old
+
+
+def encode(model: Seq2Seq, source: Tensor, allowed: Tensor) -> Tensor:
+    """Return the encoder's output by this convention.
+
+    Shape: source (batch, source_len) ids, allowed (batch, 1, 1 or source_len, source_len) -> (batch, source_len,
+        d_model).
+    """
+    body = model.body
+    with uniform_when_empty(body.encoder, "self_attn", allowed) as mask:
+        memory: Tensor = body.encoder(body.source_positions(body.source_embedding(source)), mask)
+    return memory
+
+
+def decode(model: Seq2Seq, target: Tensor, memory: Tensor, allowed: Tensor, memory_allowed: Tensor) -> Tensor:
+    """Return the decoder's output by this convention.
+
+    Shape: target (batch, target_len) ids, allowed (batch, 1, 1 or target_len, target_len), memory_allowed (batch, 1, 1
+        or target_len, source_len) -> (batch, target_len, d_model).
+    """
+    body = model.body
+    x = body.target_positions(body.target_embedding(target))
+    with (
+        uniform_when_empty(body.decoder, "self_attn", allowed) as mask,
+        uniform_when_empty(body.decoder, "cross_attn", memory_allowed) as memory_mask,
+    ):
+        hidden: Tensor = body.decoder(x, memory, mask, memory_mask)
+    return hidden

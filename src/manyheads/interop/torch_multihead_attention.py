@@ -53,7 +53,7 @@ class TorchAttention(Peer):
         )
 
     @classmethod
-    def layout(cls, module: Any) -> Layout:
+    def layout_of(cls, module: Any) -> Layout:
         if isinstance(module, TorchMultiheadAttention):
             return {"*": "*", "out_proj.*": "out_proj.*"}
         one_width = {getattr(module, name).in_features for name in PROJECTIONS[:3]} == {module.out_proj.out_features}

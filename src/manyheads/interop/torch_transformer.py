@@ -17,20 +17,10 @@ from manyheads.architectures.transformer.model import Decoder, Encoder
 from manyheads.errors import ConfigError, RequestError
 from manyheads.interop.layout import Layout, export_gradients
 from manyheads.interop.peer import Options, Peer, require
-from manyheads.interop.scores import PeerMask, additive, scored_as
+from manyheads.nn.attention.masks import Mask
+from manyheads.nn.attention.torch_compatible import mask_of_torch
 
 __all__ = ["EncoderDecoder", "TorchTransformer"]
-
-LAYOUT: Layout = {
-    "*.layers.*.self_attn.in_proj_*": "*.layers.*.self_attn.{q,k,v}_proj.*",
-    "*.layers.*.self_attn.out_proj.*": "*.layers.*.self_attn.out_proj.*",
-    "*.layers.*.multihead_attn.in_proj_*": "*.layers.*.cross_attn.{q,k,v}_proj.*",
-    "*.layers.*.multihead_attn.out_proj.*": "*.layers.*.cross_attn.out_proj.*",
-    "*.layers.*.linear{1,2}.*": "*.layers.*.feed_forward.{in,out}_proj.*",
-    "encoder.layers.*.norm{1,2}.*": "encoder.layers.*.{self_attn,feed_forward}_residual.norm.*",
-    "decoder.layers.*.norm{1,2,3}.*": "decoder.layers.*.{self_attn,cross_attn,feed_forward}_residual.norm.*",
-    "*.norm.*": "*.norm.*",
-}
 
 
 class EncoderDecoder(nn.Module):
@@ -46,18 +36,13 @@ class EncoderDecoder(nn.Module):
         self,
         source: Tensor,
         target: Tensor,
-        source_mask: PeerMask = PeerMask(),  # noqa: B008 - frozen
-        target_mask: PeerMask = PeerMask(),  # noqa: B008 - frozen
-        memory_mask: PeerMask = PeerMask(),  # noqa: B008 - frozen
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+        memory_mask: Mask | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return (memory, output)."""
-        with scored_as(self.encoder, "self_attn", source_mask) as mask:
-            memory = self.encoder(source, mask)
-        with (
-            scored_as(self.decoder, "self_attn", target_mask) as mask,
-            scored_as(self.decoder, "cross_attn", memory_mask) as cross_mask,
-        ):
-            return memory, self.decoder(target, memory, mask, cross_mask)
+        memory = self.encoder(source, source_mask)
+        return memory, self.decoder(target, memory, target_mask, memory_mask)
 
 
 class TorchTransformer(Peer):
@@ -84,6 +69,16 @@ class TorchTransformer(Peer):
         "bias": True,
     }
     inputs = ("src", "tgt", "src_mask", "tgt_mask", "memory_mask", "*_key_padding")
+    layout: ClassVar[Layout] = {
+        "*.layers.*.self_attn.in_proj_*": "*.layers.*.self_attn.{q,k,v}_proj.*",
+        "*.layers.*.self_attn.out_proj.*": "*.layers.*.self_attn.out_proj.*",
+        "*.layers.*.multihead_attn.in_proj_*": "*.layers.*.cross_attn.{q,k,v}_proj.*",
+        "*.layers.*.multihead_attn.out_proj.*": "*.layers.*.cross_attn.out_proj.*",
+        "*.layers.*.linear{1,2}.*": "*.layers.*.feed_forward.{in,out}_proj.*",
+        "encoder.layers.*.norm{1,2}.*": "encoder.layers.*.{self_attn,feed_forward}_residual.norm.*",
+        "decoder.layers.*.norm{1,2,3}.*": "decoder.layers.*.{self_attn,cross_attn,feed_forward}_residual.norm.*",
+        "*.norm.*": "*.norm.*",
+    }
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderDecoder:
@@ -106,10 +101,6 @@ class TorchTransformer(Peer):
                 bias=options["bias"],
             )
         )
-
-    @classmethod
-    def layout(cls, module: Any) -> Layout:
-        return LAYOUT
 
     @classmethod
     def describe(cls, module: Any) -> dict[str, Any]:
@@ -142,17 +133,20 @@ class TorchTransformer(Peer):
         }
 
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        source, target = require(inputs, "src", "tgt")
+        given = require(inputs, "src", "tgt")
+        source, target = map(self._batch_first, given)
+        batch, source_len, target_len = source.shape[0], source.shape[1], target.shape[1]
+        memory_padding = "memory_key_padding" if "in.memory_key_padding" in inputs else "src_key_padding"
         wants_grad = bool(self.config.get("grads"))
         with torch.set_grad_enabled(wants_grad):
             memory, out = self.module(
-                self._batch_first(source),
-                self._batch_first(target),
-                self._mask(inputs, "src_mask", "src_key_padding"),
-                self._mask(inputs, "tgt_mask", "tgt_key_padding"),
-                self._mask(inputs, "memory_mask", "memory_key_padding", "src_key_padding"),
+                source,
+                target,
+                self._mask(inputs, "src_mask", "src_key_padding", batch, source_len, source_len),
+                self._mask(inputs, "tgt_mask", "tgt_key_padding", batch, target_len, target_len),
+                self._mask(inputs, "memory_mask", memory_padding, batch, target_len, source_len),
             )
-            batched = source.dim() == 3
+            batched = given[0].dim() == 3
             answer = {"out.memory": self._peer_layout(memory, batched), "out.out": self._peer_layout(out, batched)}
             if wants_grad:
                 answer |= self._gradients(out, inputs.get("in.tgt_key_padding"))
@@ -163,7 +157,7 @@ class TorchTransformer(Peer):
         if padding is not None:
             real = (~padding if padding.dtype == torch.bool else ~torch.isneginf(padding)).view(out.shape[:2])
         loss = (out.square().mean(dim=-1) * out.sin().sum(dim=-1))[real].mean()
-        gradients = export_gradients(loss, self.module, LAYOUT)
+        gradients = export_gradients(loss, self.module, self.layout)
         return {f"grad.{name}": gradient for name, gradient in gradients.items()}
 
     def _batch_first(self, x: Tensor) -> Tensor:
@@ -179,30 +173,9 @@ class TorchTransformer(Peer):
             return x[0]
         return x if self.chosen["batch_first"] else x.transpose(0, 1).contiguous()
 
-    def _mask(self, inputs: Mapping[str, Tensor], pattern: str, *paddings: str) -> PeerMask:
-        """Return one attention's mask from torch's two: a pattern (q_len, k_len) and a key padding, bool or float."""
-        blocked: Tensor | None = None
-        bias: Tensor | None = None
-        padding = next((name for name in paddings if f"in.{name}" in inputs), None)
-        for name in (pattern, padding):
-            if name is None or f"in.{name}" not in inputs:
-                continue
-            given = inputs[f"in.{name}"]
-            part = self._pattern(given, name) if name == pattern else given.view(-1, 1, 1, given.shape[-1])
-            if part.dtype == torch.bool:
-                blocked = part if blocked is None else blocked | part
-            elif part.is_floating_point():
-                bias = part if bias is None else bias + part
-            else:
-                raise RequestError(f"in.{name} is of type {part.dtype}; a mask is bool (True = blocked) or float.")
-        return additive(blocked, bias)
-
-    def _pattern(self, given: Tensor, name: str) -> Tensor:
-        if given.dim() == 2:
-            return given[None, None]
-        heads = self.module.config.num_heads
-        if given.dim() == 3 and given.shape[0] % heads == 0:
-            return given.view(-1, heads, *given.shape[1:])
-        raise RequestError(
-            f"in.{name} has shape {tuple(given.shape)}; it must be (q_len, k_len), or (batch x {heads}, q_len, k_len)."
-        )
+    def _mask(self, inputs: Mapping[str, Tensor], pattern: str, padding: str, *sizes: int) -> Mask | None:
+        """Return one attention's mask. sizes: batch, q_len, k_len."""
+        batch, q_len, k_len = sizes
+        keys = inputs.get(f"in.{padding}")
+        keys = None if keys is None else keys.view(-1, k_len)
+        return mask_of_torch(inputs.get(f"in.{pattern}"), keys, batch, self.module.config.num_heads, q_len, k_len)

@@ -96,8 +96,8 @@ class TransfoXL(Peer):
         return cast(LanguageModel, build_model(config))
 
     @classmethod
-    def layout(cls, module: LanguageModel) -> Layout:
-        """See `Peer.layout`. Shared u and v are also parameters of the whole model."""
+    def layout_of(cls, module: LanguageModel) -> Layout:
+        """See `Peer.layout_of`. Shared u and v are also parameters of the whole model."""
         biases = {"{r_w,r_r}_bias": "body.layers.0.attention.{content,position}_bias"}
         every = {"layers.*.dec_attn.{r_w,r_r}_bias": "body.layers.*.attention.{content,position}_bias"}
         rows = {**biases, **every} if module.config.share_biases else every
@@ -173,7 +173,7 @@ class TransfoXL(Peer):
             nll = -log_probs.gather(2, inputs[f"in.target.{index}"][..., None])[..., 0]
             answer[f"out.nll.{index}"] = nll.detach()
             if wants_grads:
-                found = export_gradients(nll.mean(), self.module, self.layout(self.module))
+                found = export_gradients(nll.mean(), self.module, self.layout_of(self.module))
                 answer |= {f"grad.{name}": grad for name, grad in found.items()}
         if ids.shape[1] > 1:
             losses = -log_probs[:, :-1].gather(2, ids[:, 1:, None])[..., 0].detach()

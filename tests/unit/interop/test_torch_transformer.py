@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.errors import ConfigError, ModelFileError, RequestError, ShapeError
 from manyheads.interop import PEERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -204,8 +204,8 @@ def test_mistakes_are_named() -> None:
         wrapper.run({"in.src": torch.zeros(1, 2, 12)})
     with pytest.raises(RequestError, match=r"in\.colour"):
         wrapper.run({**inputs(), "in.colour": torch.zeros(1)})
-    with pytest.raises(RequestError, match="bool"):
+    with pytest.raises(ShapeError, match="bool"):
         wrapper.run({**inputs(), "in.src_mask": torch.zeros(S, S, dtype=torch.int64)})
-    with pytest.raises(RequestError, match="q_len, k_len"):
+    with pytest.raises(ShapeError, match="q_len, k_len"):
         wrapper.run({**inputs(), "in.src_mask": torch.zeros(B * 3 + 1, S, S)})
     assert all(layer.self_attn.score is None for layer in wrapper.module.encoder.layers)
