@@ -45,10 +45,21 @@ def find_tensors(root: Any) -> dict[str, View]:
     if isinstance(root, dict):
         for key in ("state_dict", "model_state_dict", "model"):
             inner = root.get(key)
-            found = dict(_walk(inner)) if isinstance(inner, dict | Stub) else {}
+            found = _tensors(inner) if isinstance(inner, dict | Stub) else {}
             if found:
                 return found
-    return dict(_walk(root))
+    return _tensors(root)
+
+
+def _tensors(root: Any) -> dict[str, View]:
+    found: dict[str, View] = {}
+    for path, value in _walk(root):
+        if isinstance(value, View):
+            name = _name(path)
+            if name in found or len(found) >= _MOST_TENSORS:
+                raise RefusedError(f"it holds two tensors named {name[:100]!a}, or more than {_MOST_TENSORS:,} tensors")
+            found[name] = value
+    return found
 
 
 def find_settings(root: Any) -> dict[str, Any]:
@@ -58,21 +69,13 @@ def find_settings(root: Any) -> dict[str, Any]:
     They describe how the module was built, which such a file does not record anywhere else.
     """
     found: dict[str, Any] = {}
-    waiting: list[tuple[tuple[Any, ...], Any]] = [((), root)]
-    for _ in range(_MOST_NODES):
-        if not waiting:
-            return found
-        path, value = waiting.pop()
-        if not isinstance(value, Stub) or len(path) > _MOST_DEPTH:
-            continue
-        for name, item in value.attributes.items():
+    for path, value in _walk(root) if isinstance(root, Stub) else ():
+        for name, item in value.attributes.items() if isinstance(value, Stub) else ():
             if type(name) is str and not name.startswith("_") and _is_plain(item):
                 found[_name((*path, name))] = item
         if len(found) > _MOST_SETTINGS:
             raise RefusedError(f"its modules have more than {_MOST_SETTINGS:,} settings")
-        inner = value.attributes.get("_modules")
-        waiting += [((*path, key), item) for key, item in inner.items()] if isinstance(inner, dict) else []
-    raise RefusedError(f"it holds more than {_MOST_NODES:,} modules")
+    return found
 
 
 def _is_plain(value: Any) -> bool:
@@ -87,19 +90,15 @@ def _is_scalar(value: Any) -> bool:
     return type(value) in (bool, type(None)) or (type(value) is float and abs(value) < 1e300)
 
 
-def _walk(root: Any) -> Iterator[tuple[str, View]]:
+def _walk(root: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield everything that `_children` reaches, with the keys that lead to it."""
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), root)]
-    seen: set[str] = set()
     for _ in range(_MOST_NODES):
         if not waiting:
             return
         path, value = waiting.pop()
+        yield path, value
         if isinstance(value, View):
-            name = _name(path)
-            if name in seen or len(seen) >= _MOST_TENSORS:
-                raise RefusedError(f"it holds two tensors named {name[:100]!a}, or more than {_MOST_TENSORS:,} tensors")
-            seen.add(name)
-            yield name, value
             continue
         if len(path) > _MOST_DEPTH:
             raise RefusedError(f"its contents are nested more than {_MOST_DEPTH} deep")

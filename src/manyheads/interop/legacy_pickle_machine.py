@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickletools
+from collections.abc import Callable
 from typing import Any
 
 from manyheads.interop.legacy_pickle_globals import (
@@ -53,21 +54,16 @@ class Machine:
         raise RefusedError("its pickle does not end")
 
     def _step(self, name: str, argument: Any) -> None:
-        if name in _SCALARS:
-            self._stack.append(argument)
-        elif name in _CONSTANTS:
-            self._stack.append(_CONSTANTS[name])
-        elif name in _EMPTY:
-            self._stack.append(_EMPTY[name]())
-        elif name in _PUTS:
-            self._memo[len(self._memo) if argument is None else argument] = self._stack[-1]
-        elif name in _GETS:
-            self._stack.append(self._memo[argument])
-        elif name not in _IGNORED:
-            method = _METHODS.get(name)
-            if method is None:
-                raise RefusedError(f"its pickle uses the opcode {name}, which no file of tensors needs")
-            method(self, argument)
+        operation = _OPERATIONS.get(name)
+        if operation is None:
+            raise RefusedError(f"its pickle uses the opcode {name}, which no file of tensors needs")
+        operation(self, argument)
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _put(self, index: int | None) -> None:
+        self._memo[len(self._memo) if index is None else index] = self._stack[-1]
 
     def _since_mark(self) -> list[Any]:
         items, self._stack = self._stack, self._marks.pop()
@@ -83,29 +79,12 @@ class Machine:
         else:
             self._since_mark()
 
-    def _pop_mark(self, _: Any) -> None:
-        self._since_mark()
-
-    def _list(self, _: Any) -> None:
-        items = self._since_mark()
-        self._stack.append(items)
-
-    def _tuple(self, _: Any) -> None:
-        items = self._since_mark()
-        self._stack.append(tuple(items))
-
     def _take(self, count: int) -> list[Any]:
         if len(self._stack) < count:
             raise RefusedError("its pickle takes more from the stack than there is")
         items = self._stack[-count:]
         del self._stack[-count:]
         return items
-
-    def _append(self, _: Any) -> None:
-        self._extend(self._take(1))
-
-    def _appends(self, _: Any) -> None:
-        self._extend(self._since_mark())
 
     def _extend(self, items: list[Any]) -> None:
         if type(self._stack[-1]) is not list:
@@ -117,12 +96,6 @@ class Machine:
         self._stack.append({})
         self._set_items(items)
 
-    def _set_item(self, _: Any) -> None:
-        self._set_items(self._take(2))
-
-    def _sets(self, _: Any) -> None:
-        self._set_items(self._since_mark())
-
     def _set_items(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not dict:
@@ -130,21 +103,11 @@ class Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[checked_key(key)] = value
 
-    def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        self._find(module, name)
-
-    def _stack_global(self, _: Any) -> None:
-        self._find(*self._take(2))
-
     def _find(self, module: Any, name: Any) -> None:
         found = ALLOWED.get((module, name)) if type(module) is str and type(name) is str else None
         if found is None:
             raise RefusedError(f"it asks for the global {module}.{name}, which no file of tensors needs")
         self._stack.append(found)
-
-    def _reduce(self, _: Any) -> None:
-        self._stack.append(call(*self._take(2)))
 
     def _build(self, _: Any) -> None:
         (state,) = self._take(1)
@@ -177,38 +140,44 @@ class Machine:
         self._stack.append(Storage(str(key), kind.dtype, offset, part_numel))
 
 
-_SCALARS = frozenset(
-    {
-        *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
-        *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-    }
+_SCALARS = (
+    *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
 )
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": list}
-_PUTS = frozenset(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"))
-_GETS = frozenset(("GET", "BINGET", "LONG_BINGET"))
-_IGNORED = frozenset(("PROTO", "FRAME"))
-_METHODS: dict[str, Any] = {
+_OPERATIONS: dict[str, Callable[[Machine, Any], None]] = {
+    "PROTO": lambda machine, _: None,
+    "FRAME": lambda machine, _: None,
+    **dict.fromkeys(_SCALARS, Machine._push),
+    "NONE": lambda machine, _: machine._push(None),
+    "NEWTRUE": lambda machine, _: machine._push(True),
+    "NEWFALSE": lambda machine, _: machine._push(False),
+    "EMPTY_DICT": lambda machine, _: machine._push({}),
+    "EMPTY_LIST": lambda machine, _: machine._push([]),
+    "EMPTY_SET": lambda machine, _: machine._push([]),
+    "EMPTY_TUPLE": lambda machine, _: machine._push(()),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), Machine._put),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, index: machine._push(machine._memo[index])),
     "MARK": Machine._mark,
     "POP": Machine._pop,
-    "POP_MARK": Machine._pop_mark,
-    "LIST": Machine._list,
-    "FROZENSET": Machine._list,
-    "TUPLE": Machine._tuple,
-    "TUPLE1": lambda machine, _: machine._stack.append(tuple(machine._take(1))),
-    "TUPLE2": lambda machine, _: machine._stack.append(tuple(machine._take(2))),
-    "TUPLE3": lambda machine, _: machine._stack.append(tuple(machine._take(3))),
-    "APPEND": Machine._append,
-    "APPENDS": Machine._appends,
-    "ADDITEMS": Machine._appends,
+    "POP_MARK": lambda machine, _: machine._since_mark(),
+    "LIST": lambda machine, _: machine._push(machine._since_mark()),
+    "FROZENSET": lambda machine, _: machine._push(machine._since_mark()),
+    "TUPLE": lambda machine, _: machine._push(tuple(machine._since_mark())),
+    "TUPLE1": lambda machine, _: machine._push(tuple(machine._take(1))),
+    "TUPLE2": lambda machine, _: machine._push(tuple(machine._take(2))),
+    "TUPLE3": lambda machine, _: machine._push(tuple(machine._take(3))),
+    "APPEND": lambda machine, _: machine._extend(machine._take(1)),
+    "APPENDS": lambda machine, _: machine._extend(machine._since_mark()),
+    "ADDITEMS": lambda machine, _: machine._extend(machine._since_mark()),
     "DICT": Machine._dict,
-    "SETITEM": Machine._set_item,
-    "SETITEMS": Machine._sets,
-    "GLOBAL": Machine._global,
-    "STACK_GLOBAL": Machine._stack_global,
-    "REDUCE": Machine._reduce,
-    "NEWOBJ": Machine._reduce,
+    "SETITEM": lambda machine, _: machine._set_items(machine._take(2)),
+    "SETITEMS": lambda machine, _: machine._set_items(machine._since_mark()),
+    "GLOBAL": lambda machine, names: machine._find(*names.split(" ", 1)),
+    "STACK_GLOBAL": lambda machine, _: machine._find(*machine._take(2)),
+    "REDUCE": lambda machine, _: machine._push(call(*machine._take(2))),
+    "NEWOBJ": lambda machine, _: machine._push(call(*machine._take(2))),
     "BUILD": Machine._build,
     "BINPERSID": Machine._persistent,
 }
+"""Every opcode that a file may use, and what it does. Whatever is not here is refused by its name."""
