@@ -113,11 +113,11 @@ def make_marian(folder: Path) -> Path:
 
     from manyheads.architectures.table import build_model
     from manyheads.architectures.transformer.config import TransformerConfig
-    from manyheads.interop.marian_weights import to_peer
+    from manyheads.interop import PEERS
 
     sizes = {"source_vocab_size": 20, "target_vocab_size": 20, "d_model": 16, "num_heads": 2, "d_ff": 32}
     layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    described, weights = to_peer(
+    described, weights = PEERS["transformers/Marian"].to_peer(
         build_model(TransformerConfig(**sizes, **layers, positions="sinusoidal_halves", head_bias=True))
     )
     folder.mkdir()

@@ -24,7 +24,7 @@ from manyheads.architectures.transformer_xl.layers import AbsoluteLayer
 from manyheads.architectures.transformer_xl.model import TransformerXL, distances_back
 from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop.layout import Layout, Rule, export_gradients, flipped
+from manyheads.interop.layout import Layout, Rule, flipped
 from manyheads.interop.peer import Options, Peer, check_size
 from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, tied_projections
 
@@ -210,8 +210,7 @@ class OfficialTransformerXL(Peer):
         answer[f"out.loss_in_token_order.{index}"] = losses.detach()
         answer[f"out.loss.{index}"] = by_cluster(losses.detach(), target, config.cutoffs)
         if wants_grads:
-            found = export_gradients(losses.mean(), self.module, self.layout_of(self.module))
-            answer |= {f"grad.{name}": grad for name, grad in found.items()}
+            answer |= self.gradients(losses.mean())
         with torch.no_grad():
             memories = self._next_memories(memories, [one.detach() for one in hidden])
         if config.memory_len:

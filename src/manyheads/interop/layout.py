@@ -84,7 +84,7 @@ def import_weights(module: nn.Module, state_dict: Mapping[str, Tensor], layout: 
         problems += [
             f"{given[0]} and {other} differ, but the config says that they are one parameter"
             for other in given[1:]
-            if state_dict[other].dtype != tensor.dtype or not torch.equal(state_dict[other], tensor)
+            if state_dict[other].shape != tensor.shape or not torch.equal(state_dict[other], tensor)
         ]
         found.append((tensor, rule, ours))
     if problems:

@@ -12,8 +12,8 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.config.files import to_json
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
+from manyheads.interop.marian import ACTIVATIONS, SPECIAL_IDS, Marian
 from manyheads.interop.marian_generation import MarianIds, generation_to_peer, settings_from_peer
-from manyheads.interop.marian_weights import ACTIVATIONS, OPTIONS, SPECIAL_IDS
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions, file_names, read_bytes, read_json
 from manyheads.text.sides import TranslationTokenizer
@@ -98,7 +98,7 @@ def export(
     """Return the peer's files for one of our models.
 
     Args:
-        options: MarianConfig's, from `marian_weights.to_peer`.
+        options: MarianConfig's, from `Marian.to_peer`.
         settings: the model's decoding options.
         tokenizer: its tokenizer, if any.
         kept: the peer's files in peer.json, if the model came from there.
@@ -145,7 +145,7 @@ def export(
 
 def _changed(options: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return our options where they differ from the peer's, or from its defaults; `silu` and `swish` are the same."""
-    said = {**OPTIONS, "decoder_vocab_size": None, **before}
+    said = {**Marian.options, "decoder_vocab_size": None, **before}
     same = {name for name, value in options.items() if said[name] == value}
     if ACTIVATIONS.get(said["activation_function"]) == ACTIVATIONS[options["activation_function"]]:
         same.add("activation_function")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.protocols import ModelConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop.layout import Layout, export_weights, import_weights
+from manyheads.interop.layout import Layout, export_gradients, export_weights, import_weights
 
 __all__ = ["Options", "Parts", "Peer", "check_size", "read_options", "require", "weights_by_part"]
 
@@ -71,8 +71,7 @@ class Peer:
         """
         chosen = cls.read(config)
         module = cls.build(chosen, state_dict)
-        weights = {name: tensor for name, tensor in state_dict.items() if not re.fullmatch(cls.unused, name)}
-        import_weights(module, weights, cls.layout_of(module))
+        import_weights(module, cls.prepare(state_dict, module), cls.layout_of(module))
         return cls(module.eval(), config, chosen)
 
     @classmethod
@@ -98,6 +97,11 @@ class Peer:
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
         """Return our module for the peer's options. weights: the peer's, which determine sizes that no option gives."""
         raise NotImplementedError
+
+    @classmethod
+    def prepare(cls, weights: Mapping[str, Tensor], module: Any) -> dict[str, Tensor]:
+        """Return the peer's weights as the layout describes them, here without the unused ones."""
+        return {name: tensor for name, tensor in weights.items() if not re.fullmatch(cls.unused, name)}
 
     @classmethod
     def layout_of(cls, module: Any) -> Layout:
@@ -126,6 +130,11 @@ class Peer:
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs for inputs with known names; see `run`."""
         raise NotImplementedError
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        """Return `grad.*` for every weight of the peer."""
+        found = export_gradients(loss, self.module, self.layout_of(self.module))
+        return {f"grad.{name}": gradient for name, gradient in found.items()}
 
     @classmethod
     def refuse(cls, reasons: Mapping[str, object]) -> None:

@@ -23,7 +23,7 @@ from manyheads.architectures.reformer.layers import Call, ReformerLayer
 from manyheads.architectures.reformer.model import Reformer
 from manyheads.architectures.table import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop.layout import Layout, export_gradients
+from manyheads.interop.layout import Layout
 from manyheads.interop.peer import Options, Peer, check_size, require
 from manyheads.nn.attention.observing import observe
 
@@ -282,8 +282,7 @@ class HFReformer(Peer):
         if self.module.config.causal:
             logits, ids = logits[:, :-1], ids[:, 1:]
         loss = F.cross_entropy(logits.flatten(0, 1), ids.flatten())
-        gradients = export_gradients(loss, self.module, self.layout)
-        return {"out.loss": loss.detach(), **{f"grad.{name}": gradient for name, gradient in gradients.items()}}
+        return {"out.loss": loss.detach(), **self.gradients(loss)}
 
 
 def _max_len(options: Mapping[str, Any]) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.model import Decoder, Encoder
 from manyheads.errors import ConfigError, RequestError
-from manyheads.interop.layout import Layout, export_gradients
+from manyheads.interop.layout import Layout
 from manyheads.interop.peer import Options, Peer, require
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.torch_compatible import mask_of_torch
@@ -157,8 +157,7 @@ class TorchTransformer(Peer):
         if padding is not None:
             real = (~padding if padding.dtype == torch.bool else ~torch.isneginf(padding)).view(out.shape[:2])
         loss = (out.square().mean(dim=-1) * out.sin().sum(dim=-1))[real].mean()
-        gradients = export_gradients(loss, self.module, self.layout)
-        return {f"grad.{name}": gradient for name, gradient in gradients.items()}
+        return self.gradients(loss)
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.dim() == 2:

@@ -17,7 +17,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, RequestError
-from manyheads.interop.layout import Layout, export_gradients
+from manyheads.interop.layout import Layout
 from manyheads.interop.peer import Options, Peer, check_size
 from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, tied_projections
 
@@ -173,8 +173,7 @@ class TransfoXL(Peer):
             nll = -log_probs.gather(2, inputs[f"in.target.{index}"][..., None])[..., 0]
             answer[f"out.nll.{index}"] = nll.detach()
             if wants_grads:
-                found = export_gradients(nll.mean(), self.module, self.layout_of(self.module))
-                answer |= {f"grad.{name}": grad for name, grad in found.items()}
+                answer |= self.gradients(nll.mean())
         if ids.shape[1] > 1:
             losses = -log_probs[:, :-1].gather(2, ids[:, 1:, None])[..., 0].detach()
             answer[f"out.losses_in_token_order.{index}"] = losses

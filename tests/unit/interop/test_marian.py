@@ -14,17 +14,22 @@ from manyheads.architectures.transformer.config import Activation, TransformerCo
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop import PEERS
+from manyheads.interop.marian import ACTIVATIONS, Marian
 from manyheads.interop.marian_generation import MarianIds, generation_to_peer, settings_from_peer
-from manyheads.interop.marian_weights import ACTIVATIONS, build, to_peer
 from manyheads.nn.positions import sinusoidal_table
 
 IDS = MarianIds(pad=18, eos=0, start=18)
 OPTIONS: dict[str, Any] = {**SIZES, "vocab_size": 19, "pad_token_id": 18, "decoder_start_token_id": 18}
 TABLES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+to_peer = Marian.to_peer
 SHARED = "model.shared.weight"
 SOURCE = torch.tensor([[3, 4, 5, 0], [6, 7, 0, 18]])
 LENGTHS = torch.tensor([4, 3])
 TARGET = torch.tensor([[18, 3, 4], [18, 5, 6]])
+
+
+def build(options: dict[str, Any], state_dict: dict[str, Tensor]) -> Any:
+    return Marian.from_peer({"model": options}, state_dict).module
 
 
 def said(model: Any) -> Tensor:
