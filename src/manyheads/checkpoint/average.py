@@ -20,15 +20,15 @@ __all__ = ["average_tensors", "select_checkpoints"]
 
 
 def select_checkpoints(checkpoints_dir: Path, *, last: int = 0, steps: Sequence[int] = ()) -> list[Path]:
-    """The newest `last` checkpoints, or those of the named steps, oldest first.
+    """Return the newest `last` checkpoints, or those of the given steps, oldest first.
 
     Raises:
-        ConfigError: both or neither is asked for.
-        CheckpointError: there are fewer, or a step is not there; the message lists those that are.
+        ConfigError: both or neither is given.
+        CheckpointError: there are fewer, or a step is missing; the message lists the existing steps.
     """
     if bool(last) == bool(steps) or last < 0:
         raise ConfigError(
-            f"Choose either the last k checkpoints (k >= 1) or named steps; got last {last} and steps {list(steps)}."
+            f"Choose either the last k checkpoints (k >= 1) or some steps; got last {last} and steps {list(steps)}."
         )
     found = list_checkpoints(checkpoints_dir)
     there = ", ".join(str(step_of(path)) for path in found) or "none"
@@ -50,10 +50,10 @@ def average_tensors(folders: Sequence[Path], *, stem: str = "model", verify: boo
 
     Args:
         folders: checkpoints or model folders with the same tensors.
-        stem: which file.
+        stem: the name of the file, without its ending.
         verify: check each folder against its manifest first.
 
-    Returns: name -> mean, summed in float64 and given in the first file's dtype; integers and booleans must be equal.
+    Returns: name -> mean, summed in float64, in the first file's dtype; integers and booleans must be equal.
     Raises: CheckpointError: a folder is damaged, or names, shapes, dtypes or integer values differ.
     """
     if not folders:

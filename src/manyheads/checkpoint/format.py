@@ -1,8 +1,8 @@
 """A checkpoint: a folder `step-00001000` of safetensors files, `scalars.json` and a manifest.
 
-Where the model is spread over ranks, `shards/` holds a file a rank in place of the files of weights and moments.
+If the model is sharded over ranks, `shards/` contains one file per rank instead of the files of weights and moments.
 
-JSON keeps Python floats exactly (their repr is the shortest text that reads back as the same double).
+JSON stores Python floats exactly: their repr is the shortest text that is read back as the same double.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ __all__ = [
     "needed_bytes",
     "read_scalars",
     "save_checkpoint",
-    "save_sharded_checkpoint",
     "step_of",
     "verify_checkpoint",
     "write_tensors",
@@ -58,70 +57,55 @@ class Checkpoint:
 
 
 def checkpoint_name(step: int) -> str:
-    """The folder's name: `step-00001000`."""
+    """Return the folder's name: `step-00001000`."""
     return f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int | None:
-    """The step in a checkpoint folder's name; None if it is not such a name."""
+    """Return the step in a checkpoint folder's name; None for another name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def needed_bytes(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """About how much space a checkpoint of these tensors takes on disk."""
+    """Return the approximate size of a checkpoint of these tensors on disk."""
     return _SLACK_BYTES + sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file. (Its own writer makes files that only their owner can read.)"""
+    """Write one safetensors file with the usual permissions (safetensors' own writer lets only the owner read it)."""
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     path.write_bytes(safetensors.torch.save(plain, metadata={"format": "pt"}))
 
 
 def save_checkpoint(
-    checkpoints_dir: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]
+    checkpoints_dir: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    scalars: Mapping[str, Any],
+    *,
+    write_parts: Callable[[Path], None] | None = None,
+    parts_bytes: int = 0,
 ) -> Path:
     """Write `checkpoints_dir/step-XXXXXXXX` atomically and durably.
 
     Args:
-        checkpoints_dir: made if missing.
-        step: optimiser steps done.
+        checkpoints_dir: created if missing.
+        step: number of optimiser steps done.
         tensors: file stem -> name -> tensor; names within a file must not share memory.
-        scalars: anything JSON can hold; NaN and infinity it cannot.
+        scalars: anything that JSON can hold, without NaN and infinity.
+        write_parts: if several ranks write further tensors: makes all of them write their parts into the folder that it
+            is given (see `sharded.write_shards`); called on the main rank only.
+        parts_bytes: approximate size of these parts.
 
     Returns: the folder.
     Raises: SaveError: see `write_folder`.
     """
 
     def write(folder: Path) -> None:
-        _fill(folder, step, tensors, scalars)
-
-    final = checkpoints_dir / checkpoint_name(step)
-    write_folder(final, write, needed_bytes=needed_bytes(tensors))
-    return final
-
-
-def save_sharded_checkpoint(
-    checkpoints_dir: Path,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    scalars: Mapping[str, Any],
-    *,
-    write_parts: Callable[[Path], None],
-    parts_bytes: int,
-) -> Path:
-    """The same, where a part of the tensors is written by several ranks; for the main one of them.
-
-    Args:
-        tensors: what this rank has as a whole; see `save_checkpoint` for these and the others.
-        write_parts: lets all ranks write their parts into the folder it is given (see `sharded.write_shards`).
-        parts_bytes: about how much that is.
-    """
-
-    def write(folder: Path) -> None:
-        (folder / SHARDS).mkdir()
-        write_parts(folder / SHARDS)
+        if write_parts is not None:
+            (folder / SHARDS).mkdir()
+            write_parts(folder / SHARDS)
         _fill(folder, step, tensors, scalars)
 
     final = checkpoints_dir / checkpoint_name(step)
@@ -132,7 +116,7 @@ def save_sharded_checkpoint(
 def _fill(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> None:
     for stem, group in tensors.items():
         if not _STEM.fullmatch(stem):
-            raise ValueError(f"{stem!r} is no file stem")
+            raise ValueError(f"{stem!r} is not a file stem")
         write_tensors(folder / f"{stem}.safetensors", group)
     record = {"format_version": FORMAT_VERSION, "step": step, "scalars": dict(scalars)}
     (folder / SCALARS).write_bytes((json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
@@ -144,9 +128,9 @@ def load_checkpoint(path: Path, *, verify: bool = True, place: Place | None = No
     Args:
         path: the folder.
         verify: compare every file with the manifest first (about 0.7 GB/s).
-        place: where tensors go that ranks wrote in parts (see `sharded.read_shards`); None: they are put together.
+        place: the destinations of tensors that ranks wrote in parts (see `sharded.read_shards`); None: whole tensors.
 
-    Raises: CheckpointError: missing, incomplete, damaged, of another format version, or the copy of another step.
+    Raises: CheckpointError: it is missing, incomplete, damaged, of another format version, or a copy of another step.
     """
     if verify:
         verify_folder(path)
@@ -171,9 +155,9 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def read_scalars(path: Path) -> tuple[int, dict[str, Any]]:
-    """The step and the scalars of a checkpoint folder; the files themselves are not verified.
+    """Return step and scalars of a checkpoint folder, without verifying its files.
 
-    Raises: CheckpointError: they cannot be read, are of another format version, or of another step than the name says.
+    Raises: CheckpointError: they cannot be read, have another format version, or another step than the folder's name.
     """
     try:
         record = json.loads(read_limited(path / SCALARS, MOST_SCALARS_BYTES))
@@ -190,5 +174,5 @@ def read_scalars(path: Path) -> tuple[int, dict[str, Any]]:
     if type(step) is not int or not isinstance(scalars, dict):
         raise CheckpointError(f"{path} is damaged: in {SCALARS} step must be an integer and scalars an object.")
     if step_of(path) not in (None, step):
-        raise CheckpointError(f"{path} holds step {step}, not the one in its name; it is a copy of another checkpoint.")
+        raise CheckpointError(f"{path} holds step {step}, not that of its name; it is a copy of another checkpoint.")
     return step, scalars

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, which one is the newest intact one, which is the best, and which may go."""
+"""Listing of checkpoints, the newest intact one, the best one, and deletion of old ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POINTER = re.compile(rb"(step-\d{8,})\n")
 
 
 def list_checkpoints(checkpoints_dir: Path) -> list[Path]:
-    """All checkpoint folders, oldest first; temporary ones are not among them.
+    """Return all checkpoint folders, oldest first, without temporary ones.
 
     Raises: CheckpointError: the folder cannot be listed (which is not the same as empty).
     """
@@ -35,7 +35,7 @@ def list_checkpoints(checkpoints_dir: Path) -> list[Path]:
 
 
 def _list_named(checkpoints_dir: Path) -> list[Path]:
-    """Whatever bears a checkpoint's name, oldest first."""
+    """Return everything that has a checkpoint's name, oldest first."""
     try:
         named = [(step, path) for path in checkpoints_dir.iterdir() if (step := step_of(path)) is not None]
     except (FileNotFoundError, NotADirectoryError):
@@ -46,7 +46,7 @@ def _list_named(checkpoints_dir: Path) -> list[Path]:
 
 
 def write_pointer(checkpoints_dir: Path, pointer: str, target: Path) -> None:
-    """Let the text file `pointer` (`latest`, `best`) name a checkpoint; replaced in one step.
+    """Write the name of a checkpoint to the text file `pointer` (`latest`, `best`), atomically.
 
     Raises: SaveError: it could not be written.
     """
@@ -54,13 +54,13 @@ def write_pointer(checkpoints_dir: Path, pointer: str, target: Path) -> None:
 
 
 def read_pointer(checkpoints_dir: Path, pointer: str) -> Path | None:
-    """The checkpoint that `pointer` names; None if there is no such pointer or no such checkpoint."""
+    """Return the checkpoint that `pointer` names; None if the pointer or the checkpoint does not exist."""
     target = _named_by(checkpoints_dir, pointer)
     return target if target is not None and target.is_dir() else None
 
 
 def _named_by(checkpoints_dir: Path, pointer: str) -> Path | None:
-    """Where `pointer` points, whether there is anything or not; None if it says nothing of sense."""
+    """Return the path that `pointer` names, whether or not it exists; None if the pointer is missing or invalid."""
     try:
         text = read_limited(checkpoints_dir / pointer, _MOST_POINTER_BYTES)
     except OSError:
@@ -74,12 +74,12 @@ def _step(path: Path) -> int:
 
 
 def find_latest(checkpoints_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that passes verification.
+    """Return the newest checkpoint that passes verification.
 
-    The pointer `latest` decides nothing: a crash between the checkpoint's commit and the pointer's leaves it too old.
-    But if it names a newer one than there is, that one was lost.
+    The pointer `latest` does not decide this: after a crash between the commits of checkpoint and pointer it is too
+    old. But if it names a newer checkpoint than all that exist, that one was lost.
 
-    Returns: the folder, or None if there is none, and one sentence for each newer one that had to be skipped.
+    Returns: the folder, or None if there is none, and one sentence for each newer checkpoint that was skipped.
     Raises: CheckpointError: the folder cannot be listed.
     """
     warnings: list[str] = []
@@ -100,10 +100,10 @@ def find_latest(checkpoints_dir: Path) -> tuple[Path | None, list[str]]:
 def apply_retention(checkpoints_dir: Path, keep: int) -> list[Path]:
     """Delete all but the newest `keep` checkpoints (never fewer than 2) and the best one.
 
-    As long as the pointer `best` cannot be understood nothing is deleted: it could be any.
+    If the pointer `best` is invalid, nothing is deleted, because any checkpoint could be the best one.
 
-    Returns: what was deleted.
-    Raises: SaveError: the folders could not be listed, or one not deleted.
+    Returns: the deleted folders.
+    Raises: SaveError: the folders could not be listed, or one could not be deleted.
     """
     best = _named_by(checkpoints_dir, "best")
     if best is None and (checkpoints_dir / "best").exists():
@@ -119,7 +119,7 @@ def apply_retention(checkpoints_dir: Path, keep: int) -> list[Path]:
 
 
 def set_aside_newer(checkpoints_dir: Path, step: int) -> list[Path]:
-    """Rename checkpoints after `step` to `step-N.aside`: a run that goes on from `step` must never resume from them.
+    """Rename checkpoints after `step` to `step-N.aside`: a run that continues from `step` must never resume from them.
 
     Returns: the new names.
     Raises: SaveError: a folder could not be renamed.

@@ -1,14 +1,16 @@
-"""Tensors that are spread over ranks, in files: each rank writes its parts, and any number of ranks reads them back.
+"""Tensors that are sharded over ranks, in files: each rank writes its parts, and any number of ranks can read them.
 
-Through torch's distributed checkpointing in the safetensors format (`HuggingFaceStorageWriter`): no pickle, neither in
-the tensors nor beside them, and where a part belongs stands in each file's own header. Its default format keeps that in
-a pickle, which is never written and never read here.
+This uses torch's distributed checkpointing in the safetensors format (`HuggingFaceStorageWriter`), which needs no
+pickle: the header of each file says where its parts belong. The default format stores this in a pickle, which is never
+written or read here.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,15 +33,15 @@ _MOST_ENTRIES = 1_000_000
 
 
 def flat(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """`stem/name` -> tensor, for one name space."""
+    """Return `stem/name` -> tensor."""
     return {f"{stem}/{name}": tensor for stem, group in tensors.items() for name, tensor in group.items()}
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Write this rank's parts, one file a rank. A collective operation; what all ranks have alike is written once.
+    """Write this rank's parts, one file per rank. A collective operation; replicated tensors are written once.
 
     Args:
-        folder: exists, and is the same on every rank (on several machines: on a shared file system).
+        folder: exists, and is the same on every rank (with several machines: on a shared file system).
         tensors: stem -> name -> tensor, DTensors or whole ones.
 
     Raises: OSError: a rank could not write; on all ranks.
@@ -65,15 +67,15 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 Place = Callable[[str, str, "torch.Size", "torch.dtype"], "Tensor | None"]
-"""stem, name, shape, dtype -> where that tensor goes: a DTensor takes this rank's part; None: a whole one."""
+"""stem, name, shape, dtype -> destination of that tensor: a DTensor receives this rank's part; None: a new whole tensor."""
 
 
 def read_shards(folder: Path, place: Place | None = None) -> dict[str, dict[str, Tensor]]:
-    """The tensors of such a folder, by stem and name, whatever number of ranks wrote it. No collective operation.
+    """Return the tensors of such a folder, by stem and name; any number of ranks may have written it. Not collective.
 
-    Args: place: see `Place`; None: everything is read whole.
+    Args: place: see `Place`; None: whole tensors.
 
-    Raises: CheckpointError: the parts do not cover what they say they do, or cannot be read.
+    Raises: CheckpointError: the parts do not cover their tensors, or cannot be read.
     """
     import torch
     from safetensors import SafetensorError
@@ -99,7 +101,7 @@ def read_shards(folder: Path, place: Place | None = None) -> dict[str, dict[str,
 
 
 def _check_headers(folder: Path) -> None:
-    """Every tensor's parts must fill it, without a gap and without an overlap: one that is missing leaves no hole."""
+    """Check that the parts of every tensor cover it without gaps and overlaps; torch would not notice a missing part."""
     from safetensors import SafetensorError, safe_open
 
     covered: dict[str, int] = {}
@@ -109,10 +111,10 @@ def _check_headers(folder: Path) -> None:
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, framework="pt") as reader:
                 about = json.loads((reader.metadata() or {}).get("DCP_SHARDING_INFO", "null"))
-                for key in reader.keys():  # noqa: SIM118  (no mapping)
+                for key in reader.keys():  # noqa: SIM118  (not a mapping)
                     shape = reader.get_slice(key).get_shape()
                     offset = about[key]["saved_offsets"]
-                    size = _product(shape)
+                    size = math.prod(shape)
                     if size and (key, tuple(offset)) in seen:
                         raise CheckpointError(f"{folder} is damaged: two parts of {key!r} begin at {offset}.")
                     seen.add((key, tuple(offset)))
@@ -124,24 +126,15 @@ def _check_headers(folder: Path) -> None:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}.") from error
     for key, shape in ends.items():
-        if covered[key] != _product(shape):
+        if covered[key] != math.prod(shape):
             raise CheckpointError(
-                f"{folder} is damaged: the parts of {key!r} hold {covered[key]:,} of {_product(shape):,} numbers."
+                f"{folder} is damaged: the parts of {key!r} hold {covered[key]:,} of {math.prod(shape):,} numbers."
             )
-
-
-def _product(shape: list[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what torch's checkpointing logs and warns of on the way."""
-    import warnings
-
+    """Suppress the log messages and warnings of torch's checkpointing."""
     logger = logging.getLogger("torch.distributed.checkpoint")
     level = logger.level
     logger.setLevel(logging.ERROR)

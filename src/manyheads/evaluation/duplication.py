@@ -10,6 +10,7 @@ import torch
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.segments import SegmentBatch
+from manyheads.evaluation.likelihood import evaluation_mode
 
 __all__ = ["Duplicated", "evaluate_duplication"]
 
@@ -52,10 +53,8 @@ def evaluate_duplication(
 
     Returns: sums; None if `stop` returned true.
     """
-    was_training = model.training
-    model.eval()
     sums, num_tokens, num_correct = [], 0, 0
-    try:
+    with evaluation_mode(model):
         for batch in batches:
             if stop is not None and stop():
                 return None
@@ -65,6 +64,4 @@ def evaluate_duplication(
             sums.append(-float(log_probs.gather(2, targets[:, :, None]).sum(dtype=torch.float64)))
             num_correct += int((log_probs.argmax(-1) == targets).sum())
             num_tokens += targets.numel()
-    finally:
-        model.train(was_training)
     return Duplicated(math.fsum(sums), num_tokens, num_correct)

@@ -11,7 +11,7 @@ import torch
 from manyheads.data.partition import share
 from manyheads.data.segments import eval_segments
 from manyheads.data.token_store import TokenStore
-from manyheads.evaluation.likelihood import Likelihood
+from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 
 __all__ = ["bits_per", "evaluate_text"]
@@ -58,15 +58,12 @@ def evaluate_text(
     Returns: sums over all tokens; None if `stop` returned true.
     Raises: DataError: there is nothing to score.
     """
-    was_training = isinstance(model, torch.nn.Module) and model.training
-    if isinstance(model, torch.nn.Module):
-        model.eval()
     text = store.first(reading.max_tokens) if reading.max_tokens else store
     options: dict[str, Any] = {"lanes": reading.lanes, "segment_len": reading.segment_len, "begin_id": begin_id}
     attending = reading.attending(model.config)
     sums, num_tokens = [], 0
     state: Any = None
-    try:
+    with evaluation_mode(model):
         for batch in eval_segments(text, end_id=end_id, documents=reading.documents, **options):
             if stop is not None and stop():
                 return None
@@ -81,9 +78,6 @@ def evaluate_text(
             num_tokens += batch.num_target_tokens()
             if told is not None:
                 told(num_tokens)
-    finally:
-        if isinstance(model, torch.nn.Module):
-            model.train(was_training)
     return Likelihood(math.fsum(float(value) for value in sums), num_tokens)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import DataError
 
-__all__ = ["Likelihood", "counted", "evaluate_likelihood"]
+__all__ = ["Likelihood", "counted", "evaluate_likelihood", "evaluation_mode"]
 
 B = TypeVar("B", PairBatch, SegmentBatch)
 
@@ -64,27 +65,35 @@ def evaluate_likelihood(
 
     Raises: DataError: there is no token to score.
     """
-    was_training = isinstance(model, torch.nn.Module) and model.training
-    if isinstance(model, torch.nn.Module):
-        model.eval()
     sums: list[Tensor] = []
     num_tokens = 0
-    try:
+    with evaluation_mode(model):
         for batch in batches:
             if stop is not None and stop():
                 break
             sums.append(model(batch.to(device)).nll_sum)  # read at the end, because each read waits for the GPU
             num_tokens += batch.num_target_tokens()
-    finally:
-        if isinstance(model, torch.nn.Module):
-            model.train(was_training)
     if not num_tokens:
         raise DataError("there is no target token to score; give at least one sentence pair.")
     return Likelihood(math.fsum(float(value) for value in sums), num_tokens)
 
 
+@contextmanager
+def evaluation_mode(model: object) -> Iterator[None]:
+    """Put a module into evaluation mode during the block; leave anything else as it is."""
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 def counted(batches: Iterable[B], told: Callable[[int], None] | None) -> Iterator[B]:
-    """The batches; before each but the first, `told` is called with how many rows are done."""
+    """Yield the batches; after each, `told` is called with the number of rows so far."""
     num_done = 0
     for batch in batches:
         yield batch

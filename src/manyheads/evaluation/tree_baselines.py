@@ -24,10 +24,8 @@ class Baseline:
     """Majority labels on trees of a fixed shape.
 
     `flat`: one constituent over the sentence, with the most frequent label there (counted separately for sentences that
-    end
-    in a sign, such as a full stop). `right`: below it, a constituent from each word to the end (without a sign there),
-    with
-    the most frequent label of a constituent of that length at the end of a sentence.
+    end in a sign, such as a full stop). `right`: below it, a constituent from each word to the end (without a sign
+    there), with the most frequent label of a constituent of that length at the end of a sentence.
 
     Args:
         kind: the shape.

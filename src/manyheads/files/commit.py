@@ -1,7 +1,7 @@
-"""Writing so that a crash at any instant leaves either the old file or the new one, whole.
+"""Atomic writing: a crash at any moment leaves either the complete old file or the complete new one.
 
 Order: write aside, fsync every file, manifest last, fsync the folder, rename, fsync the parent. A rename before
-the fsyncs could survive a power cut that the contents do not.
+the fsyncs could survive a power cut in which the contents are lost.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def write_folder(final: Path, write: Callable[[Path], None], *, manifest: bool =
     """Create (or replace) the folder `final` in one step.
 
     Args:
-        final: the folder's final name; nothing incomplete is ever seen under it.
-        write: fills the folder that it is given.
-        manifest: add a manifest, see `files.verify`; False: `write` writes a `manifest.json` of its own.
+        final: the folder's final name; it never shows an incomplete folder.
+        write: writes the files into the folder that it is given.
+        manifest: add a manifest, see `files.verify`; False: `write` writes its own `manifest.json`.
         needed_bytes: an estimate, compared with the free space before anything is written.
 
-    Raises: SaveError: the disk is full, read-only, failing...; nothing is left behind, an older `final` is as it was.
+    Raises: SaveError: the disk is full, read-only or failing; nothing is left behind, and an older `final` is unchanged.
     """
     temporary = _aside(final)
     with saving(final, needed_bytes):
@@ -62,7 +62,7 @@ def write_folder(final: Path, write: Callable[[Path], None], *, manifest: bool =
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, so that a crash cannot take them away again under what is written in them."""
+    """Create a folder and its parents durably, so that a crash cannot remove them together with later contents."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -74,15 +74,15 @@ def make_folder(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a small text file in one step, durably.
+    """Replace a small text file atomically and durably.
 
-    Raises: SaveError: it could not be written; an older file is as it was.
+    Raises: SaveError: it could not be written; an older file is unchanged.
     """
     write_file(path, text.encode())
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """The same of any small file."""
+    """Replace a small file atomically and durably; see `write_text`."""
     temporary = _aside(path)
     with saving(path, len(data)):
         make_folder(path.parent)
@@ -100,7 +100,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder so that its final name goes first: a crash half-way leaves no half-empty folder under it."""
+    """Delete a folder after renaming it, so that a crash never leaves a half-empty folder under its name."""
     temporary = _aside(folder)
     with saving(folder, 0):
         _discard(temporary)
@@ -110,13 +110,13 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_stale(parent: Path, name: str | None = None) -> list[str]:
-    """Delete what dead processes (and failed saves of this one) left aside in `parent`.
+    """Delete temporary files of dead processes, and of failed saves of this one, in `parent`.
 
-    Args: name: of the file or folder whose leftovers are deleted; None: of all.
+    Args: name: the file or folder whose temporary files are deleted; None: all.
 
-    A folder that was cut off between the two renames of `_exchange` gets its name back instead.
+    If a crash came between the two renames of `_exchange`, the folder gets its name back instead.
 
-    Returns: the names that were deleted.
+    Returns: the deleted names.
     """
     removed = []
     for path in sorted(parent.glob("*.tmp-*")):
@@ -133,9 +133,9 @@ def remove_stale(parent: Path, name: str | None = None) -> list[str]:
 
 
 def _is_other_process(pid: int) -> bool:
-    """Whether another process of that number exists, as far as can be known.
+    """Return whether another process with this id exists, as far as the system tells.
 
-    If not, files that bear its number are leftovers. So are those of this process, whose writes follow one another.
+    If not, files with its id are leftovers. So are those of this process, which writes one file at a time.
     """
     if pid == os.getpid():
         return False
@@ -149,7 +149,7 @@ def _is_other_process(pid: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    """Wait until a file's content, or a folder's list of names, is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -158,7 +158,7 @@ def sync(path: Path) -> None:
 
 
 def swap(new: Path, old: Path) -> bool:
-    """Exchange two names by one system call, so that `old` exists at every instant. Returns: False if there is none."""
+    """Exchange two names in one system call, so that `old` always exists. Returns: False if this is not supported."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -172,7 +172,7 @@ def _aside(final: Path) -> Path:
 
 
 def _discard(path: Path) -> None:
-    """Delete what may not be there; cleaning up must never hide the error that made it necessary."""
+    """Delete a path if it exists, and ignore errors, so that cleaning up never hides the error that made it necessary."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -181,7 +181,7 @@ def _discard(path: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Exchange two names by renaming: `old` is free for an instant, and `remove_stale` mends a crash there."""
+    """Exchange two names by renaming: `old` is missing for a moment; after a crash there `remove_stale` restores it."""
     spare = old.with_name(f"{old.name}.old.tmp-{os.getpid()}")
     _discard(spare)
     old.rename(spare)

@@ -1,4 +1,4 @@
-"""Operating-system errors while saving, told in one line: which path, why, how much space was needed and is left."""
+"""Operating-system errors while saving, in one line: the path, the reason, the space that is needed and free."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REMEDIES = {
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that may still be written where `path` is or will be; -1 if that cannot be found out."""
+    """Return the number of free bytes where `path` is or will be; -1 if unknown."""
     for folder in (path, *path.absolute().parents):
         try:
             return shutil.disk_usage(folder).free
@@ -38,10 +38,10 @@ def free_bytes(path: Path) -> int:
 
 
 def check_free_space(path: Path, needed_bytes: int, *, also: str = "") -> None:
-    """Refuse to begin what cannot be finished.
+    """Check that there is enough space before writing begins.
 
     Args:
-        path: what is to be written.
+        path: the file or folder to write.
         needed_bytes: its size.
         also: another remedy.
 
@@ -54,7 +54,7 @@ def check_free_space(path: Path, needed_bytes: int, *, also: str = "") -> None:
 
 @contextmanager
 def saving(path: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn every OSError of the block, also one that safetensors wraps, into a SaveError that names `path`."""
+    """Convert every OSError of the block, also one that safetensors wraps, to a SaveError that names `path`."""
     try:
         yield
     except RefusedFileError as error:

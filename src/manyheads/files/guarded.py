@@ -1,10 +1,10 @@
 """Opening files of possibly external origin.
 
-A folder that was sent or downloaded can hold a symbolic link, a named pipe or a device under any name. Writing through
-a link changes a file elsewhere. Opening a pipe waits for ever. Reading a device such as /dev/zero fills the memory.
-So the functions here open without waiting, check on the open file that it is a regular one, and read no more than a
-limit. Those that write do not follow a link in the last part of the path; folders above it are the caller's to check,
-with `check_no_link`.
+A folder that was sent or downloaded can contain a symbolic link, a named pipe or a device under any name. Writing
+through a link changes a file elsewhere. Opening a pipe waits forever. Reading a device such as /dev/zero fills the
+memory. So the functions here open without waiting, check that the open file is a regular file, and read no more than a
+limit. Those that write do not follow a link in the last part of the path; the caller checks the folders above it with
+`check_no_link`.
 
 Windows has neither O_NOFOLLOW nor O_NONBLOCK; there the type is checked by name before the file is opened.
 """
@@ -52,13 +52,13 @@ class RefusedFileError(OSError):
 
 
 def read_limited(path: Path, most_bytes: int) -> bytes:
-    """The content of a regular file. A symbolic link to one is followed.
+    """Return the content of a regular file, or of one that a symbolic link leads to.
 
     Args:
         path: the file.
         most_bytes: the size above which it is refused. No more than that is read.
 
-    Raises: RefusedFileError: it is no regular file, or is too large. OSError: it cannot be read.
+    Raises: RefusedFileError: it is not a regular file, or is too large. OSError: it cannot be read.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -69,7 +69,7 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
         content = b""
         if size <= most_bytes:
             content = file.read(size + 1)
-            if len(content) > size:  # it grows while it is read, or is one that tells no size
+            if len(content) > size:  # it grows while it is read, or reports no size
                 content += file.read(most_bytes - size)
     if max(size, len(content)) > most_bytes:
         found = f"{size:,}" if size > most_bytes else f"more than {most_bytes:,}"
@@ -79,9 +79,9 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """Open a regular file to append, unbuffered; it is made if it is missing.
+    """Open a regular file to append, unbuffered; it is created if it is missing.
 
-    Raises: RefusedFileError: it is a link or no regular file. OSError: it cannot be opened.
+    Raises: RefusedFileError: it is a link or not a regular file. OSError: it cannot be opened.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -91,31 +91,31 @@ def open_to_append(path: Path) -> io.FileIO:
 
 
 def open_in_place(path: Path, flags: int, mode: int) -> int:
-    """`os.open` of a regular file that is to be written where it is, never one behind a link.
+    """Open a regular file with `os.open` for writing in place, but never through a link.
 
     Args:
         path: the file.
-        flags: see `os.open`; O_TRUNC is not for here, since it would empty the file before it is checked.
+        flags: see `os.open`; without O_TRUNC, which would empty the file before it is checked.
         mode: permissions of a new file, before the umask.
 
     Returns: a file descriptor.
-    Raises: RefusedFileError: it is a link or no regular file. OSError: it cannot be opened.
+    Raises: RefusedFileError: it is a link or not a regular file. OSError: it cannot be opened.
     """
     return _open_regular(path, flags, mode, follow=False, remedy=_WRITE_REMEDY)
 
 
 def check_writable_file(path: Path) -> None:
-    """Refuse early what `open_in_place` and `open_to_append` would refuse.
+    """Refuse early a file that `open_in_place` and `open_to_append` would refuse.
 
-    Raises: RefusedFileError: it is there, and is a link or no regular file. OSError: the system does not say.
+    Raises: RefusedFileError: it exists, and is a link or not a regular file. OSError: this cannot be determined.
     """
     _check_name(path, follow=False, remedy=_WRITE_REMEDY)
 
 
 def check_no_link(folder: Path) -> None:
-    """Refuse a folder that is a link, or on Windows a junction: what is written into it would land elsewhere.
+    """Refuse a folder that is a link, or on Windows a junction: files written into it would be stored elsewhere.
 
-    Raises: RefusedFileError: it is one. OSError: the system does not say.
+    Raises: RefusedFileError: it is one. OSError: this cannot be determined.
     """
     try:
         found = _kind(folder.lstat())
@@ -126,9 +126,9 @@ def check_no_link(folder: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what a library that opens files by name would wait for, or read for ever. Links are followed.
+    """Refuse a file that a library that opens it by name would wait for or read forever. Links are followed.
 
-    Raises: RefusedFileError: it is there, and no regular file. OSError: the system does not say.
+    Raises: RefusedFileError: it exists, and is not a regular file. OSError: this cannot be determined.
     """
     _check_name(path, follow=True, remedy=_READ_REMEDY)
 
@@ -142,7 +142,7 @@ def _open_regular(path: Path, flags: int, mode: int = 0o666, *, follow: bool, re
     try:
         handle = os.open(path, flags | guards["O_NONBLOCK"] | guards["O_NOFOLLOW"] | guards["O_NOCTTY"], mode)
     except OSError:
-        _check_name(path, follow=follow, remedy=remedy)  # says more than the system's error
+        _check_name(path, follow=follow, remedy=remedy)  # its message is more precise than the system's
         raise
     try:
         _check_kind(path, os.fstat(handle), remedy)

@@ -33,15 +33,15 @@ _READ = (".safetensors", ".json", ".spm", ".md")
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def list_files(folder: Path) -> list[str]:
-    """Every file below `folder` but its manifest, as sorted relative names with forward slashes.
+    """Return every file below `folder` except its manifest, as sorted relative names with forward slashes.
 
-    Hidden files are left out: file managers and network drives put some anywhere, and nothing here reads them.
+    Hidden files are left out: file managers and network drives create some in any folder, and nothing here reads them.
 
     Raises: OSError: a folder cannot be listed (which is not the same as empty).
     """
@@ -53,7 +53,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """Every folder below `folder`, the deepest first."""
+    """Return every folder below `folder`, the deepest first."""
     return sorted((place for place, _, _ in _walk(folder) if place != folder), reverse=True)
 
 
@@ -67,7 +67,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def make_manifest(folder: Path) -> str:
-    """The manifest's text for the files that are in `folder` now."""
+    """Return the manifest's text for the present files of `folder`."""
     files = {
         name: {"sha256": file_sha256(folder / name), "size": (folder / name).stat().st_size}
         for name in list_files(folder)
@@ -84,10 +84,10 @@ def verify_folder(folder: Path, *, strict: bool = True) -> None:
 
     Args:
         folder: a checkpoint or a model folder.
-        strict: also refuse every file that the manifest does not name, and symbolic links (which a download cache
-            makes); otherwise only such files of the kinds that are read from model folders.
+        strict: also refuse every file that the manifest does not list, and symbolic links (which a download cache
+            creates); otherwise refuse only unlisted files of the kinds that are read from model folders.
 
-    Raises: CheckpointError: naming the folder, the first file that is wrong, and how.
+    Raises: CheckpointError: the message names the folder, the first wrong file and the reason.
     """
     try:
         if strict and (folder / MANIFEST).is_symlink():
@@ -110,7 +110,7 @@ def verify_folder(folder: Path, *, strict: bool = True) -> None:
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether `verify_folder` has nothing to say."""
+    """Return whether `verify_folder` finds no error."""
     try:
         verify_folder(folder)
     except CheckpointError:
@@ -122,8 +122,8 @@ def _verify_file(folder: Path, name: str, entry: dict[str, Any], strict: bool) -
     path = folder / name
     if strict and path.is_symlink():
         raise CheckpointError(f"{folder} is refused: {name} is a symbolic link.")
-    if not path.is_file():  # a pipe or a device would be read for ever
-        raise CheckpointError(f"{folder} is refused: {name} is no regular file.")
+    if not path.is_file():  # a pipe or a device would be read forever
+        raise CheckpointError(f"{folder} is refused: {name} is not a regular file.")
     size = path.stat().st_size
     if size != entry["size"]:
         raise CheckpointError(f"{folder} is damaged: {name} has {size} bytes, its manifest says {entry['size']}.")
@@ -159,7 +159,7 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
         raise CheckpointError(
             f"{folder} is damaged: {MANIFEST} has an entry that is not a plain name with sha256 and size."
         )
-    if text != _render(files).encode():  # whatever else it is, it is not what was written
+    if text != _render(files).encode():  # equivalent JSON is not enough
         raise CheckpointError(f"{folder} is damaged: {MANIFEST} was changed after it was written.")
     return files
 

@@ -91,6 +91,9 @@ class Machine:
             raise RefusedError("it appends to something that is no list")
         self._stack[-1].extend(items)
 
+    def _pop_mark(self, _: Any) -> None:
+        self._since_mark()
+
     def _dict(self, _: Any) -> None:
         items = self._since_mark()
         self._stack.append({})
@@ -160,7 +163,7 @@ _OPERATIONS: dict[str, Callable[[Machine, Any], None]] = {
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, index: machine._push(machine._memo[index])),
     "MARK": Machine._mark,
     "POP": Machine._pop,
-    "POP_MARK": lambda machine, _: machine._since_mark(),
+    "POP_MARK": Machine._pop_mark,
     "LIST": lambda machine, _: machine._push(machine._since_mark()),
     "FROZENSET": lambda machine, _: machine._push(machine._since_mark()),
     "TUPLE": lambda machine, _: machine._push(tuple(machine._since_mark())),

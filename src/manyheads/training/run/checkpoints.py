@@ -18,7 +18,6 @@ from manyheads.checkpoint.format import (
     load_checkpoint,
     needed_bytes,
     save_checkpoint,
-    save_sharded_checkpoint,
 )
 from manyheads.checkpoint.retain import apply_retention, read_pointer, set_aside_newer, write_pointer
 from manyheads.checkpoint.sharded import write_shards
@@ -236,7 +235,7 @@ class CheckpointManager:
 
         failure: SaveError | None = None
         try:
-            save_sharded_checkpoint(place, step, whole, scalars, write_parts=ask, parts_bytes=parts_bytes)
+            save_checkpoint(place, step, whole, scalars, write_parts=ask, parts_bytes=parts_bytes)
         except SaveError as error:
             failure = error
         if not asked:
