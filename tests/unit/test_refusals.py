@@ -83,7 +83,7 @@ def test_devices_are_not_read(model: Path, name: str) -> None:
     empty = {"sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "size": 0}
     reseal(model, **{name: empty})
     (model / name).symlink_to(os.devnull)
-    with pytest.raises(CheckpointError, match=f"{name} is no regular file"):
+    with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
         verify_folder(model, strict=False)
     for verify in (True, False):
         with pytest.raises(ModelFileError):

@@ -67,7 +67,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 Place = Callable[[str, str, "torch.Size", "torch.dtype"], "Tensor | None"]
-"""stem, name, shape, dtype -> destination of that tensor: a DTensor receives this rank's part; None: a new whole tensor."""
+"""stem, name, shape, dtype -> where to read it: a DTensor receives this rank's part; None: a new whole tensor."""
 
 
 def read_shards(folder: Path, place: Place | None = None) -> dict[str, dict[str, Tensor]]:
@@ -101,7 +101,7 @@ def read_shards(folder: Path, place: Place | None = None) -> dict[str, dict[str,
 
 
 def _check_headers(folder: Path) -> None:
-    """Check that the parts of every tensor cover it without gaps and overlaps; torch would not notice a missing part."""
+    """Check that the parts of every tensor cover it without gaps and overlaps; torch does not check this."""
     from safetensors import SafetensorError, safe_open
 
     covered: dict[str, int] = {}

@@ -34,7 +34,7 @@ def write_folder(final: Path, write: Callable[[Path], None], *, manifest: bool =
         manifest: add a manifest, see `files.verify`; False: `write` writes its own `manifest.json`.
         needed_bytes: an estimate, compared with the free space before anything is written.
 
-    Raises: SaveError: the disk is full, read-only or failing; nothing is left behind, and an older `final` is unchanged.
+    Raises: SaveError: the disk is full, read-only or failing; nothing is left behind, an older `final` is unchanged.
     """
     temporary = _aside(final)
     with saving(final, needed_bytes):
@@ -172,7 +172,7 @@ def _aside(final: Path) -> Path:
 
 
 def _discard(path: Path) -> None:
-    """Delete a path if it exists, and ignore errors, so that cleaning up never hides the error that made it necessary."""
+    """Delete a path if it exists. Errors are ignored: cleaning up must not hide the error that made it necessary."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,6 +1,6 @@
-"""The manifest of a folder: SHA-256 and size of every file, checked before anything in the folder is believed.
+"""The manifest of a folder: SHA-256 and size of every file, checked before a file of the folder is used.
 
-safetensors refuses truncated files but not flipped bits, so integrity is ours to check.
+safetensors detects truncated files but not flipped bits, so integrity is checked here.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def guess_peer(folder: Path) -> str:
         return OFFICIAL_XL
     config = _read_object(folder / "config.json")
     if "format_version" in config:
-        raise ModelFileError(f"{folder} is a model of manyheads already; to convert it back, say --to PEER.")
+        raise ModelFileError(f"{folder} is a model of manyheads already; to convert it back, use --to PEER.")
     options = config.get("model")
     for peer, found in FORMATS.items():
         if found.model_type and config.get("model_type") == found.model_type:
@@ -199,12 +199,12 @@ def _read_weights(folder: Path, from_pickle: bool) -> tuple[dict[str, Tensor], d
         shards = " (its weights in several files are not read)" if list(folder.glob("*.index.json")) else ""
         raise ModelFileError(
             f"{folder} has no model.safetensors{shards}. On the hub there may be one in a pull request (--revision"
-            " refs/pr/N); a pytorch_model.bin must be fetched by hand, and is read with --from-pickle."
+            " refs/pr/N); download a pytorch_model.bin by hand and use --from-pickle."
         )
     if not from_pickle:
         raise ModelFileError(
             f"{folder} has no model.safetensors, only {pickles[0].name}, a pickle, which can run code when it is opened"
-            " in the usual way. With --from-pickle its tensors are read by an allow-list, in a process of its own."
+            " in the usual way. With --from-pickle its tensors are read by an allow-list, in a separate process."
         )
     if len(pickles) > 1:
         names = ", ".join(path.name for path in pickles)

@@ -48,8 +48,7 @@ class Saved:
     """The relevant contents of a file of torch.save.
 
     tensors: by name. settings: for a module that was saved whole, the numbers, booleans and flat lists among the
-    attributes
-        of it and its submodules, by dotted name (`layers.0.dec_attn.n_head`); empty otherwise.
+        attributes of it and its submodules, by dotted name (`layers.0.dec_attn.n_head`); empty otherwise.
     """
 
     tensors: dict[str, Tensor]
@@ -66,8 +65,7 @@ def read_saved(path: Path) -> Saved:
 
     The file may contain a state dict, a state dict under the key `state_dict`, `model_state_dict` or `model` (then only
     that is read), a whole module of a known class (its parameters and saved buffers), or nested dicts and lists, whose
-    keys
-    are joined by dots. The zip format and the older format of torch since 0.1.10 are supported.
+    keys are joined by dots. The zip format and the older format of torch since 0.1.10 are supported.
 
     Args: path: the file.
 
@@ -134,9 +132,8 @@ def _assemble(folder: Path, size: int) -> Saved:
 
 def _look(row: Tensor, dtype: torch.dtype, offset: int, shape: list[int], stride: list[int]) -> Tensor:
     row = row[: row.numel() // dtype.itemsize * dtype.itemsize]
-    items = (
-        row != 0 if dtype is torch.bool else row.view(dtype)
-    )  # a bool's byte may have any value, so it is normalised
+    # A bool's byte may have any value, so it is normalised.
+    items = row != 0 if dtype is torch.bool else row.view(dtype)
     if math.prod(shape) == 0:
         return items.new_empty(shape)
     return items.as_strided(shape, stride, offset).clone(memory_format=torch.contiguous_format)

@@ -105,7 +105,7 @@ def _walk(root: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
         if len(waiting) > _MOST_NODES:
             break
         waiting += [((*path, key), item) for key, item in reversed(_children(value))]
-    raise RefusedError(f"it holds more than {_MOST_NODES:,} things")
+    raise RefusedError(f"it holds more than {_MOST_NODES:,} objects")
 
 
 def _children(value: Any) -> list[tuple[Any, Any]]:
@@ -161,7 +161,7 @@ def read_zip(file: IO[bytes], size: int) -> Contents:
     for key, (_, num_bytes) in machine.storages.items():
         entry = archive.NameToInfo.get(f"{prefix}data/{key}")
         if entry is None or entry.file_size != num_bytes:
-            raise RefusedError(f"storage {key} is missing, or has not the {num_bytes:,} bytes that its tensors need")
+            raise RefusedError(f"storage {key} is missing, or not {num_bytes:,} bytes long as its tensors need")
 
     def chunks(key: str) -> Iterator[bytes]:
         with archive.open(f"{prefix}data/{key}") as part:
@@ -188,7 +188,7 @@ def read_legacy(data: mmap.mmap) -> Contents:
         count = int.from_bytes(data.read(8), "little")
         place = data.tell()
         if count != numel:
-            raise RefusedError(f"storage {key} has {count:,} items, its tensors need another number")
+            raise RefusedError(f"storage {key} has {count:,} items, but its tensors need {numel:,}")
         if place + num_bytes > len(data):
             raise RefusedError(f"it ends within storage {key}")
         places[key] = place
@@ -287,7 +287,7 @@ def main(folder: str) -> NoReturn:
         elif data[257:262] == b"ustar":
             raise RefusedError("it is in the format before torch 0.1.10; load and save it again with torch 1.x")
         elif data[:1] != b"\x80":
-            raise RefusedError("it is no file that torch.save wrote")
+            raise RefusedError("torch.save did not write it")
         else:
             read = read_legacy(data)
         if not read[0]:

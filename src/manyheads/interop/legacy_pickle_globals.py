@@ -85,10 +85,10 @@ class Function:
 def _view(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None) -> View:
     """Check that every element lies within the storage."""
     if not isinstance(storage, Storage) or dtype is None:
-        raise RefusedError("a tensor is built from something that is no storage")
+        raise RefusedError("a tensor is built from something that is not a storage")
     size, stride = as_ints(size), as_ints(stride)
     if type(offset) is not int or offset < 0 or len(size) != len(stride):
-        raise RefusedError("a tensor has an offset, size or stride that makes no sense")
+        raise RefusedError("a tensor has an invalid offset, size or stride")
     item = ITEM_BYTES[dtype]
     in_bytes = item if storage.dtype is None else 1
     if storage.offset % in_bytes:
@@ -114,13 +114,13 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_flags_a
 def _rebuild_tensor_v3(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> View:
     dtype = rest[2]  # after requires_grad and the hooks
     if not isinstance(dtype, DType):
-        raise RefusedError("a tensor has a dtype that is none")
+        raise RefusedError("a tensor has a dtype that is not a dtype")
     return _view(storage, offset, size, stride, dtype.name)
 
 
 def _keep_tensor(tensor: Any, *_flags_and_hooks: Any) -> View:
     if not isinstance(tensor, View):
-        raise RefusedError("a parameter is built from something that is no tensor")
+        raise RefusedError("a parameter is built from something that is not a tensor")
     return tensor
 
 
@@ -213,7 +213,7 @@ def checked_key(value: Any) -> Any:
 def call(function: Any, arguments: Any) -> Any:
     """Call a function of this file, or create a stub of a class."""
     if type(arguments) is not tuple:
-        raise RefusedError("a call's arguments are no tuple")
+        raise RefusedError("a call's arguments are not a tuple")
     if isinstance(function, Function):
         return function.make(*arguments)
     if isinstance(function, StubClass):

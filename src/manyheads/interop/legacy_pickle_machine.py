@@ -88,7 +88,7 @@ class Machine:
 
     def _extend(self, items: list[Any]) -> None:
         if type(self._stack[-1]) is not list:
-            raise RefusedError("it appends to something that is no list")
+            raise RefusedError("it appends to something that is not a list")
         self._stack[-1].extend(items)
 
     def _pop_mark(self, _: Any) -> None:
@@ -102,7 +102,7 @@ class Machine:
     def _set_items(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not dict:
-            raise RefusedError("it sets items of something that is no dict")
+            raise RefusedError("it sets items of something that is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[checked_key(key)] = value
 
@@ -124,15 +124,15 @@ class Machine:
     def _persistent(self, _: Any) -> None:
         (wanted,) = self._take(1)
         if type(wanted) is not tuple or len(wanted) < 2:
-            raise RefusedError("it refers to something that is no storage")
+            raise RefusedError("it refers to something that is not a storage")
         if wanted[0] == "module":  # the old format wraps a class, to keep its source text
             self._stack.append(wanted[1])
             return
         if wanted[0] != "storage" or len(wanted) not in (5, 6):
-            raise RefusedError("it refers to something that is no storage")
+            raise RefusedError("it refers to something that is not a storage")
         kind, key, _device, numel = wanted[1:5]
         if not isinstance(kind, StorageType) or type(key) not in (str, int) or type(numel) is not int or numel < 0:
-            raise RefusedError("it refers to a storage that makes no sense")
+            raise RefusedError("it refers to an invalid storage")
         size = (numel, numel * ITEM_BYTES[kind.dtype or "uint8"])
         if self.storages.setdefault(str(key), size) != size:
             raise RefusedError(f"storage {key} has two sizes")

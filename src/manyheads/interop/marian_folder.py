@@ -50,8 +50,7 @@ def read(folder: Path, config: Mapping[str, Any], ours: TransformerConfig) -> Ma
         ours: the model's config.
 
     Raises: ConfigError, ModelFileError, DataError: files are damaged, contradict each other, or need unsupported
-        features.
-        MissingExtraError: sentencepiece is not installed.
+        features. MissingExtraError: sentencepiece is not installed.
     """
     path = folder / "generation_config.json"
     generation = read_json(read_bytes(path), str(path)) if path.is_file() else None

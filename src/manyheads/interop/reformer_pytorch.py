@@ -220,8 +220,7 @@ def _weights(
     qk: Tensor, buckets: Tensor, settings: LSHSettings, hidden: Tensor | None = None, query_len: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the peer's weights, computed with its arithmetic for each pair, (1, rows, length, length), and the rows
-    that
-    attend only to themselves.
+    that attend only to themselves.
 
     Args: hidden: True at masked inputs. query_len: all queries attend to the positions from it on.
     """
