@@ -24,7 +24,7 @@ from manyheads.architectures.transformer_xl.layers import AbsoluteLayer
 from manyheads.architectures.transformer_xl.model import TransformerXL, distances_back
 from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop.layout import Layout, Rule, flipped
+from manyheads.interop.layout import Layout, Rule, flipped, stacked
 from manyheads.interop.peer import Options, Peer, check_size
 from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, tied_projections
 
@@ -115,12 +115,12 @@ class OfficialTransformerXL(Peer):
         biases: dict[str, Layout] = {
             "relative": {"{r_w,r_r}_bias": "body.layers.0.attention.{content,position}_bias"},
             "relative_learned": {
-                "r_w_bias": Rule("body.layers.*.attention.content_bias", torch.stack, lambda x, _: x.unbind()),
-                "r_emb": _stacked("body.layers.*.attention.distance_embedding"),
-                "r_bias": _stacked("body.layers.*.attention.distance_bias"),
+                "r_w_bias": stacked("body.layers.*.attention.content_bias"),
+                "r_emb": _by_distance("body.layers.*.attention.distance_embedding"),
+                "r_bias": _by_distance("body.layers.*.attention.distance_bias"),
             },
             "absolute": {},
-            "absolute_learned": {"r_emb": _stacked("body.layers.*.positions", config.num_heads)},
+            "absolute_learned": {"r_emb": _by_distance("body.layers.*.positions", config.num_heads)},
         }
         clusters = {"crit.cluster_*": flipped("head.cluster_*")}
         return {**layout_of_body(config), **HEAD, **clusters, **biases[config.attention]}
@@ -274,12 +274,12 @@ class OfficialTransformerXL(Peer):
             yield
 
 
-def _stacked(ours: str, heads: int = 0) -> Rule:
+def _by_distance(ours: str, heads: int = 0) -> Rule:
     """Return the rule for all layers' trained positions; with `heads`, the peer has an axis of heads."""
 
     def join(parts: list[Tensor]) -> Tensor:
-        stacked = torch.stack(parts).flip(1)
-        return stacked.view(*stacked.shape[:2], heads, -1) if heads else stacked
+        positions = torch.stack(parts).flip(1)
+        return positions.view(*positions.shape[:2], heads, -1) if heads else positions
 
     def split(tensor: Tensor, _: int) -> tuple[Tensor, ...]:
         tensor = tensor.flip(1)

@@ -27,7 +27,17 @@ from torch import Tensor, nn
 
 from manyheads.errors import ModelFileError
 
-__all__ = ["Layout", "Rule", "export_gradients", "export_weights", "flipped", "import_weights", "nested"]
+__all__ = [
+    "Layout",
+    "Rule",
+    "export_gradients",
+    "export_weights",
+    "flipped",
+    "import_weights",
+    "nested",
+    "stacked",
+    "transposed",
+]
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,16 @@ Layout = Mapping[str, str | Rule]
 def flipped(ours: str) -> Rule:
     """Return the rule for a tensor whose rows are in reverse order."""
     return Rule(ours, lambda parts: parts[0].flip(0), lambda tensor, _: [tensor.flip(0)])
+
+
+def transposed(ours: str) -> Rule:
+    """Return the rule for matrices that are stored as (in, out); several stand side by side."""
+    return Rule(ours, lambda parts: torch.cat(parts).t().contiguous(), lambda tensor, count: tensor.t().chunk(count))
+
+
+def stacked(ours: str) -> Rule:
+    """Return the rule for one tensor with a first axis of layers."""
+    return Rule(ours, torch.stack, lambda tensor, _: tensor.unbind())
 
 
 def nested(layouts: Mapping[str, Layout]) -> Layout:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,32 +23,13 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop.names import Pair, import_weights, pick
-from manyheads.interop.xl_weights import check_fits
+from manyheads.interop.layout import Layout, stacked, transposed
+from manyheads.interop.peer import Options, Peer, check_size
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 
-__all__ = ["TensorFlowXL", "from_peer", "is_weight", "matches", "options_of_checkpoint", "read_config"]
+__all__ = ["TensorFlowXL"]
 
-_FLAGS: dict[str, Any] = {
-    "n_layer": ...,
-    "d_model": ...,
-    "d_embed": ...,
-    "n_head": ...,
-    "d_head": ...,
-    "d_inner": ...,
-    "untie_r": False,
-    "div_val": 1,
-    "proj_share_all_but_first": False,
-    "proj_same_dim": True,
-    "dropout": 0.0,
-    "dropatt": 0.0,
-    "tgt_len": 70,
-    "mem_len": 70,
-    "same_length": False,
-    "clamp_len": -1,
-}
-"""The flags of `train_gpu.py` that describe the model, with its defaults."""
 _READING = {
     "enwik8": {"tgt_len": 128, "mem_len": 3800, "clamp_len": 1000, "same_length": True},
     "text8": {"tgt_len": 128, "mem_len": 3800, "clamp_len": 1000, "same_length": True},
@@ -56,18 +37,122 @@ _READING = {
     "lm1b": {"tgt_len": 32, "mem_len": 128, "clamp_len": -1, "same_length": True},
 }
 """The settings with which the original evaluates its published models, by the dataset in corpus-info.json."""
-_NORM_EPS = 1e-12
-_NO_WEIGHT = re.compile(r"(/Adam(_1)?|(^|/)beta[12]_power|(^|/)global_step)$")
+_EMBED, _SOFTMAX, _LAYER = "transformer/adaptive_embed", "transformer/adaptive_softmax", "transformer/layer_*"
 
 
-class TensorFlowXL:
-    """The language model; see `protocols.Wrapper`."""
+class TensorFlowXL(Peer):
+    """The language model on consecutive segments in.ids.0, in.ids.1, ..., with in.target.S, batch-first.
 
-    def __init__(self, module: LanguageModel) -> None:
-        self.module = module
+    A config holds the flags of `train_gpu.py` under `flags`, and the content of corpus-info.json under `corpus_info`.
+    The variables that an optimiser keeps are ignored.
+    """
 
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `protocols.Wrapper.run`: consecutive segments in.ids.0, in.ids.1, ..., with in.target.S, batch-first."""
+    name = "tf/Transformer-XL"
+    kinds = ("txl_tf",)
+    options: ClassVar[Options] = {
+        "n_layer": int,
+        "d_model": int,
+        "d_embed": int,
+        "n_head": int,
+        "d_head": int,
+        "d_inner": int,
+        "untie_r": False,
+        "div_val": 1,
+        "proj_share_all_but_first": False,
+        "proj_same_dim": True,
+        "dropout": 0.0,
+        "dropatt": 0.0,
+        "tgt_len": 70,
+        "mem_len": 70,
+        "same_length": False,
+        "clamp_len": -1,
+        "eval_batch_size": int | None,
+    }
+    section = "flags"
+    unused = r".*(/Adam(_1)?|(^|/)beta[12]_power|(^|/)global_step)"
+    layout: ClassVar[Layout] = {
+        f"{_EMBED}/lookup_table": "body.embedding.tables.0",
+        f"{_EMBED}/cutoff_*/lookup_table": "body.embedding.tables.*",
+        f"{_EMBED}/proj_W": transposed("body.embedding.projections.0"),
+        f"{_EMBED}/cutoff_*/proj_W": transposed("body.embedding.projections.*"),
+        f"{_SOFTMAX}/bias": "head.bias",
+        f"{_SOFTMAX}/b": "head.biases.0",
+        f"{_SOFTMAX}/cutoff_*/b": "head.biases.*",
+        f"{_SOFTMAX}/cutoff_*/proj": transposed("head.projections.*"),
+        f"{_SOFTMAX}/cutoff_0/cluster_{{W,b}}": "head.cluster_{weight,bias}",
+        f"{_LAYER}/rel_attn/qkv/kernel": transposed("body.layers.*.attention.{q,k,v}_proj.weight"),
+        f"{_LAYER}/rel_attn/{{r,o}}/kernel": transposed("body.layers.*.attention.{position,out}_proj.weight"),
+        f"{_LAYER}/rel_attn/LayerNorm/{{gamma,beta}}": "body.layers.*.attention_residual.norm.{weight,bias}",
+        f"{_LAYER}/ff/LayerNorm/{{gamma,beta}}": "body.layers.*.feed_forward_residual.norm.{weight,bias}",
+        f"{_LAYER}/ff/layer_{{1,2}}/kernel": transposed("body.layers.*.feed_forward.{in,out}_proj.weight"),
+        f"{_LAYER}/ff/layer_{{1,2}}/bias": "body.layers.*.feed_forward.{in,out}_proj.bias",
+    }
+    """The names of all models; `layout_of` chooses those of one."""
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Peer.read`; with vocab_size and cutoffs of the corpus."""
+        corpus = config.get("corpus_info")
+        if not isinstance(corpus, Mapping):
+            raise ConfigError("the config must hold corpus-info.json under 'corpus_info'.")
+        sizes = {"vocab_size": _whole(corpus, "vocab_size"), "cutoffs": _inner_cutoffs(corpus)}
+        return super().read(config) | sizes
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LanguageModel:
+        config = _config(options)
+        check_size({name: tensor for name, tensor in weights.items() if cls.is_weight(name)}, config)
+        return cast(LanguageModel, build_model(config))
+
+    @classmethod
+    def read_config(cls, config: Mapping[str, Any]) -> TransformerXLConfig:
+        """Return our config from the original's flags and its corpus-info.json.
+
+        Raises: ConfigError: an unknown flag, or a value of the wrong type or out of range.
+        """
+        return _config(cls.read(config))
+
+    @classmethod
+    def is_weight(cls, name: str) -> bool:
+        """Return whether a variable belongs to the model, and not to its optimiser or to the count of steps."""
+        return not re.fullmatch(cls.unused, name)
+
+    @classmethod
+    def layout_of(cls, module: LanguageModel) -> Layout:
+        config = module.config
+        by_cluster = config.div_value > 1 and bool(config.cutoffs)
+        whole = {f"{_EMBED}/lookup_table", f"{_EMBED}/proj_W", f"{_SOFTMAX}/b"}
+        parts = {f"{_EMBED}/cutoff_*/lookup_table", f"{_EMBED}/cutoff_*/proj_W", f"{_SOFTMAX}/cutoff_*/b"}
+        rows = {name: ours for name, ours in cls.layout.items() if name not in (whole if by_cluster else parts)}
+        if not config.cutoffs and config.has_adaptive_softmax:
+            rows[f"{_SOFTMAX}/bias"] = rows.pop(f"{_SOFTMAX}/b")
+        for theirs, ours in (("r_w_bias", "content_bias"), ("r_r_bias", "position_bias")):
+            name = f"transformer/{theirs}"
+            shared = f"body.layers.0.attention.{ours}"
+            rows[name] = shared if config.share_biases else stacked(f"body.layers.*.attention.{ours}")
+        return rows
+
+    @classmethod
+    def prepare(cls, weights: Mapping[str, Tensor], module: LanguageModel) -> dict[str, Tensor]:
+        """See `Peer.prepare`; with one bias for one table, and without a missing projection: `proj_same_dim: false`
+        leaves out those from d_model to d_model, for which an identity is exact.
+        """
+        prepared, config = super().prepare(weights, module), module.config
+        clusters = len(config.cutoffs) + 1
+        if config.cutoffs and config.div_value == 1:
+            parts = [prepared.pop(f"{_SOFTMAX}/cutoff_{i}/b", None) for i in range(clusters)]
+            if any(part is None or part.dim() != 1 for part in parts):
+                raise ModelFileError(f"{_SOFTMAX}/cutoff_0/b to cutoff_{clusters - 1}/b are needed, with one axis.")
+            prepared[f"{_SOFTMAX}/b"] = torch.cat([part for part in parts if part is not None])
+        if config.has_projections and config.embedding_dim == config.d_model:
+            identity = torch.eye(config.d_model)
+            if config.div_value > 1:
+                prepared.setdefault(f"{_EMBED}/cutoff_0/proj_W", identity)
+            if config.cutoffs and not (config.tie_projections and config.tie_projections[0]):
+                prepared.setdefault(f"{_SOFTMAX}/cutoff_0/proj", identity)
+        return prepared
+
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         count = sum(name.startswith("in.ids.") for name in inputs)
         wanted = [f"in.{kind}.{i}" for i in range(count) for kind in ("ids", "target")]
         if not count or any(name not in inputs for name in wanted):
@@ -86,86 +171,76 @@ class TensorFlowXL:
                 answer |= {f"out.mems.{i}.{layer}": memory for layer, memory in enumerate(state.memory.layers)}
         return answer
 
+    @staticmethod
+    def options_of_checkpoint(weights: Mapping[str, Tensor], corpus: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the flags of a checkpoint from the shapes of its variables, and those of evaluation from its dataset.
 
-def _first_logits(module: LanguageModel, hidden: Tensor) -> Tensor:
-    """Return the logits of all tokens, or with clusters those of the shortlist and of the other clusters."""
-    head = module.head
-    if isinstance(head, LinearHead):
-        return F.linear(hidden, head.weight, head.bias)
-    assert isinstance(head, AdaptiveHead)
-    shortlist = head.clusters.sizes[0]
-    table, bias = head.tables[0][:shortlist], head.biases[0][:shortlist]
-    if head.cluster_weight is not None and head.cluster_bias is not None:
-        table, bias = torch.cat([table, head.cluster_weight]), torch.cat([bias, head.cluster_bias])
-    projected = hidden if head.projections is None else hidden @ head.projections[0]
-    return F.linear(projected, table, bias)
+        Args: weights: the variables of a model. corpus: the content of corpus-info.json.
+        Raises: ModelFileError: a variable is missing, so this is not a Transformer-XL. ConfigError: the dataset is not
+            one of the published models', so the settings of evaluation are unknown.
+        """
+        layer = "transformer/layer_0"
+
+        def shape(name: str, dimensions: tuple[int, ...]) -> tuple[int, ...]:
+            tensor = weights.get(name)
+            if tensor is None or tensor.dim() not in dimensions:
+                state = "is missing" if tensor is None else f"has {tensor.dim()} dimensions"
+                raise ModelFileError(f"{name} {state}; this is no checkpoint of the original Transformer-XL.")
+            return tuple(tensor.shape)
+
+        has_tables = f"{_EMBED}/cutoff_0/lookup_table" in weights
+        width = shape(f"{_EMBED}/cutoff_0/lookup_table" if has_tables else f"{_EMBED}/lookup_table", (2,))[1]
+        d_inner, d_model = shape(f"{layer}/ff/layer_2/kernel", (2,))
+        biases = shape("transformer/r_w_bias", (2, 3))
+        dataset = corpus.get("dataset")
+        if dataset not in _READING:
+            known = ", ".join(_READING)
+            raise ConfigError(
+                f"the dataset in corpus-info.json is {dataset!r}, not one of {known}, so memory and segment length are"
+                " unknown; add a config.json with the training's 'flags' and 'corpus_info'."
+            )
+        return {
+            "n_layer": sum(bool(re.fullmatch(r"transformer/layer_\d+/rel_attn/o/kernel", name)) for name in weights),
+            "d_model": d_model,
+            "d_embed": width,
+            "n_head": biases[-2],
+            "d_head": biases[-1],
+            "d_inner": d_inner,
+            "untie_r": len(biases) == 3,
+            "div_val": width // shape(f"{_EMBED}/cutoff_1/lookup_table", (2,))[1] if has_tables else 1,
+            "proj_share_all_but_first": not any(f"{_SOFTMAX}/cutoff_{i}/proj" in weights for i in range(1, 1000)),
+            "proj_same_dim": not has_tables or f"{_EMBED}/cutoff_0/proj_W" in weights,
+            **_READING[dataset],
+        }
 
 
-def matches(meta: Mapping[str, Any]) -> bool:
-    """See `protocols.Loader.matches`."""
-    return bool(meta.get("kind") == "txl_tf")
-
-
-def from_peer(config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> TensorFlowXL:
-    """See `protocols.Loader.from_peer`.
-
-    Args:
-        config: the flags of the original under `flags`, and the content of corpus-info.json under `corpus_info`.
-        state_dict: the variables of a checkpoint; what an optimiser keeps is ignored.
-    """
-    ours = read_config(config)
-    weights = {name: tensor for name, tensor in state_dict.items() if is_weight(name)}
-    check_fits(ours, weights)
-    module = build_model(ours)
-    prepared = _prepared(weights, ours)
-    import_weights(module, prepared, _pairs(ours))
-    return TensorFlowXL(module.eval())
-
-
-def is_weight(name: str) -> bool:
-    """Whether a variable belongs to the model, and not to its optimiser or to the count of steps."""
-    return not _NO_WEIGHT.search(name)
-
-
-def read_config(config: Mapping[str, Any]) -> TransformerXLConfig:
-    """Return our config from the original's flags and its corpus-info.json.
-
-    Raises: ConfigError: an unknown flag, or a value of the wrong type or out of range.
-    """
-    flags, corpus = config.get("flags"), config.get("corpus_info")
-    if not isinstance(flags, Mapping) or not isinstance(corpus, Mapping):
-        raise ConfigError("the config must hold the original's flags under 'flags', corpus-info.json in 'corpus_info'.")
-    peer = pick({name: value for name, value in flags.items() if name != "eval_batch_size"}, _FLAGS, "train_gpu.py")
-    for name, value in peer.items():
-        kind: type = int if _FLAGS[name] is ... else type(_FLAGS[name])
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ConfigError(f"the flag {name} is {value!r}; it must be of type {kind.__name__}.")
-    cutoffs = _inner_cutoffs(corpus)
+def _config(options: Mapping[str, Any]) -> TransformerXLConfig:
+    cutoffs = options["cutoffs"]
     clusters = len(cutoffs) + 1
-    projects = peer["div_val"] > 1 or peer["d_embed"] != peer["d_model"]
+    projects = options["div_val"] > 1 or options["d_embed"] != options["d_model"]
     tied: tuple[bool, ...] = ()
     if projects and not cutoffs:
         tied = (True,)  # without clusters the softmax uses the embedding's projection
-    elif projects and peer["proj_share_all_but_first"]:
+    elif projects and options["proj_share_all_but_first"]:
         tied = (False, *[True] * (clusters - 1))
     return TransformerXLConfig(
-        vocab_size=_whole(corpus, "vocab_size"),
-        d_model=peer["d_model"],
-        num_heads=peer["n_head"],
-        head_dim=peer["d_head"],
-        d_ff=peer["d_inner"],
-        num_layers=peer["n_layer"],
-        d_embed=peer["d_embed"],
+        vocab_size=options["vocab_size"],
+        d_model=options["d_model"],
+        num_heads=options["n_head"],
+        head_dim=options["d_head"],
+        d_ff=options["d_inner"],
+        num_layers=options["n_layer"],
+        d_embed=options["d_embed"],
         cutoffs=cutoffs,
-        div_value=peer["div_val"],
-        dropout=float(peer["dropout"]),
-        attention_dropout=float(peer["dropatt"]),
-        norm_eps=_NORM_EPS,
-        share_biases=not peer["untie_r"],
-        memory_len=peer["mem_len"],
-        clamp_len=peer["clamp_len"] if peer["clamp_len"] > 0 else None,
-        same_length=peer["same_length"],
-        same_length_extra_key=peer["same_length"],
+        div_value=options["div_val"],
+        dropout=float(options["dropout"]),
+        attention_dropout=float(options["dropatt"]),
+        norm_eps=1e-12,
+        share_biases=not options["untie_r"],
+        memory_len=options["mem_len"],
+        clamp_len=options["clamp_len"] if options["clamp_len"] > 0 else None,
+        same_length=options["same_length"],
+        same_length_extra_key=options["same_length"],
         initial_memory="zeros",
         tie_projections=tied,
     )
@@ -188,124 +263,15 @@ def _whole(corpus: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def options_of_checkpoint(weights: Mapping[str, Tensor], corpus: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of a checkpoint from the shapes of its variables, and those of evaluation from its dataset.
-
-    Args: weights: the variables of a model. corpus: the content of corpus-info.json.
-    Raises: ModelFileError: a variable is missing, so it is no Transformer-XL. ConfigError: the dataset is none of the
-        published models', so the settings of evaluation are unknown.
-    """
-    embed, softmax, layer = "transformer/adaptive_embed", "transformer/adaptive_softmax", "transformer/layer_0"
-
-    def shape(name: str, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-        tensor = weights.get(name)
-        if tensor is None or tensor.dim() not in dimensions:
-            state = "is missing" if tensor is None else f"has {tensor.dim()} dimensions"
-            raise ModelFileError(f"{name} {state}; this is no checkpoint of the original Transformer-XL.")
-        return tuple(tensor.shape)
-
-    has_tables = f"{embed}/cutoff_0/lookup_table" in weights
-    width = shape(f"{embed}/cutoff_0/lookup_table" if has_tables else f"{embed}/lookup_table", (2,))[1]
-    d_inner, d_model = shape(f"{layer}/ff/layer_2/kernel", (2,))
-    biases = shape("transformer/r_w_bias", (2, 3))
-    dataset = corpus.get("dataset")
-    if dataset not in _READING:
-        known = ", ".join(_READING)
-        raise ConfigError(
-            f"the dataset in corpus-info.json is {dataset!r}, not one of {known}, so memory and segment length are"
-            " unknown; add a config.json with the training's 'flags' and 'corpus_info'."
-        )
-    return {
-        "n_layer": sum(bool(re.fullmatch(r"transformer/layer_\d+/rel_attn/o/kernel", name)) for name in weights),
-        "d_model": d_model,
-        "d_embed": width,
-        "n_head": biases[-2],
-        "d_head": biases[-1],
-        "d_inner": d_inner,
-        "untie_r": len(biases) == 3,
-        "div_val": width // shape(f"{embed}/cutoff_1/lookup_table", (2,))[1] if has_tables else 1,
-        "proj_share_all_but_first": not any(f"{softmax}/cutoff_{i}/proj" in weights for i in range(1, 1000)),
-        "proj_same_dim": not has_tables or f"{embed}/cutoff_0/proj_W" in weights,
-        **_READING[dataset],
-    }
-
-
-def _prepared(weights: Mapping[str, Tensor], config: TransformerXLConfig) -> dict[str, Tensor]:
-    """Return the variables in our layout: (out, in), u and v by layer, one bias for one table, and no projection left
-    out: `proj_same_dim: false` leaves out those from d_model to d_model, for which an identity is exact.
-    """
-    prepared: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        if name.endswith(("/kernel", "/proj", "/proj_W")):
-            if tensor.dim() != 2:
-                raise ModelFileError(f"{name} has {tensor.dim()} dimensions; a matrix is needed.")
-            prepared[name] = tensor.t()
-        elif name in ("transformer/r_w_bias", "transformer/r_r_bias") and not config.share_biases:
-            if tensor.dim() != 3:
-                raise ModelFileError(f"{name} has {tensor.dim()} dimensions; with untie_r 3 are needed.")
-            prepared |= {f"{name}/{i}": one for i, one in enumerate(tensor)}
-        else:
-            prepared[name] = tensor
-    softmax, clusters = "transformer/adaptive_softmax", len(config.cutoffs) + 1
-    if config.cutoffs and config.div_value == 1:
-        parts = [prepared.pop(f"{softmax}/cutoff_{i}/b", None) for i in range(clusters)]
-        if any(part is None or part.dim() != 1 for part in parts):
-            raise ModelFileError(f"{softmax}/cutoff_0/b to cutoff_{clusters - 1}/b must be there, with one dimension.")
-        prepared[f"{softmax}/b"] = torch.cat([part for part in parts if part is not None])
-    if config.has_projections and config.embedding_dim == config.d_model:
-        identity = torch.eye(config.d_model)
-        if config.div_value > 1:
-            prepared.setdefault("transformer/adaptive_embed/cutoff_0/proj_W", identity)
-        if config.cutoffs and not (config.tie_projections and config.tie_projections[0]):
-            prepared.setdefault(f"{softmax}/cutoff_0/proj", identity)
-    return prepared
-
-
-def _pairs(config: TransformerXLConfig) -> list[Pair]:
-    """Return the names of `_prepared`, and our parameters that they fill."""
-    embed, softmax = "transformer/adaptive_embed", "transformer/adaptive_softmax"
-    clusters = len(config.cutoffs) + 1
-    by_cluster = config.div_value > 1 and bool(config.cutoffs)
-    tied = config.tie_projections or (False,) * clusters
-    pairs = []
-    for i in range(clusters if by_cluster else 1):
-        part = f"{embed}/cutoff_{i}" if by_cluster else embed
-        pairs.append(Pair(f"{part}/lookup_table", (f"body.embedding.tables.{i}",)))
-        if config.has_projections:
-            pairs.append(Pair(f"{part}/proj_W", (f"body.embedding.projections.{i}",)))
-        bias = f"cutoff_{i}/b" if by_cluster else "b" if config.cutoffs else "bias"
-        adaptive = f"head.biases.{i}" if config.has_adaptive_softmax else "head.bias"
-        pairs.append(Pair(f"{softmax}/{bias}", (adaptive,)))
-    if config.cutoffs:
-        pairs.append(Pair(f"{softmax}/cutoff_0/cluster_W", ("head.cluster_weight",)))
-        pairs.append(Pair(f"{softmax}/cutoff_0/cluster_b", ("head.cluster_bias",)))
-        if config.has_projections:
-            pairs += [
-                Pair(f"{softmax}/cutoff_{i}/proj", (f"head.projections.{i}",)) for i in range(clusters) if not tied[i]
-            ]
-    for i in range(config.num_layers):
-        theirs, ours = f"transformer/layer_{i}", f"body.layers.{i}"
-        attention = f"{ours}.attention"
-        qkv = tuple(f"{attention}.{name}_proj.weight" for name in "qkv")
-        pairs += [
-            Pair(f"{theirs}/rel_attn/qkv/kernel", qkv),
-            Pair(f"{theirs}/rel_attn/r/kernel", (f"{attention}.position_proj.weight",)),
-            Pair(f"{theirs}/rel_attn/o/kernel", (f"{attention}.out_proj.weight",)),
-        ]
-        for name, part in (("rel_attn", "attention"), ("ff", "feed_forward")):
-            pairs += [
-                Pair(f"{theirs}/{name}/LayerNorm/gamma", (f"{ours}.{part}_residual.norm.weight",)),
-                Pair(f"{theirs}/{name}/LayerNorm/beta", (f"{ours}.{part}_residual.norm.bias",)),
-            ]
-        for name, part in (("layer_1", "in_proj"), ("layer_2", "out_proj")):
-            pairs += [
-                Pair(f"{theirs}/ff/{name}/kernel", (f"{ours}.feed_forward.{part}.weight",)),
-                Pair(f"{theirs}/ff/{name}/bias", (f"{ours}.feed_forward.{part}.bias",)),
-            ]
-        if not config.share_biases or i == 0:
-            layer = "" if config.share_biases else f"/{i}"
-            pairs += [
-                Pair(f"transformer/r_w_bias{layer}", (f"{attention}.content_bias",)),
-                Pair(f"transformer/r_r_bias{layer}", (f"{attention}.position_bias",)),
-            ]
-    return pairs
+def _first_logits(module: LanguageModel, hidden: Tensor) -> Tensor:
+    """Return the logits of all tokens, or with clusters those of the shortlist and of the other clusters."""
+    head = module.head
+    if isinstance(head, LinearHead):
+        return F.linear(hidden, head.weight, head.bias)
+    assert isinstance(head, AdaptiveHead)
+    shortlist = head.clusters.sizes[0]
+    table, bias = head.tables[0][:shortlist], head.biases[0][:shortlist]
+    if head.cluster_weight is not None and head.cluster_bias is not None:
+        table, bias = torch.cat([table, head.cluster_weight]), torch.cat([bias, head.cluster_bias])
+    projected = hidden if head.projections is None else hidden @ head.projections[0]
+    return F.linear(projected, table, bias)

@@ -76,6 +76,7 @@ def test_loaders_know_their_own(peer: str) -> None:
         "d2l/attention": "d2l-ai/d2l-en d2l/torch.py masked_softmax, DotProductAttention",
         "fused-qkv/MultiheadAttention": "scaled_dot_product as printed in a tutorial (fused qkv projection)",
         "labml/attention": "labmlai/annotated_deep_learning_paper_implementations transformers/mha.py (eval)",
+        "tf/Transformer-XL": "tf/Transformer-XL",
         "torch/MultiheadAttention": "torch.nn.MultiheadAttention (eval, dropout 0)",
     }
     texts |= {name: name for name in PEERS if name.partition("/")[0] in ("d2l", "labml") and name not in texts}
