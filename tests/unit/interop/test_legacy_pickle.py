@@ -178,7 +178,7 @@ def tensor_pickle(offset: int, size: tuple[int, ...], stride: tuple[int, ...], n
         (-1, (2,), (1,), 4, "invalid offset, size or stride"),
         (0, (2,), (-1,), 4, "whole numbers"),
         (0, (2, 2), (1,), 4, "invalid offset, size or stride"),
-        (0, (4,), (1,), 1 << 40, "missing, or has not"),
+        (0, (4,), (1,), 1 << 40, "missing, or not 4,398"),
         (0, (1 << 40,), (0,), 4, "stand for tensors"),
     ],
 )
