@@ -72,12 +72,13 @@ class Format:
     """A peer's model folder, which `manyheads convert` reads and writes.
 
     architecture: that of our model. description: for the help. is_read: whether it can become a model of ours.
-    model_type: in its config.json; or instead, options: names of some of the options under `model` in it.
+    is_written: whether a model of ours can become one. model_type: in its config.json; or instead, options: names of some of the options under `model` in it.
     """
 
     architecture: str
     description: str
     is_read: bool = True
+    is_written: bool = True
     model_type: str = ""
     options: frozenset[str] = frozenset()
 
@@ -112,6 +113,11 @@ FORMATS: Mapping[str, Format] = {
         architecture="transformer-xl",
         description="the original code, weights only; its model.pt needs --from-pickle",
         options=frozenset(("n_token", "n_layer")),
+    ),
+    "tf/Transformer-XL": Format(
+        architecture="transformer-xl",
+        description="--from only: the original TensorFlow code, weights only; a checkpoint and corpus-info.json",
+        is_written=False,
     ),
 }
 """Those of PEERS that are whole models."""

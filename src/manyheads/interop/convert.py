@@ -32,11 +32,14 @@ from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
 from manyheads.interop import FORMATS, PEERS, marian_folder
 from manyheads.interop.kimiyoung_transformer_xl import options_of_module
+from manyheads.interop.tensorflow import find_prefix, read_checkpoint, verifies_data
+from manyheads.interop.tf_transformer_xl import TensorFlowXL, find_checkpoint
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 
 __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder"]
 
 MARIAN, TORCH, OFFICIAL_XL = "transformers/Marian", "torch/Transformer", "kimiyoung/TransformerXL"
+TENSORFLOW_XL = "tf/Transformer-XL"
 PEER_FILE = "peer.json"
 _OFFICIAL_PICKLE = "model.pt"
 _MOST_JSON_BYTES = 4 << 20
@@ -60,6 +63,8 @@ def guess_peer(folder: Path) -> str:
     """
     if not (folder / "config.json").exists() and (folder / _OFFICIAL_PICKLE).is_file():
         return OFFICIAL_XL
+    if find_checkpoint(folder) is not None:
+        return TENSORFLOW_XL
     config = _read_object(folder / "config.json")
     if "format_version" in config:
         raise ModelFileError(f"{folder} is a model of manyheads already; to convert it back, use --to PEER.")
@@ -88,17 +93,21 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
     peer = peer or guess_peer(source)
     if not FORMATS[peer].is_read:
         raise ConfigError(f"a model of {peer} is two stacks without embeddings or output: there is nothing to run.")
-    weights, settings_of_module = _read_weights(source, from_pickle)
-    config = _read_config(source, peer, weights, settings_of_module)
+    notes: list[str] = []
+    if peer == TENSORFLOW_XL:
+        config, weights = _read_tensorflow(source, notes)
+    else:
+        weights, settings_of_module = _read_weights(source, from_pickle)
+        config = _read_config(source, peer, weights, settings_of_module)
     model = PEERS[peer].from_peer(config, weights).module
     config = config["model"] if FORMATS[peer].model_type else config
     tokenizer: TranslationTokenizer | None = None
     settings: DecodingSettings | None = None
-    notes: list[str] = []
     kept = {"peer": peer, "config": config}
     if peer == MARIAN:
         files = marian_folder.read(source, config, model.config)
-        tokenizer, settings, notes = files.tokenizer, files.settings, files.notes
+        tokenizer, settings = files.tokenizer, files.settings
+        notes += files.notes
         kept["generation"] = files.generation
     if tokenizer is None:
         does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
@@ -120,6 +129,8 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
     Raises: ModelFileError, ConfigError, DataError: the model cannot be read, or the peer does not support a part of it.
         SaveError: the folder could not be written.
     """
+    if not FORMATS[peer].is_written:
+        raise ConfigError(f"models of {peer} can be read, but not written; give another PEER for --to.")
     model = load(source)
     kept = _read_object(source / PEER_FILE) if (source / PEER_FILE).is_file() else {}
     kept = kept if kept.get("peer") == peer else {}
@@ -166,6 +177,28 @@ def _read_config(
     if not isinstance(config.get("model"), dict):
         raise ConfigError(f"{source / 'config.json'} must hold the options of {peer} under 'model'.")
     return config
+
+
+def _read_tensorflow(folder: Path, notes: list[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the config and the weights of a folder of the TensorFlow original.
+
+    config.json holds `flags` and `corpus_info`; without it, both follow from the variables and corpus-info.json.
+    Raises: ModelFileError: there is no checkpoint, or no corpus-info.json.
+    """
+    weights = read_checkpoint(find_prefix(find_checkpoint(folder) or folder), TensorFlowXL.is_weight)
+    if not verifies_data():
+        notes.append("The checksums of the data were not compared; `pip install 'manyheads[tf]'` makes that possible.")
+    if (folder / "config.json").is_file():
+        return _read_object(folder / "config.json"), weights
+    places = [place / "corpus-info.json" for place in (folder, folder / "data", folder.parent / "data")]
+    corpus = _read_object(next((place for place in places if place.is_file()), places[0]))
+    flags = TensorFlowXL.options_of_checkpoint(weights, corpus)
+    reading = ", ".join(f"{name} {flags[name]}" for name in ("mem_len", "clamp_len", "same_length"))
+    notes.append(
+        "A checkpoint does not record how text is read; these are the settings of the published model of"
+        f" {corpus['dataset']}: {reading}."
+    )
+    return {"flags": flags, "corpus_info": corpus}, weights
 
 
 def _read_object(path: Path) -> dict[str, Any]:

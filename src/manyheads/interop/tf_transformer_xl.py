@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -28,7 +29,7 @@ from manyheads.interop.peer import Options, Peer, check_size
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 
-__all__ = ["TensorFlowXL"]
+__all__ = ["TensorFlowXL", "find_checkpoint"]
 
 _READING = {
     "enwik8": {"tgt_len": 128, "mem_len": 3800, "clamp_len": 1000, "same_length": True},
@@ -38,6 +39,11 @@ _READING = {
 }
 """The settings with which the original evaluates its published models, by the dataset in corpus-info.json."""
 _EMBED, _SOFTMAX, _LAYER = "transformer/adaptive_embed", "transformer/adaptive_softmax", "transformer/layer_*"
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    """Return the folder with the checkpoint: the folder itself, or `model` in it, as in the published models."""
+    return next((place for place in (folder, folder / "model") if any(place.glob("*.index"))), None)
 
 
 class TensorFlowXL(Peer):
@@ -192,6 +198,7 @@ class TensorFlowXL(Peer):
         width = shape(f"{_EMBED}/cutoff_0/lookup_table" if has_tables else f"{_EMBED}/lookup_table", (2,))[1]
         d_inner, d_model = shape(f"{layer}/ff/layer_2/kernel", (2,))
         biases = shape("transformer/r_w_bias", (2, 3))
+        narrower = shape(f"{_EMBED}/cutoff_1/lookup_table", (2,))[1] if has_tables else width
         dataset = corpus.get("dataset")
         if dataset not in _READING:
             known = ", ".join(_READING)
@@ -207,8 +214,10 @@ class TensorFlowXL(Peer):
             "d_head": biases[-1],
             "d_inner": d_inner,
             "untie_r": len(biases) == 3,
-            "div_val": width // shape(f"{_EMBED}/cutoff_1/lookup_table", (2,))[1] if has_tables else 1,
-            "proj_share_all_but_first": not any(f"{_SOFTMAX}/cutoff_{i}/proj" in weights for i in range(1, 1000)),
+            "div_val": max(1, width // max(1, narrower)),
+            "proj_share_all_but_first": not any(
+                re.fullmatch(rf"{_SOFTMAX}/cutoff_[1-9]\d*/proj", name) for name in weights
+            ),
             "proj_same_dim": not has_tables or f"{_EMBED}/cutoff_0/proj_W" in weights,
             **_READING[dataset],
         }
