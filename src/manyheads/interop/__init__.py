@@ -72,7 +72,8 @@ class Format:
     """A peer's model folder, which `manyheads convert` reads and writes.
 
     architecture: that of our model. description: for the help. is_read: whether it can become a model of ours.
-    is_written: whether a model of ours can become one. model_type: in its config.json; or instead, options: names of some of the options under `model` in it.
+    is_written: whether a model of ours can become one. model_type: in its config.json; or instead, options: names of
+    some of the options under `model` in it.
     """
 
     architecture: str
