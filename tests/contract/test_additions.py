@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,8 +46,8 @@ LINES = {
     ],
     "tasks/table.py": [
         (
-            '    "text": Task("the next token of a text", TextConfig, (_TEXT,)),',
-            '    "counting": Task("how often a byte is right", CountingConfig, ("manyheads.tasks.counting", _TEXT)),',
+            '    "text": Task("the next token of a text", TextConfig, (_TEXT,), "lm"),',
+            '    "counting": Task("bytes", CountingConfig, ("manyheads.tasks.counting", _TEXT), "counting"),',
             "from manyheads.tasks.counting.settings import CountingConfig",
         )
     ],
@@ -81,7 +82,9 @@ from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.runs import train
 given = PRESETS["xl-debug"]()
 values = {name: getattr(given, name) for name in given.__dataclass_fields__}
-config = CountingConfig(**{**values, "run_dir": "counting", "data": replace(given.data, path="text")})
+run("prepare", "--task", "counting", "--counted", "text.txt", "--output", "counted")
+assert main(["prepare", "--task", "counting", "--corpus", "text.txt", "--counted", "text.txt", "-o", "x"]) == 2
+config = CountingConfig(**{**values, "run_dir": "counting", "data": replace(given.data, path="counted")})
 train(replace(config, training=replace(config.training, max_steps=4)))
 run("evaluate", "counting")
 run("info", "counting")
@@ -121,6 +124,8 @@ def test_what_is_added_is_prepared_trained_evaluated_and_described(place: Path) 
     )
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
     assert "accuracy = 0." in found.stdout
+    assert re.search(r"counted \d+ bytes into counted", found.stdout)
+    assert "--corpus needs --task lm." in found.stderr
     assert len((place / "translated.txt").read_text("utf-8").splitlines()) == 2
     tasks = {"cosine": "translation", "bag": "translation", "recurrent": "text", "counting": "counting"}
     for run, task in tasks.items():

@@ -33,11 +33,14 @@ class Task:
     """One line of the table.
 
     summary: one line for people. config: the settings of a run. folders: packages with the task's modules; a module
-    that the first lacks is the next one's. The modules:
+    that the first lacks is the next one's. prepared_as: the word of `prepare --task`; empty if another task's word
+    covers it, or it needs no prepared data. The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
     - `plan.py`: `Trial(config)`, training steps without the data (see `training.plan.trial.Trial`).
-    - `options.py`: `EVALUATE` and `SCORE`, the options of these commands.
+    - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
+    - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
+      folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
     - `evaluate.py`: `evaluate(options, progress)` returns a `tasks.report.Report`.
     - `score.py`: `score(options, progress)` returns a `tasks.report.LineWork`.
     """
@@ -45,6 +48,7 @@ class Task:
     summary: str
     config: type[RunConfig]
     folders: tuple[str, ...]
+    prepared_as: str = ""
 
     def module(self, name: str) -> ModuleType:
         """A module of the task, imported."""
@@ -55,9 +59,11 @@ class Task:
 _TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
 
 TASKS: dict[str, Task] = {
-    "translation": Task("sentences of one language to another", TrainConfig, (_TRANSLATION,)),
-    "parsing": Task("sentences to constituent trees", TrainConfig, ("manyheads.tasks.parsing", _TRANSLATION)),
-    "text": Task("the next token of a text", TextConfig, (_TEXT,)),
+    "translation": Task("sentences of one language to another", TrainConfig, (_TRANSLATION,), "translation"),
+    "parsing": Task(
+        "sentences to constituent trees", TrainConfig, ("manyheads.tasks.parsing", _TRANSLATION), "parsing"
+    ),
+    "text": Task("the next token of a text", TextConfig, (_TEXT,), "lm"),
     "ids": Task("the next id of images, sound or events", TextConfig, (_TEXT,)),
     "duplication": Task(
         "the second half of 0w0w (Kitaev et al. 2020, sec. 5.1)", TextConfig, ("manyheads.tasks.duplication", _TEXT)

@@ -164,7 +164,8 @@ def test_the_program_takes_what_a_page_shows(page: str, place: Path, monkeypatch
 def test_the_program_takes_its_own_examples(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [line for module in MODULES for line in getattr(module, "_EXAMPLES", ())]
     for task in TASKS.values():
-        examples += [*task.module("options").EVALUATE.examples, *task.module("options").SCORE.examples]
+        pages = (getattr(task.module("options"), command) for command in ("PREPARE", "EVALUATE", "SCORE"))
+        examples += [line for page in pages for line in page.examples]
     assert len(examples) > 30
     for line in examples:
         for call in arguments_of(line):

@@ -86,7 +86,7 @@ def test_counts_are_told(
     assert manyheads("prepare", *options, "--output", tmp_path / "data") == 0
     out = capsys.readouterr().out
     assert "train: 11 pairs kept of 15 read" in out
-    for line in ("2 held back for validation", "1 left out, because one side is empty", "1 left out, because they are"):
+    for line in ("2 held back for validation", "1 left out, because a line is empty", "1 left out, because they are"):
         assert f" {line}" in out
     assert PreparedData.open(tmp_path / "data").valid_text == [pairs[-1], ("a\u2028b", "c")]
 

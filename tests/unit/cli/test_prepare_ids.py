@@ -40,13 +40,25 @@ def test_the_command_prepares_ids_and_pictures(
     ("arguments", "message"),
     [
         (["--layout", "images"], "needs --image-size"),
-        (["--layout", "images", "--image-size", "8", "--format", "bytes"], "--format is decided by --layout images"),
-        (["--format", "bytes", "--level", "bytes"], "--level is of a text"),
-        (["--format", "bytes", "--resize"], "are of pictures"),
-        (["--format", "u16", "--layout", "enwik8"], "a text; give one of them"),
-        (["--image-size", "8"], "--image-size has no meaning with a text"),
-        (["--format", "bytes", "--documents", "lines"], "--documents lines is of a text"),
-        (["--format", "bytes", "--lowercase"], "are of a text"),
+        (
+            ["--layout", "images", "--image-size", "8", "--format", "bytes"],
+            "--format cannot be used with --layout images: pictures are bytes",
+        ),
+        (
+            ["--format", "bytes", "--level", "bytes"],
+            "--level cannot be used with --format bytes: the files hold ids, not text",
+        ),
+        (["--format", "bytes", "--resize"], "--resize cannot be used without --layout images"),
+        (
+            ["--format", "u16", "--layout", "enwik8"],
+            "--layout cannot be used with --format u16: the files hold ids, not text",
+        ),
+        (["--image-size", "8"], "--image-size cannot be used without --layout images"),
+        (["--format", "bytes", "--documents", "lines"], "documents is 'lines'; choose one of: none, files"),
+        (
+            ["--format", "bytes", "--lowercase"],
+            "--lowercase cannot be used with --format bytes: the files hold ids, not text",
+        ),
     ],
 )
 def test_options_that_contradict_each_other(

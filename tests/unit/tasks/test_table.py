@@ -31,6 +31,9 @@ def test_a_task_has_its_modules(name: str) -> None:
     assert callable(TASKS[name].module("score").score)
     assert dataclasses.is_dataclass(TASKS[name].module("options").EVALUATE.options)
     assert dataclasses.is_dataclass(TASKS[name].module("options").SCORE.options)
+    assert dataclasses.is_dataclass(TASKS[name].module("options").PREPARE.options)
+    assert callable(TASKS[name].module("prepare").preparation)
+    assert callable(TASKS[name].module("prepare").summary)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -105,5 +108,7 @@ def test_the_task_of_options(arguments: list[str], task: str) -> None:
 
 def test_an_option_of_another_task_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "reformer"}))
-    with pytest.raises(ConfigError, match="--source is an option for the task parsing; this is about text"):
+    with pytest.raises(
+        ConfigError, match="--source is an option for the task translation or parsing; this is about text"
+    ):
         parse_for_task("score", [str(tmp_path), "--source", "a"])

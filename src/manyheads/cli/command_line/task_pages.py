@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from manyheads.cli.command_line.parsing import option_names, parse
+from manyheads.cli.command_line.parsing import option_names, parse, read
 from manyheads.config.options import CommandPage
 from manyheads.tasks.table import TASKS, Task, task_of_folder
 
-__all__ = ["pages_of", "parse_for_task"]
+__all__ = ["pages_of", "parse_for_named_task", "parse_for_task"]
 
 _USUAL = "translation"
 
 
 def pages_of(command: str) -> list[type]:
     """The options of a command for all tasks, each class once; for tab completion."""
-    return list(dict.fromkeys(_page(task, command).options for task in TASKS.values()))
+    return list(dict.fromkeys(_page(name, command).options for name in TASKS))
 
 
 def parse_for_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
@@ -27,26 +27,38 @@ def parse_for_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
     Raises: ConfigError: as `parsing.parse`; an option of another task is named as such.
     """
     name = next(_recorded(arguments), None) or _fitting(command, arguments)
-    page = _page(TASKS[name], command)
-    others = {
-        option: f"{option} is an option for the task {other}; this is about {name}."
-        for other, task in TASKS.items()
-        for option in option_names(_page(task, command).options)
-    }
-    options: Any = parse(
-        page.options,
-        arguments,
-        command=command,
-        description=page.description,
-        examples=page.examples,
-        elsewhere=others,
-    )
-    return TASKS[name], options
+    message = f"{{option}} is an option for the task {{tasks}}; this is about {name}."
+    elsewhere = _messages(command, {name: name for name in TASKS}, message)
+    return TASKS[name], _parse(_page(name, command), arguments, command, elsewhere)
 
 
-def _page(task: Task, command: str) -> CommandPage:
-    page: CommandPage = getattr(task.module("options"), command.upper())
+def parse_for_named_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
+    """The same for a command with the option `--task`, whose values are `Task.prepared_as`."""
+    words = {name: task.prepared_as for name, task in TASKS.items() if task.prepared_as}
+    given = read(_page(_USUAL, command).options, arguments).options.get("task", words[_USUAL])
+    name = next((name for name, word in words.items() if word == given), _USUAL)
+    elsewhere = _messages(command, words, "{option} needs --task {tasks}.")
+    shown = command if name == _USUAL else f"{command} --task {words[name]}"
+    return TASKS[name], _parse(_page(name, command), arguments, shown, elsewhere)
+
+
+def _page(task: str, command: str) -> CommandPage:
+    page: CommandPage = getattr(TASKS[task].module("options"), command.upper())
     return page
+
+
+def _parse(page: CommandPage, arguments: Sequence[str], command: str, elsewhere: Mapping[str, str]) -> Any:
+    about, examples = page.description, page.examples
+    return parse(page.options, arguments, command=command, description=about, examples=examples, elsewhere=elsewhere)
+
+
+def _messages(command: str, words: Mapping[str, str], message: str) -> dict[str, str]:
+    """Option -> the message about it where a task does not have it. words: what each task is called."""
+    tasks: dict[str, list[str]] = {}
+    for name, word in words.items():
+        for option in option_names(_page(name, command).options):
+            tasks.setdefault(option, []).append(word)
+    return {option: message.format(option=option, tasks=" or ".join(named)) for option, named in tasks.items()}
 
 
 def _recorded(arguments: Sequence[str]) -> Iterator[str]:
@@ -57,4 +69,4 @@ def _recorded(arguments: Sequence[str]) -> Iterator[str]:
 
 def _fitting(command: str, arguments: Sequence[str]) -> str:
     given = {one.partition("=")[0].replace("_", "-") for one in arguments if one.startswith("--")} - {"--help"}
-    return next((name for name, task in TASKS.items() if given <= option_names(_page(task, command).options)), _USUAL)
+    return next((name for name in TASKS if given <= option_names(_page(name, command).options)), _USUAL)

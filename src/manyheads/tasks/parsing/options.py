@@ -1,4 +1,4 @@
-"""Options of `manyheads evaluate` for a parser. Those of `manyheads score` are a translator's."""
+"""Options of `manyheads prepare` and `manyheads evaluate` for parsing. Those of `manyheads score` are translation's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,47 @@ from typing import Literal
 from manyheads.config.options import CommandPage, argument, given_options, group, option
 from manyheads.decoding.options import DecodingOptions, SearchDeviceOptions
 from manyheads.errors import ConfigError
-from manyheads.tasks.translation.options import SCORE
+from manyheads.tasks.translation.options import SCORE, PairOptions
 
-__all__ = ["EVALUATE", "SCORE", "EvaluateOptions"]
+__all__ = ["EVALUATE", "PREPARE", "SCORE", "EvaluateOptions", "PrepareOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(PairOptions):
+    """Options of `manyheads prepare --task parsing`."""
+
+    trees: str = option(
+        "Training trees in brackets, each on a line or over several, plain or gzip; - is standard input.",
+        metavar="FILE",
+    )
+    valid_trees: str | None = option("Validation trees.", default=None, metavar="FILE")
+    test_trees: str | None = option("Test trees.", default=None, metavar="FILE")
+    tree_tags: Literal["XX", "keep"] = option(
+        "Parts of speech in what is learned: XX for all of them, or their names.", default="XX"
+    )
+    tree_words: Literal["leave", "write"] = option(
+        "What is learned of the words: only where they are, or to write them too, which helps if there are few trees.",
+        default="leave",
+    )
+    tree_functions: Literal["strip", "keep"] = option("What follows - or = in a label, as in NP-SBJ.", default="strip")
+    tree_traces: Literal["strip", "keep"] = option("Leaves tagged -NONE-, which are no words.", default="strip")
+    tree_root: str = option(
+        "The label on top of every tree that a model gives; it is not learned.", default="ROOT", metavar="LABEL"
+    )
+    subtrees: int = option(
+        "Train on every constituent with at least N words too, as a sentence of its own.",
+        default=0,
+        metavar="N",
+        default_is="none",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.subtrees and self.valid_count:
+            raise ConfigError(
+                f"--subtrees {self.subtrees} with --valid-count {self.valid_count} would train on parts of the trees"
+                " that are held back; give --valid-trees, or leave out --subtrees."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +105,16 @@ class EvaluateOptions:
         """Files that are read."""
         return self.trees, self.hypotheses, self.train_trees
 
+
+PREPARE = CommandPage(
+    PrepareOptions,
+    """Turn files of bracketed trees into a folder of tokens that train reads: sentences, and their trees as targets.
+One tokenizer is trained on both sides of the training data, unless --tokenizer names one.""",
+    (
+        "manyheads prepare --task parsing --trees train.ptb --valid-trees dev.ptb --test-trees test.ptb -o data/ptb",
+        "manyheads prepare --task parsing --trees train.ptb --valid-count 500 --tree-tags keep -o data/ptb-tags",
+    ),
+)
 
 EVALUATE = CommandPage(
     EvaluateOptions,

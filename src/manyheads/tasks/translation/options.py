@@ -1,4 +1,4 @@
-"""Options of the commands that use a translator: `manyheads evaluate` and `manyheads score`."""
+"""Options of `manyheads prepare`, `manyheads evaluate` and `manyheads score` for translation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,59 @@ from typing import Literal
 from manyheads.config.options import CommandPage, argument, given_options, group, option
 from manyheads.decoding.options import DecodingOptions, DeviceOptions, SearchDeviceOptions
 from manyheads.errors import ConfigError
+from manyheads.tasks import preparation
 
-__all__ = ["EVALUATE", "SCORE", "EvaluateOptions", "ScoreOptions"]
+__all__ = [
+    "EVALUATE",
+    "PREPARE",
+    "SCORE",
+    "EvaluateOptions",
+    "PairOptions",
+    "PrepareOptions",
+    "ScoreOptions",
+    "TokenizerOptions",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerOptions(preparation.VocabularyOptions):
+    """Tokenizer."""
+
+    kind: Literal["bpe", "unigram", "word"] | None = option(
+        "Kind of tokenizer to train.", default=None, default_is="bpe", name="tokenizer.kind"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions(preparation.PrepareOptions):
+    """Options of `manyheads prepare` for pairs of sentences, and of sentences and trees."""
+
+    valid_count: int | None = option(
+        "Without validation files: hold back the last N training pairs; 0 goes without validation.",
+        default=None,
+        metavar="N",
+    )
+    vocabulary: TokenizerOptions = group(TokenizerOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(PairOptions):
+    """Options of `manyheads prepare --task translation`."""
+
+    source: str | None = option("Training sentences, one a line; - is standard input.", default=None, metavar="FILE")
+    target: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
+    tsv: str | None = option("Training pairs, source<TAB>target.", default=None, metavar="FILE")
+    jsonl: str | None = option("Training pairs, a JSON object a line.", default=None, metavar="FILE")
+    valid_source: str | None = option("Validation sentences.", default=None, metavar="FILE")
+    valid_target: str | None = option("Their translations.", default=None, metavar="FILE")
+    valid_tsv: str | None = option("Validation pairs.", default=None, metavar="FILE")
+    valid_jsonl: str | None = option("Validation pairs.", default=None, metavar="FILE")
+    test_source: str | None = option("Test sentences.", default=None, metavar="FILE")
+    test_target: str | None = option("Their translations.", default=None, metavar="FILE")
+    test_tsv: str | None = option("Test pairs.", default=None, metavar="FILE")
+    test_jsonl: str | None = option("Test pairs.", default=None, metavar="FILE")
+    source_key: str = option("Key of the source sentence in JSONL files.", default="source", metavar="KEY")
+    target_key: str = option("Key of its translation in JSONL files.", default="target", metavar="KEY")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +146,22 @@ class ScoreOptions:
         """Files that are read."""
         return self.source, self.target
 
+
+PREPARE = CommandPage(
+    PrepareOptions,
+    """Turn sentence pairs into a folder of tokens that train reads. Training, validation and test pairs
+each come from two aligned files, a TSV file or a JSONL file: plain or gzip, UTF-8, one sentence a line. One tokenizer
+is trained on both sides of the training pairs, unless --tokenizer names one. Training pairs with an empty side are
+left out and counted.
+A parser learns from trees: `manyheads prepare --task parsing --help` shows its options.
+A language model learns from text, ids or pictures: `manyheads prepare --task lm --help` shows its options.""",
+    (
+        "manyheads prepare --source train.en --target train.de --valid-source v.en --valid-target v.de -o data/my",
+        "manyheads prepare --tsv pairs.tsv --valid-count 500 --vocab-size 8000 --output data/my",
+        "manyheads prepare --task parsing --trees train.ptb --valid-trees dev.ptb --output data/ptb",
+        "manyheads prepare --task lm --corpus novel.txt --valid-bytes 50000 --output data/novel",
+    ),
+)
 
 EVALUATE = CommandPage(
     EvaluateOptions,

@@ -1,0 +1,167 @@
+"""The parts of `manyheads prepare` that are the same for all tasks: options, checks and the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from manyheads.config.build import build
+from manyheads.config.options import given_options, names_of, option
+from manyheads.data.lines import OnBadUtf8
+from manyheads.errors import ConfigError
+from manyheads.tasks.table import TASKS
+
+if TYPE_CHECKING:
+    Word = str
+else:
+    Word = Literal[tuple(task.prepared_as for task in TASKS.values() if task.prepared_as)]
+
+__all__ = [
+    "PrepareOptions",
+    "VocabularyOptions",
+    "check_holdout",
+    "chosen_vocabulary",
+    "count_lines",
+    "summary_of",
+]
+
+S = TypeVar("S")
+V = TypeVar("V")
+
+_COUNTS = {
+    "bytes": "bytes",
+    "characters": "characters",
+    "words": "words",
+    "lines": "lines",
+    "documents": "documents",
+    "unknown": "of the words are <unk>",
+    "empty_dropped": "left out, because a line is empty",
+    "empty_kept": "with an empty side, kept",
+    "bad_utf8_replaced": "lines that were not UTF-8, bad bytes replaced",
+    "bad_utf8_skipped": "left out, because they are not UTF-8",
+    "line_breaks_replaced": "with line breaks inside, replaced by spaces",
+    "columns_ignored": "lines with more than two columns, the others left out",
+    "control_characters": "with control characters inside (NUL, carriage return, ...), kept",
+    "long_lines": "with a line above 10,000 characters, from parts of which the tokenizer learns",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """Options of `manyheads prepare` for all tasks.
+
+    Raises: ConfigError: standard input is named twice.
+    """
+
+    output: str = option("The folder to be made; it appears when it is complete.", metavar="DIR", aliases=("-o",))
+    task: Word = option(
+        "What a model will learn: to translate, to parse, or to continue a text (lm: language model)."
+        " Each task has its own options: `manyheads prepare --task lm --help`.",
+        default="translation",
+    )
+    replace: bool = option("Replace prepared data of that name, once the new data is complete.", default=False)
+    on_bad_utf8: OnBadUtf8 = option(
+        "A line that is not UTF-8: fail, replace its bad bytes, or skip it (and its pair); counted.", default="fail"
+    )
+
+    def __post_init__(self) -> None:
+        named = []
+        for item in fields(self):
+            value = getattr(self, item.name)
+            paths = value if isinstance(value, tuple) else (value,)
+            named += [names_of(item)[0] for path in paths if path == "-" and item.name != "output"]
+        if len(named) > 1:
+            raise ConfigError(f"Standard input can be read once, but {' and '.join(named)} are all -.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyOptions:
+    """Tokenizer."""
+
+    tokenizer: str | None = option(
+        "Use this tokenizer.json, or the one of this model, run or data folder, and train none.",
+        default=None,
+        metavar="FILE",
+    )
+    vocab_size: int | None = option(
+        "Number of pieces, for both languages together; of a language model's words or ids the maximum.",
+        default=None,
+        metavar="N",
+        default_is="8000; of a language model's words or ids no limit",
+        aliases=("--tokenizer.vocab-size",),
+    )
+    lowercase: bool = option(
+        "Fold case before tokenizing; texts come out in lower case.", default=False, aliases=("--tokenizer.lowercase",)
+    )
+
+
+def chosen_vocabulary(
+    options: VocabularyOptions, settings: type[S], load: Callable[[Path], V], defaults: Mapping[str, Any] | None = None
+) -> S | V:
+    """The settings of the vocabulary to be made, or the vocabulary that `--tokenizer` names.
+
+    Args:
+        options: as they were given.
+        settings: of a vocabulary to be made; it has fields of the options' names.
+        load: reads a tokenizer.json.
+        defaults: settings in place of the class's defaults.
+
+    Raises: ConfigError: a setting is out of range, or contradicts `--tokenizer`. DataError: the file cannot be read.
+    """
+    if options.tokenizer is None:
+        given = {item.name: getattr(options, item.name) for item in fields(options)}
+        chosen = {name: value for name, value in given.items() if value not in (None, False)}
+        return build(settings, {**(defaults or {}), **chosen}, "the tokenizer's options")
+    if others := [name for name in given_options(options) if name != "--tokenizer"]:
+        raise ConfigError(f"--tokenizer {options.tokenizer} is used as it is; leave out {', '.join(others)}.")
+    path = Path(options.tokenizer)
+    inside = (path / "tokenizer.json", path / "model" / "tokenizer.json")
+    return load(next((file for file in inside if file.is_file()), path))
+
+
+def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, usual: str = "") -> None:
+    """Compare the files of a held-out part with the option that takes it from the training data.
+
+    Args:
+        options: as they were given.
+        files: the options that name files.
+        held_out: the option that takes the end of the training data.
+        usual: a value of it, for the message; empty if the part may be missing.
+
+    Raises: ConfigError: both are given, or neither.
+    """
+    given = given_options(options)
+    named = [name for name in files if name in given]
+    if named and held_out in given:
+        raise ConfigError(
+            f"{held_out} takes the part from the end of the training data; leave it out where {named[0]} is given."
+        )
+    if usual and not named and held_out not in given:
+        raise ConfigError(
+            f"There is no validation data, which tells when a model is good. Give {' or '.join(files)}; or"
+            f" {held_out} {usual} to hold back as much from the end of the training data; or {held_out} 0 to train"
+            " without validation."
+        )
+
+
+def count_lines(counts: Mapping[str, int]) -> list[str]:
+    """A line for each count that is not 0."""
+    return [f"  {counts[name]:>13,} {what}" for name, what in _COUNTS.items() if counts.get(name)]
+
+
+def summary_of(folder: Path, digest: str, vocabulary: str, splits: Iterable[str], preset: str) -> str:
+    """What was made, and the next command to type.
+
+    Args: vocabulary: a description. splits: the lines about all splits. preset: the one to train with.
+    """
+    lines = [
+        f"prepared    {folder}",
+        f"digest      {digest}",
+        f"vocabulary  {vocabulary}",
+        *splits,
+        "",
+        f"next: manyheads train --preset {preset} --data.path {folder} --run-dir runs/{folder.name}",
+    ]
+    return "\n".join(lines)

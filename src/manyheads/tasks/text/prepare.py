@@ -1,0 +1,96 @@
+"""Preparation for language models: of text, of ids in binary files, or of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from manyheads.config.build import build
+from manyheads.data.layouts import find_layout
+from manyheads.data.prepared_text import TextData
+from manyheads.data.preparing import Holdout
+from manyheads.data.preparing_ids import prepare_ids
+from manyheads.data.preparing_text import prepare_text
+from manyheads.data.raw_files import IdSource, Pictures, RawFiles
+from manyheads.data.texts import TextFiles
+from manyheads.errors import ConfigError
+from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of
+from manyheads.tasks.text.options import PrepareOptions
+from manyheads.text.settings import IdSettings, VocabularySettings
+from manyheads.text.vocabularies import load_vocabulary
+
+__all__ = ["preparation", "summary"]
+
+
+def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
+    """See `tasks.table.Task`.
+
+    Raises:
+        ConfigError: validation data is missing, or the vocabulary's settings are wrong.
+        DataError: a layout's files are missing, or the vocabulary that is named cannot be read.
+    """
+    if options.layout in (None, "images"):
+        check_holdout(options, ["--valid-corpus"], "--valid-bytes", "200000")
+        check_holdout(options, ["--test-corpus"], "--test-bytes")
+    files = {"train": options.corpus, "valid": options.valid_corpus, "test": options.test_corpus}
+    named = {split: paths for split, paths in files.items() if paths}
+    holdout = Holdout(valid=options.valid_bytes or 0, test=options.test_bytes or 0)
+    return (_of_ids if options.is_of_ids else _of_text)(options, named, holdout)
+
+
+def _of_text(
+    options: PrepareOptions, files: Mapping[str, Sequence[str | Path]], holdout: Holdout
+) -> Callable[..., dict[str, Any]]:
+    tokens, defaults, asked = {}, {}, options.vocabulary
+    if options.layout is not None:
+        found = find_layout(options.layout, options.corpus[0])
+        files, holdout, defaults = found.paths, found.layout.holdout or holdout, dict(found.layout.vocabulary)
+        if asked.level in (None, defaults["level"]) and asked.tokenizer is None:
+            tokens = dict(found.layout.tokens)
+        if asked.level not in (None, defaults["level"]):  # the other defaults are for the layout's own level
+            defaults = {name: value for name, value in defaults.items() if name == "documents"}
+    vocabulary = chosen_vocabulary(asked, VocabularySettings, load_vocabulary, defaults)
+    level = vocabulary.level if isinstance(vocabulary, VocabularySettings) else vocabulary.kind
+    if options.on_bad_utf8 != "fail" and level == "bytes":
+        raise ConfigError(f"--on-bad-utf8 {options.on_bad_utf8} has no meaning with bytes, which are read as they are.")
+    arguments: dict[str, Any] = {
+        split: TextFiles(paths=paths, on_bad_utf8=options.on_bad_utf8) for split, paths in files.items()
+    }
+    return partial(prepare_text, **arguments, vocabulary=vocabulary, holdout=holdout, published_tokens=tokens)
+
+
+def _of_ids(
+    options: PrepareOptions, files: Mapping[str, Sequence[str | Path]], holdout: Holdout
+) -> Callable[..., dict[str, Any]]:
+    asked = {
+        "form": options.format,
+        "vocab_size": options.vocabulary.vocab_size,
+        "documents": options.vocabulary.documents,
+        "document_len": options.document_len,
+        "image_size": options.image_size,
+    }
+    settings = build(IdSettings, {name: value for name, value in asked.items() if value is not None}, "the options")
+
+    def source(paths: Sequence[str | Path]) -> IdSource:
+        if options.layout == "images":
+            return Pictures(paths=paths, size=settings.image_size, resize=options.resize)
+        return RawFiles(paths=paths, form=settings.form)
+
+    arguments: dict[str, Any] = {split: source(paths) for split, paths in files.items()}
+    return partial(prepare_ids, **arguments, settings=settings, holdout=holdout)
+
+
+def summary(folder: Path, manifest: dict[str, Any]) -> str:
+    """See `tasks.table.Task`."""
+    data = TextData.open(folder, verify=False)
+    vocabulary = data.vocabulary
+    lines = []
+    for split, counts in manifest["counts"].items():
+        lines += ["", f"{split}: {counts['tokens']:,} tokens from {manifest['origin'][split]}", *count_lines(counts)]
+        published = manifest["published_tokens"].get(split, counts["tokens"])
+        if published != counts["tokens"]:
+            lines.append(f"  {published:>13,} tokens are published: is this the whole corpus, unchanged?")
+    about = f"{vocabulary.kind}, {vocabulary.vocab_size:,} ids, {vocabulary.digest[:12]}"
+    return summary_of(folder, data.digest, about, lines, "xl-demo" if vocabulary.is_text else "reformer-demo")

@@ -1,0 +1,27 @@
+"""Preparation of the bytes of one file, without its last tenth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from manyheads.tasks.counting.options import PrepareOptions
+
+from manyheads.data.preparing import Holdout
+from manyheads.data.preparing_text import prepare_text
+from manyheads.data.texts import TextFiles
+from manyheads.text.settings import VocabularySettings
+
+
+def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
+    """See `tasks.table.Task`."""
+    holdout = Holdout(valid=Path(options.counted).stat().st_size // 10)
+    text = TextFiles(paths=[options.counted])
+    return partial(prepare_text, train=text, vocabulary=VocabularySettings(level="bytes"), holdout=holdout)
+
+
+def summary(folder: Path, manifest: dict[str, Any]) -> str:
+    """See `tasks.table.Task`."""
+    return f"counted {manifest['counts']['train']['bytes']} bytes into {folder}"
