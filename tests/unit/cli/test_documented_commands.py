@@ -20,8 +20,8 @@ import yaml
 
 from manyheads.cli import main
 from manyheads.cli.command_line import parsing
+from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.cli.commands.inspect import KINDS
-from manyheads.cli.commands.train import read_arguments
 from manyheads.cli.main import COMMANDS
 from manyheads.errors import ManyHeadsError
 from manyheads.tasks.table import TASKS

@@ -12,7 +12,7 @@ import pytest
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
-from manyheads.cli.commands.train import read_arguments
+from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, RequestError

@@ -19,7 +19,8 @@ import yaml
 from rich.console import Console
 
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.commands.train import read_arguments, summary
+from manyheads.cli.command_line.train_options import read_arguments
+from manyheads.cli.commands.train import summary
 from manyheads.cli.watching.training import LiveReporter
 from manyheads.config.merge import dotted_names
 from manyheads.errors import ConfigError

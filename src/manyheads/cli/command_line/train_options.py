@@ -1,0 +1,122 @@
+"""The command line of `manyheads train`: its options, and the settings of a run by their dotted names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manyheads.cli.command_line.pages import help_page, option_lines
+from manyheads.cli.command_line.parsing import fill, option_rows, read
+from manyheads.config.describe import describe
+from manyheads.config.options import option
+from manyheads.distributed.launch import DEFAULT_TIMEOUT
+from manyheads.errors import ConfigError
+from manyheads.tasks.layers import resolve_run
+from manyheads.tasks.presets import PRESETS
+from manyheads.tasks.table import RUNS
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.settings import RunConfig
+
+__all__ = ["TrainOptions", "read_arguments", "settings_page"]
+
+_DESCRIPTION = (
+    "Train a model. Settings come from a preset, then from files, then from single options; later ones win."
+    " The same command again continues a stopped run."
+)
+_EXAMPLES = (
+    "manyheads train --preset debug",
+    "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of `manyheads train` besides the settings of the run."""
+
+    preset: str | None = option("A whole run by name, see below.", None, metavar="NAME")
+    architecture: str | None = option(
+        "Train another kind of model than the preset's or the files', of the same sizes. --model.architecture does not"
+        " keep the sizes.",
+        None,
+        metavar="NAME",
+    )
+    config: tuple[str, ...] = option(
+        "YAML files of settings; of several, later ones win.", (), metavar="FILE ...", repeats=True
+    )
+    resume: str = option(
+        "auto: from the newest intact checkpoint of the run's folder if there is one; latest, best, or the path of a"
+        " checkpoint; none: begin again (the earlier run's files move to previous-N/).",
+        "auto",
+        metavar="auto|latest|best|PATH|none",
+    )
+    minutes: float | None = option("The same as --training.max_minutes.", None, metavar="M")
+    timeout: float = option(
+        "With several ranks (torchrun): seconds without a sign of life after which a rank is lost and the others end.",
+        DEFAULT_TIMEOUT,
+        metavar="S",
+    )
+    print_config: bool = option("Print the resulting settings as YAML, and end.", False)
+    dry_run: bool = option("Show data, shapes, parameters and memory, take one step, save nothing, and end.", False)
+    fit: bool = option(
+        "Find the largest --data.max-tokens (or lanes, or segment length) whose training on a CPU fits into the free"
+        " memory, print the settings, and end.",
+        False,
+    )
+    memory_mib: int | None = option(
+        "With --fit: use N MiB of memory.", None, metavar="N", default_is="nine tenths of the free memory"
+    )
+    quiet: bool = option("Print warnings and the result only.", False, aliases=("-q",))
+    verbose: bool = option("Also print the settings, and keep every logged step in sight.", False, aliases=("-v",))
+
+    def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise ConfigError("--quiet and --verbose contradict each other; give one of them.")
+        if self.memory_mib is not None and not self.fit:
+            raise ConfigError(f"--memory-mib {self.memory_mib} needs --fit.")
+        if self.memory_mib is not None and self.memory_mib < 1:
+            raise ConfigError(f"--memory-mib is {self.memory_mib}; it must be at least 1.")
+
+
+def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[TrainOptions, RunConfig]:
+    """The options and the config of a command line.
+
+    Args: precision: for presets whose sizes depend on it.
+
+    Raises: ConfigError: unknown options, and all that `tasks.layers.resolve_run` refuses, in one message.
+    """
+    given = read(TrainOptions, arguments, tuple(RUNS.values()))
+    try:
+        options = fill(TrainOptions, given)
+    except ConfigError as error:  # go on with what cannot be wrong, to find what else is
+        given.mistakes.append(str(error))
+        options = TrainOptions(preset=given.options.get("preset"), config=given.options.get("config", ()))
+    if options.minutes is not None:
+        given.settings.values.setdefault("training", {})["max_minutes"] = options.minutes
+    config = resolve_run(
+        given.settings,
+        preset=options.preset,
+        files=options.config,
+        architecture=options.architecture,
+        precision=precision,
+        mistakes=given.mistakes,
+    )
+    return options, config
+
+
+def settings_page(preset: str) -> str:
+    """The help page of `train`. preset: whose settings are the defaults in it; empty for none."""
+    presets = option_lines((name, (make.__doc__ or "").partition("\n")[0]) for name, make in PRESETS.items())
+    sections = [("options", option_lines(option_rows(TrainOptions))), ("presets", presets)]
+    defaults: RunConfig = PRESETS[preset]() if preset in PRESETS else TrainConfig()
+    chosen = f"preset {preset}" if preset in PRESETS else "without a preset"
+    by_section: dict[str, list[tuple[str, str]]] = {}
+    for setting in describe(type(defaults), defaults):
+        section, dot, _ = setting.path.partition(".")
+        # --run-dir, --seed ... are written as the options of commands.
+        name = setting.path if dot else setting.path.replace("_", "-")
+        is_flag = setting.kind == "true|false" and setting.default == "false"
+        default = f" [{setting.default}]" if setting.default not in ("", "null", "false", "[]") else ""
+        row = f"--{name}{'' if is_flag else f' {setting.kind}'}", f"{setting.help}{default}"
+        by_section.setdefault(section if dot else "run", []).append(row)
+    sections += [(f"{name} [defaults {chosen}]", option_lines(rows)) for name, rows in by_section.items()]
+    return help_page("manyheads train [OPTIONS] [--SECTION.KEY VALUE ...]", _DESCRIPTION, _EXAMPLES, sections)

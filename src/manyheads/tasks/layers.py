@@ -1,0 +1,165 @@
+"""The settings of a run from their layers: a preset, files, another architecture, single settings; later ones win."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from manyheads.config.build import resolve
+from manyheads.config.files import Source, load_yaml, to_plain
+from manyheads.config.merge import field_types, tag_of, variants
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError
+from manyheads.tasks.held_out import COPY_TASK, EMBEDDED
+from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
+from manyheads.tasks.table import RUNS, task_of_folder
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.settings import RunConfig
+
+__all__ = ["resolve_run"]
+
+_SEQ2SEQ = "-seq2seq"
+_SIZES = (
+    "d_model",
+    "num_heads",
+    "head_dim",
+    "d_ff",
+    "num_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "dropout",
+    "attention_dropout",
+)
+_NOTHING = """nothing to train yet. Start from one of the presets,
+  manyheads train --preset demo             a translator from embedded sentences, in minutes
+or from your own data with the default settings (the Transformer paper's base model),
+  manyheads prepare --help                  text files -> data/mine
+  manyheads train --data.path data/mine
+or from a file of settings,
+  manyheads train --config my.yaml
+Presets: {presets}. All settings: manyheads train --help."""
+
+
+def resolve_run(
+    typed: Source,
+    *,
+    preset: str | None = None,
+    files: Sequence[str] = (),
+    architecture: str | None = None,
+    precision: str = "bf16",
+    mistakes: Sequence[str] = (),
+) -> RunConfig:
+    """Build the settings of a run.
+
+    Without a preset or a file, the settings of the run in the folder `run_dir`, if there is one, are the first layer.
+
+    Args:
+        typed: the single settings, which win over all others.
+        preset: name in `PRESETS`.
+        files: YAML files, later ones winning.
+        architecture: train this kind of model instead, of the same sizes.
+        precision: for presets whose sizes depend on it.
+        mistakes: those that were found before, to be reported with the others.
+
+    Raises: ConfigError: names that do not exist, files that cannot be read, values of the wrong type or out of range;
+        all of them in one message.
+    """
+    found = list(mistakes)
+    base = _base(typed, preset, files, precision, found)
+    is_complete = len(found) == len(mistakes)
+    sources = [*base, typed]
+    _use_all_of_other_data(sources)
+    if architecture is not None:
+        sources.insert(-1, _of_architecture(architecture, sources, found))
+    if not base and not found and not _section(typed, "data").get("path"):
+        raise ConfigError(_NOTHING.format(presets=", ".join(PRESETS)))
+    kind = _kind_of_run(sources, found)
+    # Without its preset or a file, the rest of a run may contain mistakes that the user did not write.
+    if is_complete:
+        try:
+            config = resolve(kind, sources)
+        except ConfigError as error:
+            found.append(str(error))
+    if found:
+        raise ConfigError("\n".join(found))
+    return config
+
+
+def _base(typed: Source, preset: str | None, files: Sequence[str], precision: str, mistakes: list[str]) -> list[Source]:
+    """The preset and the files, or else the settings of the run that is to be continued."""
+    sources = []
+    if preset in PRESETS:
+        sized = [precision] if preset in SIZED_BY_PRECISION else []
+        sources.append(Source(to_plain(PRESETS[preset](*sized)), f"preset {preset}"))
+    elif preset is not None:
+        near = did_you_mean(preset, PRESETS)
+        mistakes.append(f"there is no preset {preset!r}; there are: {', '.join(PRESETS)}.{near}")
+    named = [(Path(name), True) for name in files]
+    if preset is None and not files and isinstance(typed.values.get("run_dir"), str):
+        earlier = Path(typed.values["run_dir"]) / "config.yaml"
+        named = [(earlier, False)] if earlier.is_file() else []
+    for file, may_be_pipe in named:
+        try:
+            sources.append(load_yaml(file, may_be_pipe=may_be_pipe))
+        except ConfigError as error:
+            mistakes.append(str(error))
+    return sources
+
+
+def _section(source: Source, name: str) -> dict[str, Any]:
+    """A section's settings; empty where it is missing or no section."""
+    section = source.values.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _use_all_of_other_data(sources: Sequence[Source]) -> None:
+    """A preset's data.num_train_pairs is about its own data; where another source names other data, all is used."""
+    preset, later = _section(sources[0], "data"), [_section(source, "data") for source in sources[1:]]
+    paths = [section["path"] for section in later if "path" in section]
+    if sources[0].name.startswith("preset ") and paths and paths[-1] != preset.get("path"):
+        preset.pop("num_train_pairs", None)
+
+
+def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) -> Source:
+    """The layer of another architecture: its name, and the sizes of the layers below."""
+    kinds = {_section(source, "model").get("architecture") for source in sources} - {None}
+    paths = [_section(source, "data").get("path") for source in sources]
+    path = next((path for path in reversed(paths) if isinstance(path, str)), "")
+    translates = any(RUNS.get(str(kind)) is TrainConfig for kind in kinds) or (not kinds and _is_of_pairs(path))
+    if translates and f"{name}{_SEQ2SEQ}" in RUNS:
+        name = f"{name}{_SEQ2SEQ}"
+    if name not in RUNS:
+        near = did_you_mean(name, RUNS)
+        mistakes.append(f"--architecture is {name!r}; there are: {', '.join(RUNS)}.{near}")
+        return Source({}, "--architecture")
+    config = tag_of(variants(field_types(RUNS[name])["model"]))[1][name]
+    known: dict[str, Any] = {}
+    for source in sources[:-1]:
+        known |= _section(source, "model")
+    kept = {size: known[size] for size in _SIZES if size in known and size in field_types(config)}
+    layer: dict[str, Any] = {"model": {**kept, "architecture": name}}
+    if name == "reformer" and any(_section(source, "reading") for source in sources[:-1]):
+        layer["reading"] = dict.fromkeys(("memory_len", "clamp_len", "same_length"))  # it has no memory to set
+    return Source(layer, "--architecture")
+
+
+def _is_of_pairs(data: str) -> bool:
+    """Whether data of that name is for translators or parsers, as far as can be told without opening it."""
+    return data in (EMBEDDED, COPY_TASK) or task_of_folder(data) in ("translation", "parsing")
+
+
+def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConfig]:
+    """The config class for the sources' model.architecture; a translator's if none is named."""
+    named: dict[str, str] = {}
+    for source in sources:
+        name = _section(source, "model").get("architecture")
+        if isinstance(name, str):
+            named.setdefault(name, source.name)
+            if name not in RUNS:
+                near = did_you_mean(name, RUNS)
+                mistakes.append(f"{source.name}: model.architecture is {name!r}; there are: {', '.join(RUNS)}.{near}")
+    if len({RUNS[name] for name in named if name in RUNS}) > 1:
+        listed = ", ".join(f"{name} by {where}" for name, where in named.items())
+        mistakes.append(f"model.architecture is set twice ({listed}), and their runs have other settings; drop one.")
+    return RUNS.get(next(iter(named), ""), TrainConfig)
