@@ -1,14 +1,17 @@
-"""The decoding options of `translate` and `evaluate`: named as in transformers, with the names NMT people type."""
+"""Options of the commands that run a model: named as in transformers, with the names that NMT toolkits use."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from manyheads.config.merge import field_types
 from manyheads.config.options import option
+from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.distributed.place import find_place, local_device
 from manyheads.errors import ConfigError
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
     from manyheads.nn.kernels.precision import FixedPrecision
     from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["DecodingOptions", "DeviceOptions", "SearchDeviceOptions"]
+__all__ = ["DecodingOptions", "DeviceOptions", "GenerationOptions", "SamplingOptions", "SearchDeviceOptions"]
+
+L = TypeVar("L")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,10 @@ class DeviceOptions:
 
     def announce(self) -> None:
         """Tell on standard error what takes long before anything else is seen; here nothing."""
+
+    def load(self, from_pretrained: Callable[..., L], model: str) -> L:
+        """Load a model on the device. from_pretrained: of `Translator`, `Generator` or the like."""
+        return from_pretrained(model, local_device(self.device), self.fixed_precision())
 
     def fixed_precision(self) -> FixedPrecision:
         """fp32 or bf16: what `auto` means here. Warns if bf16 is asked for where it is slower.
@@ -68,6 +77,11 @@ class SearchDeviceOptions(DeviceOptions):
         default=False,
     )
 
+    def load(self, from_pretrained: Callable[..., L], model: str) -> L:
+        """See `DeviceOptions.load`."""
+        device = local_device(self.device)
+        return from_pretrained(model, device, self.fixed_precision(), compile_steps=self.compile)
+
     def announce(self) -> None:
         """If something is to be compiled, say that it takes its time, and see to it that it is kept."""
         if self.compile:
@@ -82,7 +96,96 @@ def _keep_compiled() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions:
+class SamplingOptions:
+    """Options of search and of generation."""
+
+    min_new_tokens: int | None = option(
+        "Fewest tokens of an output.", default=None, metavar="N", default_is="the model's"
+    )
+    temperature: float | None = option(
+        "Of sampling; below 1 keeps to likely tokens, above 1 gives unlikely ones a chance.",
+        default=None,
+        metavar="X",
+        default_is="the model's",
+    )
+    top_k: int | None = option(
+        "Draw among the N likeliest tokens; 0: all.", default=None, metavar="N", default_is="the model's"
+    )
+    top_p: float | None = option(
+        "Draw among the likeliest tokens that hold this much probability.",
+        default=None,
+        metavar="X",
+        default_is="the model's",
+    )
+    repetition_penalty: float | None = option(
+        "Above 1: tokens that occurred before, in the output or its prompt, become less likely.",
+        default=None,
+        metavar="X",
+        default_is="the model's",
+    )
+    no_repeat_ngram_size: int | None = option(
+        "No n-gram of this size occurs twice; 0 is off.", default=None, metavar="N", default_is="the model's"
+    )
+    seed: int | None = option(
+        "Of sampling; the same seed gives the same output.", default=None, metavar="N", default_is="the model's"
+    )
+
+    def given(self, settings: type) -> dict[str, Any]:
+        """The options that were given and are fields of these settings."""
+        same_name = field_types(settings).keys() & field_types(type(self)).keys()
+        values = {name: getattr(self, name) for name in same_name}
+        return {name: value for name, value in values.items() if value not in (None, ()) and value is not False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions(SamplingOptions):
+    """Generation; the defaults come from the model's generation_config.json."""
+
+    max_new_tokens: int | None = option(
+        "Most tokens of a continuation.", default=None, metavar="N", default_is="the model's", aliases=("-n",)
+    )
+    greedy: bool = option("Take the likeliest token each time instead of drawing.", default=False)
+    min_p: float | None = option(
+        "Draw among tokens that are at least this share as likely as the likeliest.",
+        default=None,
+        metavar="X",
+        default_is="the model's",
+    )
+    stop: tuple[str, ...] = option(
+        "Texts that end a continuation; \\n is a line break.", default=(), metavar="TEXT ..."
+    )
+    num_return_sequences: int = option(
+        "Continuations of each prompt; a line of three dashes stands between them.",
+        default=1,
+        metavar="N",
+        aliases=("--count",),
+    )
+    memory_len: int | None = option(
+        "Positions a layer that stay in view.", default=None, metavar="N", default_is="the model's"
+    )
+    max_rows: int | None = option(
+        "Continuations that are written side by side.", default=None, metavar="N", default_is="the model's"
+    )
+
+    def overrides(self) -> dict[str, Any]:
+        """The fields of `GenerationSettings` that were given, for `Generator`.
+
+        Raises: ConfigError: options contradict each other.
+        """
+        values = self.given(GenerationSettings)
+        if self.greedy:
+            drawing = [name for name in ("temperature", "top_k", "top_p", "min_p") if name in values]
+            if drawing:
+                name = drawing[0].replace("_", "-")
+                raise ConfigError(f"--greedy takes the likeliest token, so --{name} has no effect; drop one of them.")
+            values["do_sample"] = False
+        if self.stop:
+            values["stop"] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop)
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(SamplingOptions):
     """Search; the defaults come from the model's generation_config.json."""
 
     num_beams: int | None = option(
@@ -107,32 +210,8 @@ class DecodingOptions:
         metavar="N",
         default_is="the model's",
     )
-    min_new_tokens: int | None = option(
-        "Fewest tokens of a translation.", default=None, metavar="N", default_is="the model's"
-    )
     do_sample: bool = option("Draw tokens at random instead of searching.", default=False)
     no_do_sample: bool = option("Search, whatever the model's settings say.", default=False)
-    temperature: float | None = option(
-        "Of sampling; below 1 keeps to likely tokens, above 1 gives unlikely ones a chance.",
-        default=None,
-        metavar="X",
-        default_is="the model's",
-    )
-    top_k: int | None = option(
-        "Draw among the N likeliest tokens; 0: all.", default=None, metavar="N", default_is="the model's"
-    )
-    top_p: float | None = option(
-        "Draw among the likeliest tokens that hold this much probability.",
-        default=None,
-        metavar="X",
-        default_is="the model's",
-    )
-    repetition_penalty: float | None = option(
-        "Above 1: tokens produced before become less likely.", default=None, metavar="X", default_is="the model's"
-    )
-    no_repeat_ngram_size: int | None = option(
-        "No n-gram of this size occurs twice; 0 is off.", default=None, metavar="N", default_is="the model's"
-    )
     forced_prefix: str | None = option("Every translation begins with this text.", default=None, metavar="TEXT")
     banned_ids: tuple[int, ...] = option("Token ids that are never produced.", default=(), metavar="ID ...")
     rules: Literal["manyheads", "marian", "marian-5"] | None = option(
@@ -142,9 +221,6 @@ class DecodingOptions:
     )
     no_well_formed: bool = option(
         "Of parsers: allow output that is not a tree over the words; it is repaired afterwards.", default=False
-    )
-    seed: int | None = option(
-        "Of sampling; the same seed gives the same translations.", default=None, metavar="N", default_is="the model's"
     )
     max_tokens: int | None = option(
         "A batch's budget: rows x beams x longest source.", default=None, metavar="N", default_is="the model's"
@@ -160,9 +236,7 @@ class DecodingOptions:
 
         Raises: ConfigError: two options contradict each other.
         """
-        same_name = DecodingSettings.__dataclass_fields__.keys() & self.__dataclass_fields__.keys()
-        given = {name: getattr(self, name) for name in same_name}
-        values = {name: value for name, value in given.items() if value not in (None, ()) and value is not False}
+        values = self.given(DecodingSettings)
         if self.lenpen is not None:
             if "length_penalty" in values or "length_penalty_kind" in values:
                 raise ConfigError(

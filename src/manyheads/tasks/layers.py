@@ -133,7 +133,8 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
         near = did_you_mean(name, RUNS)
         mistakes.append(f"--architecture is {name!r}; there are: {', '.join(RUNS)}.{near}")
         return Source({}, "--architecture")
-    config = tag_of(variants(field_types(RUNS[name])["model"]))[1][name]
+    kind: type = RUNS[name]
+    config = tag_of(variants(field_types(kind)["model"]))[1][name]
     known: dict[str, Any] = {}
     for source in sources[:-1]:
         known |= _section(source, "model")

@@ -242,7 +242,7 @@ def test_mistakes(
         (["evaluate", "--baseline", "flat", "--trees", trees, "--precision", "bf16"], "leave out --precision."),
         (["evaluate", run, "--train-trees", trees], "--baseline"),
         (["evaluate", model_folder, "--trees", trees], "--trees is an option for the task parsing"),
-        (["translate", model_folder, trees, "--linearised"], "is of parsers"),
+        (["translate", model_folder, trees, "--linearised"], "is for parsers"),
         ([*prepare, "--trees", trees], "--task parsing"),
         ([*parsing, "--source", trees], "--source needs --task translation"),
         (parsing, "no validation data"),

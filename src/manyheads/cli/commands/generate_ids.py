@@ -54,9 +54,9 @@ def generate_ids(
 def _check(vocabulary: IdVocabulary, options: GenerateOptions) -> None:
     if options.prompt:
         raise ConfigError("This model writes ids and knows no text; give the ids to go on from by --input FILE.")
-    for name in ("lines", "stop"):
-        if getattr(options, name):
-            raise ConfigError(f"--{name} is of text, but this model writes ids; leave it out.")
+    for name, value in {"--lines": options.lines, "--stop": options.generation.stop}.items():
+        if value:
+            raise ConfigError(f"{name} is for text, but this model writes ids; leave it out.")
     if options.output == "-":
         raise ConfigError("This model writes ids, which are no text to be printed; give --output FILE.")
     if options.output.endswith(".png") and not vocabulary.image_size:

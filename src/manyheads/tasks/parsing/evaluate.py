@@ -172,12 +172,9 @@ def _judge_model(
     gold: list[tuple[str, str]], options: EvaluateOptions, show: Progress
 ) -> tuple[ParseReport, Likelihood, dict[str, Any]]:
     """The trees of a model, and how likely it finds the right ones."""
-    run_on = options.run_on
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
     show("loading the model", 0, 0)
-    parser = Parser.from_pretrained(
-        options.model, run_on.device, run_on.fixed_precision(), compile_steps=run_on.compile
-    )
+    parser = options.run_on.load(Parser.from_pretrained, options.model)
     translator = parser.translator
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
@@ -198,7 +195,7 @@ def _judge_model(
         "truncated_sources": long_sources.count,
         "truncated_trees": long_trees.count,
         "decoding": dataclasses.asdict(settings),
-        "compiled": run_on.compile,
+        "compiled": options.run_on.compile,
     }
     return report, likelihood, protocol
 

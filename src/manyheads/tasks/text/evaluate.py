@@ -13,7 +13,7 @@ from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.launch import start
-from manyheads.distributed.place import find_place, local_device
+from manyheads.distributed.place import find_place
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
@@ -104,8 +104,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         check_no_link(Path(options.model) / "plots")  # where a picture goes by default
     group = start(find_place())
     show("loading the model", 0, 0)
-    device = local_device(options.run_on.device)
-    generator = Generator.from_pretrained(options.model, device, options.run_on.fixed_precision())
+    generator = options.run_on.load(Generator.from_pretrained, options.model)
     show("reading the text", 0, 0)
     with group.main_first():
         held = held_text(generator, options.model, text=options.text, data=options.data, split=options.split)

@@ -80,7 +80,7 @@ def judge_models(
     data = ""
     for number, name in enumerate((options.model, *options.beside), 1):
         show(f"loading model {number}", 0, 0)
-        generator = Generator.from_pretrained(name, options.run_on.device, options.run_on.fixed_precision())
+        generator = options.run_on.load(Generator.from_pretrained, name)
         cells: dict[str, dict[str, float]] = {}
         for hashes in asked or [None]:
             model = generator.model if hashes is None else with_hashes(generator.model, hashes)

@@ -9,7 +9,6 @@ from manyheads.data.line_source import LinesOf
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
-from manyheads.distributed.place import local_device
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.tasks.report import LineWork, score_line
 from manyheads.tasks.text.options import ScoreOptions
@@ -20,8 +19,7 @@ __all__ = ["score"]
 def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
     """Load the model."""
     show("loading the model", 0, 0)
-    device = local_device(options.run_on.device)
-    generator = Generator.from_pretrained(options.model, device, options.run_on.fixed_precision())
+    generator = options.run_on.load(Generator.from_pretrained, options.model)
 
     def work(first: int, lines: list[str]) -> Iterator[str]:
         told = telling(show, "scoring lines", 0, first)

@@ -18,7 +18,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import counted_truncations, naming_lines
-from manyheads.distributed.place import local_device, refuse_ranks
+from manyheads.distributed.place import refuse_ranks
 from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_lines
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
@@ -133,12 +133,7 @@ def _run_model(
     """Translations, likelihood of the references, and what they depend on; of several ranks, on the main one."""
     with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
         show("loading the model", 0, 0)
-        translator = Translator.from_pretrained(
-            options.model,
-            local_device(options.run_on.device),
-            options.run_on.fixed_precision(),
-            compile_steps=options.run_on.compile,
-        )
+        translator = options.run_on.load(Translator.from_pretrained, options.model)
         overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
         settings = translator.options(**overrides)
         judged = _judge(translator, pairs, settings, overrides, options, show)

@@ -10,7 +10,6 @@ from manyheads.data.line_source import GivenItems
 from manyheads.data.progress import Progress, telling
 from manyheads.data.readers import ReadReport, read_pairs
 from manyheads.decoding.translator import Translator
-from manyheads.distributed.place import local_device
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.tasks.report import LineWork, score_line
 from manyheads.tasks.translation.options import ScoreOptions
@@ -26,9 +25,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     report = ReadReport()
     pairs = list(read_pairs(options.source, options.target, on_bad_utf8=options.on_bad_utf8, report=report))
     show("loading the model", 0, 0)
-    translator = Translator.from_pretrained(
-        options.model, local_device(options.run_on.device), options.run_on.fixed_precision()
-    )
+    translator = options.run_on.load(Translator.from_pretrained, options.model)
     budget = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
     translator.settings = translator.options(**budget, too_long=options.too_long)
 
