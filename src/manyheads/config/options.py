@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 __all__ = ["REQUIRED", "CommandPage", "argument", "given_options", "group", "names_of", "option"]
 
@@ -12,14 +12,17 @@ REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
 
 
+T = TypeVar("T")
+
+
 @dataclasses.dataclass(frozen=True)
-class CommandPage:
+class CommandPage(Generic[T]):
     """The options of a command and the other parts of its help page.
 
     options: a dataclass. description: one or two sentences. examples: command lines that run as they stand.
     """
 
-    options: type
+    options: type[T]
     description: str
     examples: Sequence[str]
 

@@ -24,7 +24,6 @@ from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.cli.commands.inspect import KINDS
 from manyheads.cli.main import COMMANDS
 from manyheads.errors import ManyHeadsError
-from manyheads.tasks.table import TASKS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
@@ -108,12 +107,12 @@ def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
             arguments = [*arguments, "--preset", "debug"]
         return said_by(lambda: read_arguments(arguments[1:]))
 
-    def reads(cls: Any, given: Any, **told: Any) -> Any:
-        unknown = [mistake for mistake in parsing.read(cls, given).mistakes if "There is no option" in mistake]
+    def reads(page: Any, given: Any, *told: Any) -> Any:
+        unknown = [one for one in parsing.read(page.options, given).mistakes if "There is no option" in one]
         if cut_short and unknown:
             raise ManyHeadsError(" ".join(unknown))
         if not cut_short:
-            parsing.parse(cls, given, **told)
+            parsing.parse(page, given, *told)
         raise ParsedError
 
     with monkeypatch.context() as patch:
@@ -162,10 +161,10 @@ def test_the_program_takes_what_a_page_shows(page: str, place: Path, monkeypatch
 
 
 def test_the_program_takes_its_own_examples(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = [line for module in MODULES for line in getattr(module, "_EXAMPLES", ())]
-    for task in TASKS.values():
-        pages = (getattr(task.module("options"), command) for command in ("PREPARE", "EVALUATE", "SCORE"))
-        examples += [line for page in pages for line in page.examples]
+    pages = [module.PAGE for module in MODULES if hasattr(module, "PAGE")]
+    pages += [page for module in MODULES for page in getattr(module, "PAGES", ())]
+    examples = [line for page in pages for line in page.examples]
+    examples += [line for module in MODULES for line in getattr(module, "_EXAMPLES", ())]
     assert len(examples) > 30
     for line in examples:
         for call in arguments_of(line):

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from manyheads.cli.command_line.parsing import parse, read
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.errors import ConfigError
 
 
@@ -38,9 +38,7 @@ class Settings:
 
 
 def parsed(*arguments: str) -> Options:
-    return parse(
-        Options, arguments, command="try", description="Tries.", examples=["manyheads try a", "manyheads try b"]
-    )
+    return parse(CommandPage(Options, "Tries.", ["manyheads try a", "manyheads try b"]), arguments, "try")
 
 
 def test_options_are_read() -> None:

@@ -17,7 +17,7 @@ from manyheads.config.build import convert
 from manyheads.config.describe import kind_of, show_value
 from manyheads.config.files import Source
 from manyheads.config.merge import dotted_names, field_types, from_dotted
-from manyheads.config.options import REQUIRED, names_of
+from manyheads.config.options import REQUIRED, CommandPage, names_of
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
@@ -225,29 +225,22 @@ def _tokens(arguments: Sequence[str], known: Mapping[str, argparse.Action], mist
 
 
 def parse(
-    cls: type[T],
-    arguments: Sequence[str],
-    *,
-    command: str,
-    description: str,
-    examples: Sequence[str],
-    elsewhere: Mapping[str, str] | None = None,
+    page: CommandPage[T], arguments: Sequence[str], command: str, elsewhere: Mapping[str, str] | None = None
 ) -> T:
-    """Fill `cls` from `arguments`; prints help and leaves by SystemExit where that is asked for.
+    """Read the options of a command. If help is asked for, print the page and raise SystemExit.
 
     Args:
-        cls: a dataclass of `option`, `argument` and `group` fields.
+        page: the options and the rest of the help page.
         arguments: after the command's name.
         command: the command's name.
-        description: one or two sentences.
-        examples: command lines that run as they stand.
         elsewhere: options of other tasks -> the message for each.
 
     Raises: ConfigError: an option is unknown (with the nearest name), lacks its value, or has one that does not fit.
     """
+    cls = page.options
     given = read(cls, arguments, elsewhere=elsewhere)
     if given.wants_help:
-        print(help_page(f"manyheads {command} {_usage(cls)}", description, examples, _sections(cls)))
+        print(help_page(f"manyheads {command} {_usage(cls)}", page.description, page.examples, _sections(cls)))
         raise SystemExit(0)
     missing = [one.names[0] for one in _options(cls) if one.default is REQUIRED and one.path not in given.options]
     if missing and not given.mistakes:

@@ -14,9 +14,9 @@ __all__ = ["pages_of", "parse_for_named_task", "parse_for_task"]
 _USUAL = "translation"
 
 
-def pages_of(command: str) -> list[type]:
-    """The options of a command for all tasks, each class once; for tab completion."""
-    return list(dict.fromkeys(_page(name, command).options for name in TASKS))
+def pages_of(command: str) -> list[CommandPage[Any]]:
+    """The pages of a command for all tasks, each once; for tab completion."""
+    return list(dict.fromkeys(_page(name, command) for name in TASKS))
 
 
 def parse_for_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
@@ -29,7 +29,7 @@ def parse_for_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
     name = next(_recorded(arguments), None) or _fitting(command, arguments)
     message = f"{{option}} is an option for the task {{tasks}}; this is about {name}."
     elsewhere = _messages(command, {name: name for name in TASKS}, message)
-    return TASKS[name], _parse(_page(name, command), arguments, command, elsewhere)
+    return TASKS[name], parse(_page(name, command), arguments, command, elsewhere)
 
 
 def parse_for_named_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
@@ -39,17 +39,12 @@ def parse_for_named_task(command: str, arguments: Sequence[str]) -> tuple[Task, 
     name = next((name for name, word in words.items() if word == given), _USUAL)
     elsewhere = _messages(command, words, "{option} needs --task {tasks}.")
     shown = command if name == _USUAL else f"{command} --task {words[name]}"
-    return TASKS[name], _parse(_page(name, command), arguments, shown, elsewhere)
+    return TASKS[name], parse(_page(name, command), arguments, shown, elsewhere)
 
 
-def _page(task: str, command: str) -> CommandPage:
-    page: CommandPage = getattr(TASKS[task].module("options"), command.upper())
+def _page(task: str, command: str) -> CommandPage[Any]:
+    page: CommandPage[Any] = getattr(TASKS[task].module("options"), command.upper())
     return page
-
-
-def _parse(page: CommandPage, arguments: Sequence[str], command: str, elsewhere: Mapping[str, str]) -> Any:
-    about, examples = page.description, page.examples
-    return parse(page.options, arguments, command=command, description=about, examples=examples, elsewhere=elsewhere)
 
 
 def _messages(command: str, words: Mapping[str, str], message: str) -> dict[str, str]:

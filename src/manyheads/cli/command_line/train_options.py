@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.cli.command_line.parsing import fill, option_rows, read
 from manyheads.config.describe import describe
-from manyheads.config.options import option
+from manyheads.config.options import CommandPage, option
 from manyheads.distributed.launch import DEFAULT_TIMEOUT
 from manyheads.errors import ConfigError
 from manyheads.tasks.layers import resolve_run
@@ -17,16 +17,7 @@ from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
-__all__ = ["TrainOptions", "read_arguments", "settings_page"]
-
-_DESCRIPTION = (
-    "Train a model. Settings come from a preset, then from files, then from single options; later ones win."
-    " The same command again continues a stopped run."
-)
-_EXAMPLES = (
-    "manyheads train --preset debug",
-    "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",
-)
+__all__ = ["PAGE", "TrainOptions", "read_arguments", "settings_page"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +68,17 @@ class TrainOptions:
             raise ConfigError(f"--memory-mib is {self.memory_mib}; it must be at least 1.")
 
 
+PAGE = CommandPage(
+    TrainOptions,
+    "Train a model. Settings come from a preset, then from files, then from single options; later ones win."
+    " The same command again continues a stopped run.",
+    (
+        "manyheads train --preset debug",
+        "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",
+    ),
+)
+
+
 def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[TrainOptions, RunConfig]:
     """The options and the config of a command line.
 
@@ -119,4 +121,4 @@ def settings_page(preset: str) -> str:
         row = f"--{name}{'' if is_flag else f' {setting.kind}'}", f"{setting.help}{default}"
         by_section.setdefault(section if dot else "run", []).append(row)
     sections += [(f"{name} [defaults {chosen}]", option_lines(rows)) for name, rows in by_section.items()]
-    return help_page("manyheads train [OPTIONS] [--SECTION.KEY VALUE ...]", _DESCRIPTION, _EXAMPLES, sections)
+    return help_page("manyheads train [OPTIONS] [--SECTION.KEY VALUE ...]", PAGE.description, PAGE.examples, sections)

@@ -9,22 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.config.options import argument, option
+from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 from manyheads.tasks.held_out import own_data
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AverageOptions", "check_output", "run"]
-
-_DESCRIPTION = """Average the weights of several checkpoints of a run into a model folder (Vaswani et al. 2017, 6.1).
-Its config, tokenizer and decoding options are those of the run's own model."""
-
-_EXAMPLES = (
-    "manyheads average runs/demo --last 5 --output runs/demo/averaged",
-    "manyheads average runs/demo --steps 1000 2000 3000 --output averaged",
-)
+__all__ = ["PAGE", "AverageOptions", "check_output", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +33,20 @@ class AverageOptions:
     replace: bool = option("Replace a model folder of that name.", default=False)
 
 
-OPTIONS = (AverageOptions,)
+PAGE = CommandPage(
+    AverageOptions,
+    """Average the weights of several checkpoints of a run into a model folder (Vaswani et al. 2017, 6.1).
+Its config, tokenizer and decoding options are those of the run's own model.""",
+    (
+        "manyheads average runs/demo --last 5 --output runs/demo/averaged",
+        "manyheads average runs/demo --steps 1000 2000 3000 --output averaged",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Average checkpoints. Returns: the exit code."""
-    options = parse(AverageOptions, arguments, command="average", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "average")
     folder, output = Path(options.run_folder), Path(options.output)
     if not (folder / "checkpoints").is_dir():
         raise CheckpointError(f"{folder} is not a run folder: there is no folder {folder / 'checkpoints'}.")

@@ -6,22 +6,17 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal
 
 from manyheads.cli.command_line.parsing import make_parser, parse
 from manyheads.cli.commands.inspect import KINDS
 from manyheads.cli.main import COMMANDS, module_of
-from manyheads.config.options import argument
+from manyheads.config.options import CommandPage, argument
 from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.table import RUNS
 
-__all__ = ["CompletionOptions", "program_parser", "run"]
-
-_DESCRIPTION = "Print a script for your shell that completes commands, options, settings and presets."
-_EXAMPLES = (
-    "source <(manyheads completion bash)",
-    "manyheads completion fish > ~/.config/fish/completions/manyheads.fish",
-)
+__all__ = ["PAGE", "CompletionOptions", "program_parser", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +26,19 @@ class CompletionOptions:
     shell: Literal["bash", "zsh", "fish"] = argument("bash, zsh or fish.", metavar="SHELL")
 
 
-OPTIONS = (CompletionOptions,)
+PAGE = CommandPage(
+    CompletionOptions,
+    "Print a script for your shell that completes commands, options, settings and presets.",
+    (
+        "source <(manyheads completion bash)",
+        "manyheads completion fish > ~/.config/fish/completions/manyheads.fish",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Returns: 0."""
-    options = parse(CompletionOptions, arguments, command="completion", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "completion")
     import shtab
 
     print(shtab.complete(program_parser(), options.shell))
@@ -50,20 +52,21 @@ def program_parser() -> argparse.ArgumentParser:
     commands = program.add_subparsers()
     for name, about in COMMANDS.items():
         if name != "inspect":
-            _add(commands, name, about, module_of(name).OPTIONS)
+            _add(commands, name, about, module_of(name))
             continue
         kinds = commands.add_parser(name, help=about).add_subparsers()
         for kind, shown in KINDS.items():
             module = importlib.import_module(f"manyheads.cli.commands.inspect.{kind}")
-            _add(kinds, kind, shown, module.OPTIONS)
+            _add(kinds, kind, shown, module)
     return program
 
 
 def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, options: Sequence[type]
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, module: ModuleType
 ) -> None:
     settings = list(RUNS.values()) if name == "train" else []
-    parents = [make_parser(one, settings, complete=True) for one in options]
+    pages = getattr(module, "PAGES", None) or [module.PAGE]
+    parents = [make_parser(page.options, settings, complete=True) for page in pages]
     parser = commands.add_parser(name, help=about, parents=parents, add_help=False, conflict_handler="resolve")
     for action in parser._actions:
         if "--preset" in action.option_strings:

@@ -9,23 +9,12 @@ from pathlib import Path
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.average import check_output
-from manyheads.config.options import argument, option
+from manyheads.config.options import CommandPage, argument, option
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 from manyheads.interop import FORMATS
 
-__all__ = ["ConvertOptions", "run"]
-
-_DESCRIPTION = f"""Convert a model of another implementation into a model folder, which translate, score, evaluate and
-info read; or with --to, a model folder into the other implementation's. PEER is
-{"; ".join(f"{peer} ({one.description})" for peer, one in FORMATS.items())}.
-SOURCE holds config.json and model.safetensors. Whatever cannot be converted is listed on standard error, or refused."""
-
-_EXAMPLES = (
-    "manyheads convert opus-mt-en-de --output models/en-de",
-    "manyheads convert opus-mt-en-de --from-pickle --output models/en-de",
-    "manyheads convert models/en-de --to transformers/Marian --output opus-mt-en-de-again",
-)
+__all__ = ["PAGE", "ConvertOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +54,24 @@ class ConvertOptions:
             raise ConfigError("--to reads a model folder of ours; leave out --from and --from-pickle.")
 
 
-OPTIONS = (ConvertOptions,)
+PAGE = CommandPage(
+    ConvertOptions,
+    f"""Convert a model of another implementation into a model folder, which translate, score, evaluate and
+info read; or with --to, a model folder into the other implementation's. PEER is
+{"; ".join(f"{peer} ({one.description})" for peer, one in FORMATS.items())}.
+SOURCE holds config.json and model.safetensors, or a TensorFlow checkpoint. Whatever cannot be converted is listed on
+standard error, or refused.""",
+    (
+        "manyheads convert opus-mt-en-de --output models/en-de",
+        "manyheads convert opus-mt-en-de --from-pickle --output models/en-de",
+        "manyheads convert models/en-de --to transformers/Marian --output opus-mt-en-de-again",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Convert a model. Returns: the exit code."""
-    options = parse(ConvertOptions, arguments, command="convert", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "convert")
     output = Path(options.output)
     check_output(output, options.replace)
     from manyheads.architectures.hub import resolve_model_path

@@ -18,12 +18,10 @@ from typing import Any
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.info import lines_of
 from manyheads.cli.machine import set_up_machine
-from manyheads.config.options import option
+from manyheads.config.options import CommandPage, option
 
-__all__ = ["DoctorOptions", "examine", "run"]
+__all__ = ["PAGE", "DoctorOptions", "examine", "run"]
 
-_DESCRIPTION = "Look at this machine: versions, devices, cores, speed, optional packages, free disk. Changes nothing."
-_EXAMPLES = ("manyheads doctor", "manyheads doctor --json")
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "sacrebleu", "pydantic", "shtab", "rich", "huggingface-hub")
 EXTRAS = {"matplotlib": "plot", "sentencepiece": "spm", "tensorboard": "tensorboard"}
@@ -41,12 +39,16 @@ class DoctorOptions:
     json: bool = option("Print JSON.", default=False)
 
 
-OPTIONS = (DoctorOptions,)
+PAGE = CommandPage(
+    DoctorOptions,
+    "Look at this machine: versions, devices, cores, speed, optional packages, free disk. Changes nothing.",
+    ("manyheads doctor", "manyheads doctor --json"),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Returns: 0, or 2 if something must be mended before manyheads can work here."""
-    options = parse(DoctorOptions, arguments, command="doctor", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "doctor")
     kept = set_up_machine()
     record = examine(Path.cwd())
     record["machine"]["big_blocks_kept"] = kept

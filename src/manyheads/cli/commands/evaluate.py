@@ -11,9 +11,9 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.decoding.truncation import tell_bad_lines
 
-__all__ = ["OPTIONS", "run"]
+__all__ = ["PAGES", "run"]
 
-OPTIONS = pages_of("evaluate")
+PAGES = pages_of("evaluate")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from manyheads.cli.lines.conversation import converse, is_conversation
 from manyheads.cli.lines.output import LineWriter, refuse_same_file
 from manyheads.cli.lines.running import run_lines
 from manyheads.cli.machine import set_up_machine
+from manyheads.config.options import CommandPage
 from manyheads.data.line_source import LinesOf
 from manyheads.data.lines import read_blocks
 from manyheads.decoding.truncation import tell_bad_lines
@@ -21,29 +22,30 @@ from manyheads.distributed.place import refuse_ranks
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError
 
-__all__ = ["OPTIONS", "run"]
+__all__ = ["PAGE", "run"]
 
-_DESCRIPTION = """Go on from a text. The continuation is printed as it is written; --echo prints the prompt first.
+_MOST_PROMPT_CHARS = 100_000_000
+
+PAGE = CommandPage(
+    GenerateOptions,
+    """Go on from a text. The continuation is printed as it is written; --echo prints the prompt first.
 Without PROMPT, all of standard input is one; in a terminal you are asked for one after the other, and Ctrl-D ends.
 With --lines every line of the input is a prompt and gives a line, in order, or with --json an object.
 A model of what is no text goes on from the ids in --input FILE, or from nothing, and writes a file, --output: the ids
-as they stood in the files it learned from, or a PNG picture."""
-
-_EXAMPLES = (
-    'manyheads generate runs/xl-demo "He opened the door and "',
-    'manyheads generate runs/xl-demo "It was " --temperature 0.7 --top-p 0.9 --stop "." --max-new-tokens 400',
-    "manyheads generate runs/xl-demo --lines --input prompts.txt --json --output texts.jsonl",
-    "manyheads generate runs/pictures --output picture.png",
+as they stood in the files it learned from, or a PNG picture.""",
+    (
+        'manyheads generate runs/xl-demo "He opened the door and "',
+        'manyheads generate runs/xl-demo "It was " --temperature 0.7 --top-p 0.9 --stop "." --max-new-tokens 400',
+        "manyheads generate runs/xl-demo --lines --input prompts.txt --json --output texts.jsonl",
+        "manyheads generate runs/pictures --output picture.png",
+    ),
 )
-_MOST_PROMPT_CHARS = 100_000_000
-
-OPTIONS = (GenerateOptions,)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Generate. Returns: the exit code."""
     set_up_machine()
-    options = parse(GenerateOptions, arguments, command="generate", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "generate")
     refuse_same_file(options.output, options.input)
     if not options.lines:
         refuse_ranks("generate without --lines")

@@ -12,22 +12,13 @@ from typing import Any
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.records import describe_folder
-from manyheads.config.options import argument, option
+from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 
-__all__ = ["InfoOptions", "lines_of", "run"]
+__all__ = ["PAGE", "InfoOptions", "lines_of", "run"]
 
 PACKED = ("config", "decoding", "environment", "counts")
 """Records of many small values."""
-
-_DESCRIPTION = """Show what is in a model's folder, a run's folder or prepared data: parameters by part, settings,
-steps, scores, digests. With --length, what memory training a language model takes, before it is trained."""
-
-_EXAMPLES = (
-    "manyheads info runs/demo",
-    "manyheads info runs/demo/model --json",
-    "manyheads info reformer-demo --length 16384 --batch 2",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +44,21 @@ class InfoOptions:
     json: bool = option("Print JSON.", default=False)
 
 
-OPTIONS = (InfoOptions,)
+PAGE = CommandPage(
+    InfoOptions,
+    """Show what is in a model's folder, a run's folder or prepared data: parameters by part, settings,
+steps, scores, digests. With --length, what memory training a language model takes, before it is trained.""",
+    (
+        "manyheads info runs/demo",
+        "manyheads info runs/demo/model --json",
+        "manyheads info reformer-demo --length 16384 --batch 2",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Returns: 0; 2 if --verify finds something damaged."""
-    options = parse(InfoOptions, arguments, command="info", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "info")
     if options.length is not None:
         from manyheads.cli.commands.info_length import predict
 

@@ -12,9 +12,9 @@ from manyheads.cli.watching.interruptible import StoppedBySignalError, interrupt
 from manyheads.cli.watching.phases import showing_phases
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["OPTIONS", "run"]
+__all__ = ["PAGES", "run"]
 
-OPTIONS = pages_of("prepare")
+PAGES = pages_of("prepare")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -9,21 +9,11 @@ from pathlib import Path
 
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.parsing import parse
-from manyheads.config.options import argument, option
+from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, SaveError
 
-__all__ = ["SampleDataOptions", "run", "sample_files"]
+__all__ = ["PAGE", "SampleDataOptions", "run", "sample_files"]
 
-_DESCRIPTION = """Write the text files that README and the guides use: English-German sentence pairs (train.en,
-train.de, valid.en, valid.de, sentences.en, references.de), a novel (novel.txt), and where they come from
-(ATTRIBUTION.txt).
-sentences.en and its translations, references.de, are in no training data: neither in train.* nor in the demo's.
-The files come with the package; nothing is downloaded. A file that is there and has other content is not replaced."""
-
-_EXAMPLES = (
-    "manyheads sample-data sample",
-    "manyheads sample-data sample/all --pairs 60000",
-)
 
 _NUM_SENTENCES = 100
 
@@ -50,12 +40,23 @@ class SampleDataOptions:
     pairs: int = option("Sentence pairs in train.en and train.de, at most 60,000.", default=20_000, metavar="N")
 
 
-OPTIONS = (SampleDataOptions,)
+PAGE = CommandPage(
+    SampleDataOptions,
+    """Write the text files that README and the guides use: English-German sentence pairs (train.en,
+train.de, valid.en, valid.de, sentences.en, references.de), a novel (novel.txt), and where they come from
+(ATTRIBUTION.txt).
+sentences.en and its translations, references.de, are in no training data: neither in train.* nor in the demo's.
+The files come with the package; nothing is downloaded. A file that is there and has other content is not replaced.""",
+    (
+        "manyheads sample-data sample",
+        "manyheads sample-data sample/all --pairs 60000",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Write the files. Returns: the exit code."""
-    options = parse(SampleDataOptions, arguments, command="sample-data", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "sample-data")
     folder = Path(options.folder)
     files = sample_files(options.pairs)
     missing = _missing(folder, files)

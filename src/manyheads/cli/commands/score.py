@@ -11,9 +11,9 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
 
-__all__ = ["OPTIONS", "run"]
+__all__ = ["PAGES", "run"]
 
-OPTIONS = pages_of("score")
+PAGES = pages_of("score")
 
 
 def run(arguments: Sequence[str]) -> int:

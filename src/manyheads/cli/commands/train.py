@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.parsing import read
-from manyheads.cli.command_line.train_options import TrainOptions, read_arguments, settings_page
+from manyheads.cli.command_line.train_options import PAGE, TrainOptions, read_arguments, settings_page
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.files import to_yaml
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from manyheads.distributed.group import Group
     from manyheads.training.record.report import TrainResult
 
-__all__ = ["OPTIONS", "run", "summary"]
-
-OPTIONS = (TrainOptions,)
+__all__ = ["PAGE", "run", "summary"]
 
 
 def run(arguments: Sequence[str]) -> int:

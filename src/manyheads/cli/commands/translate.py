@@ -14,7 +14,7 @@ from manyheads.cli.lines.output import LineWriter, refuse_same_file
 from manyheads.cli.lines.running import run_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.data.line_source import LinesOf
 from manyheads.data.lines import OnBadUtf8
 from manyheads.data.progress import telling
@@ -23,18 +23,7 @@ from manyheads.decoding.truncation import counted_truncations, naming_lines, tel
 from manyheads.distributed.sharded_lines import is_sharded, model_identity
 from manyheads.errors import ConfigError
 
-__all__ = ["OPTIONS", "TranslateOptions", "run"]
-
-_DESCRIPTION = """Translate text: one line in, one line out, in order; an empty line gives an empty line.
-Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
-With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation.
-A model trained on trees parses: a sentence, words with spaces between them, gives its tree over exactly these words."""
-
-_EXAMPLES = (
-    'echo "I am hungry." | manyheads translate runs/demo',
-    "manyheads translate runs/demo input.en --output output.de --beam 8 --verbose",
-    "manyheads translate runs/demo input.en --nbest 4",
-)
+__all__ = ["PAGE", "TranslateOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +65,24 @@ class TranslateOptions:
                 raise ConfigError(f"{name} is {value}; it must be at least 1.")
 
 
-OPTIONS = (TranslateOptions,)
+PAGE = CommandPage(
+    TranslateOptions,
+    """Translate text: one line in, one line out, in order; an empty line gives an empty line.
+Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
+With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation.
+A parser gives the tree of each sentence, whose words have spaces between them, over exactly these words.""",
+    (
+        'echo "I am hungry." | manyheads translate runs/demo',
+        "manyheads translate runs/demo input.en --output output.de --beam 8 --verbose",
+        "manyheads translate runs/demo input.en --nbest 4",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Translate lines. Returns: the exit code."""
     set_up_machine()
-    options = parse(TranslateOptions, arguments, command="translate", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "translate")
     refuse_same_file(options.output, options.input)
     options.run_on.announce()
     from manyheads.cli.lines.translations import TranslationLines

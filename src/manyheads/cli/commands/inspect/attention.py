@@ -10,25 +10,14 @@ from typing import TYPE_CHECKING
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds
 from manyheads.cli.machine import set_up_machine
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from manyheads.visualise.attention_views import AttentionView
 
-__all__ = ["AttentionOptions", "run"]
-
-_DESCRIPTION = """Draw where each head of a model looks as it reads and writes a text. The default is one HTML file that
-needs no network: a grid of all heads, a matrix and lines of each, weights under the pointer, and pictures to save.
-Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and each of them."""
-
-_EXAMPLES = (
-    'manyheads inspect attention runs/demo --text "I am hungry."',
-    'manyheads inspect attention runs/demo --text "I am hungry." --target "Ich habe Hunger." --output look.html',
-    'manyheads inspect attention runs/demo --text "I am hungry." --output cross.png cross.pdf --view cross --layer 3',
-    'manyheads inspect attention runs/xl-demo --text "He opened the door and went in." --memory 10',
-)
+__all__ = ["PAGE", "AttentionOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +52,24 @@ class AttentionOptions:
     run_on: DeviceOptions = group(DeviceOptions)
 
 
-OPTIONS = (AttentionOptions,)
+PAGE = CommandPage(
+    AttentionOptions,
+    """Draw where each head of a model looks as it reads and writes a text. The default is one HTML file that
+needs no network: a grid of all heads, a matrix and lines of each, weights under the pointer, and pictures to save.
+Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and each of them.""",
+    (
+        'manyheads inspect attention runs/demo --text "I am hungry."',
+        'manyheads inspect attention runs/demo --text "I am hungry." --target "Ich habe Hunger." --output look.html',
+        'manyheads inspect attention runs/demo --text "I am hungry." --output a.png a.pdf --view cross --layer 3',
+        'manyheads inspect attention runs/xl-demo --text "He opened the door and went in." --memory 10',
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
     set_up_machine()
-    options = parse(
-        AttentionOptions, arguments, command="inspect attention", description=_DESCRIPTION, examples=_EXAMPLES
-    )
+    options = parse(PAGE, arguments, "inspect attention")
     check_kinds(options.output, (*PICTURES, "html"))
     if options.max_cells < 1:
         raise ConfigError(f"--max-cells is {options.max_cells}; it must be at least 1.")

@@ -9,22 +9,14 @@ from typing import TYPE_CHECKING
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
 from manyheads.cli.machine import set_up_machine
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import RequestError
 
 if TYPE_CHECKING:
     from manyheads.nn.attention.lsh_settings import LSHSettings
 
-__all__ = ["BucketsOptions", "run"]
-
-_DESCRIPTION = """Draw into which buckets a Reformer's hashed attention puts the tokens of a text, in every head and
-round, and how one head's tokens stand when they are sorted by bucket; cut into chunks, if chunks are what they see."""
-
-_EXAMPLES = (
-    'manyheads inspect buckets runs/reformer --text "He opened the door and went in."',
-    'manyheads inspect buckets runs/reformer --text "He opened the door." --layer 2 --head 3 --output buckets.svg',
-)
+__all__ = ["PAGE", "BucketsOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +39,21 @@ class BucketsOptions:
     run_on: DeviceOptions = group(DeviceOptions)
 
 
-OPTIONS = (BucketsOptions,)
+PAGE = CommandPage(
+    BucketsOptions,
+    """Draw into which buckets a Reformer's hashed attention puts the tokens of a text, in every head and
+round, and how one head's tokens stand when they are sorted by bucket; cut into chunks, if chunks are what they see.""",
+    (
+        'manyheads inspect buckets runs/reformer --text "He opened the door and went in."',
+        'manyheads inspect buckets runs/reformer --text "He opened the door." --layer 2 --head 3 --output buckets.svg',
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
     set_up_machine()
-    options = parse(BucketsOptions, arguments, command="inspect buckets", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "inspect buckets")
     check_kinds(options.output)
     from manyheads.decoding.attending import open_model, text_buckets
     from manyheads.visualise.buckets import buckets_figure

@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
-from manyheads.config.options import argument, option
+from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PositionsOptions", "run"]
-
-_DESCRIPTION = """Draw position encodings: the table, and some of its features as curves, as the Annotated Transformer
-plots them. With MODEL: its own, trained ones too; without: sines and cosines of a width."""
-
-_EXAMPLES = (
-    "manyheads inspect positions --d-model 20 --length 100 --features 4 5 6 7",
-    "manyheads inspect positions runs/demo --length 64 --output positions.svg",
-)
+__all__ = ["PAGE", "PositionsOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +43,20 @@ class PositionsOptions:
     )
 
 
-OPTIONS = (PositionsOptions,)
+PAGE = CommandPage(
+    PositionsOptions,
+    """Draw position encodings: the table, and some of its features as curves, as the Annotated Transformer
+plots them. With MODEL: its own, trained ones too; without: sines and cosines of a width.""",
+    (
+        "manyheads inspect positions --d-model 20 --length 100 --features 4 5 6 7",
+        "manyheads inspect positions runs/demo --length 64 --output positions.svg",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
-    options = parse(
-        PositionsOptions, arguments, command="inspect positions", description=_DESCRIPTION, examples=_EXAMPLES
-    )
+    options = parse(PAGE, arguments, "inspect positions")
     check_kinds(options.output)
     if options.length < 1:
         raise ConfigError(f"--length is {options.length}; it must be at least 1.")

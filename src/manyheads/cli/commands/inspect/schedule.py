@@ -7,19 +7,12 @@ from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
-from manyheads.config.options import argument, option
+from manyheads.config.options import CommandPage, argument, option
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
-__all__ = ["ScheduleOptions", "run"]
+__all__ = ["PAGE", "ScheduleOptions", "run"]
 
-_DESCRIPTION = """Draw learning rates over a run. With presets: theirs. Without: the rates of "Attention Is All You
-Need", sec. 5.3, for widths and warm-ups, each width with each warm-up."""
-
-_EXAMPLES = (
-    "manyheads inspect schedule --d-model 256 512 --warmup-steps 4000 8000",
-    "manyheads inspect schedule base big --steps 100000 --output rates.svg",
-)
 _MOST_POINTS = 2000
 
 
@@ -44,14 +37,20 @@ class ScheduleOptions:
     )
 
 
-OPTIONS = (ScheduleOptions,)
+PAGE = CommandPage(
+    ScheduleOptions,
+    """Draw learning rates over a run. With presets: theirs. Without: the rates of "Attention Is All You
+Need", sec. 5.3, for widths and warm-ups, each width with each warm-up.""",
+    (
+        "manyheads inspect schedule --d-model 256 512 --warmup-steps 4000 8000",
+        "manyheads inspect schedule base big --steps 100000 --output rates.svg",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
-    options = parse(
-        ScheduleOptions, arguments, command="inspect schedule", description=_DESCRIPTION, examples=_EXAMPLES
-    )
+    options = parse(PAGE, arguments, "inspect schedule")
     check_kinds(options.output)
     if min((1, *options.d_model, *options.warmup_steps, 1 if options.steps is None else options.steps)) < 1:
         raise ConfigError("--d-model, --warmup-steps and --steps must be at least 1.")

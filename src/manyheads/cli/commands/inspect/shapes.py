@@ -10,21 +10,13 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.machine import set_up_machine
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import DeviceOptions
 
 if TYPE_CHECKING:
     from manyheads.architectures.tracing import TracedTensor
 
-__all__ = ["ShapesOptions", "run"]
-
-_DESCRIPTION = """Print every tensor that a model makes of a text, from input to output: where it is made, what it is,
-its shape, and the equation that makes it. Layers that repeat an earlier one of their stack are told in one line."""
-
-_EXAMPLES = (
-    'manyheads inspect shapes runs/demo --text "I am hungry."',
-    'manyheads inspect shapes runs/xl-demo --text "He opened the door." --every-layer',
-)
+__all__ = ["PAGE", "ShapesOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +33,21 @@ class ShapesOptions:
     run_on: DeviceOptions = group(DeviceOptions)
 
 
-OPTIONS = (ShapesOptions,)
+PAGE = CommandPage(
+    ShapesOptions,
+    """Print every tensor that a model makes of a text, from input to output: where it is made, what it is,
+its shape, and the equation that makes it. Layers that repeat an earlier one of their stack are told in one line.""",
+    (
+        'manyheads inspect shapes runs/demo --text "I am hungry."',
+        'manyheads inspect shapes runs/xl-demo --text "He opened the door." --every-layer',
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print the table. Returns: the exit code."""
     set_up_machine()
-    options = parse(ShapesOptions, arguments, command="inspect shapes", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, "inspect shapes")
     from manyheads.architectures.tracing import folded
     from manyheads.decoding.attending import open_model, shapes_of
 

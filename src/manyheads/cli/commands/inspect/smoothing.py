@@ -7,18 +7,10 @@ from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
-from manyheads.config.options import option
+from manyheads.config.options import CommandPage, option
 from manyheads.errors import ConfigError
 
-__all__ = ["SmoothingOptions", "run"]
-
-_DESCRIPTION = """Draw label smoothing ("Attention Is All You Need", sec. 5.4), as the Annotated Transformer plots it:
-the distribution that is asked for at some places, and the loss as the right token's probability grows."""
-
-_EXAMPLES = (
-    "manyheads inspect smoothing --smoothing 0 0.1 0.4",
-    "manyheads inspect smoothing --vocab-size 5 --targets 2 1 0 --output smoothing.svg",
-)
+__all__ = ["PAGE", "SmoothingOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +36,20 @@ class SmoothingOptions:
     )
 
 
-OPTIONS = (SmoothingOptions,)
+PAGE = CommandPage(
+    SmoothingOptions,
+    """Draw label smoothing ("Attention Is All You Need", sec. 5.4), as the Annotated Transformer plots it:
+the distribution that is asked for at some places, and the loss as the right token's probability grows.""",
+    (
+        "manyheads inspect smoothing --smoothing 0 0.1 0.4",
+        "manyheads inspect smoothing --vocab-size 5 --targets 2 1 0 --output smoothing.svg",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
-    options = parse(
-        SmoothingOptions, arguments, command="inspect smoothing", description=_DESCRIPTION, examples=_EXAMPLES
-    )
+    options = parse(PAGE, arguments, "inspect smoothing")
     check_kinds(options.output)
     if not options.smoothing or not all(0 <= share < 1 for share in options.smoothing):
         raise ConfigError(f"--smoothing {options.smoothing}: give shares from 0 to below 1.")
