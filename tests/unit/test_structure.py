@@ -92,7 +92,7 @@ def test_training_and_everything_below_know_no_task() -> None:
 
 # Modules that ask about devices or compilers for another reason than speed.
 ASKING = {
-    "manyheads.cli.commands.doctor": "prints what the machine has",
+    "manyheads.cli.machine_report": "prints what the machine has",
     "manyheads.decoding.compiled": "a compiler is needed on CPUs only",
     "manyheads.decoding.device": "chooses the device",
     "manyheads.distributed.place": "the GPU of this rank",

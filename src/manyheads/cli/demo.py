@@ -218,29 +218,15 @@ def draw_attention(translator: Translator, source: str, translation: str, path: 
     Returns: the PNG's path.
     Raises: MissingExtraError: no matplotlib. SaveError: it cannot be written.
     """
-    import torch
-
-    from manyheads.architectures.seq2seq import Seq2Seq
-    from manyheads.nn.attention.observing import observe
+    from manyheads.decoding.attending import translation_views
     from manyheads.visualise.attention import attention_figure
     from manyheads.visualise.figure import save_figure
 
-    model, reader, token = translator.model, translator.tokenizer.source, translator.tokenizer.target
-    if not isinstance(model, Seq2Seq):
-        raise TypeError(f"{type(model).__name__} has no cross-attention to draw")
-    source_ids = [*reader.encode(source), reader.eos_id]
-    target_ids = token.encode(translation)
-    with torch.inference_mode(), observe(model) as weights:
-        model.log_probs(
-            torch.tensor([source_ids], device=translator.device),
-            torch.tensor([len(source_ids)], device=translator.device),
-            torch.tensor([[token.bos_id, *target_ids]], device=translator.device),
-        )
-    last = [name for name in weights if name.endswith("cross_attn")][-1]
+    [cross] = [view for view in translation_views(translator, source, translation) if view.name == "cross"]
     figure = attention_figure(
-        weights[last][0][0],  # (heads, target, source)
-        query_tokens=token.tokens([*target_ids, token.eos_id]),
-        key_tokens=reader.tokens(source_ids),
+        cross.layers[-1],
+        query_tokens=cross.query_tokens,
+        key_tokens=cross.key_tokens,
         title="Where the model looks in the source as it writes each word",
         query_name="the word that is written next",
         key_name="source",

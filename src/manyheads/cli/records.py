@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -54,7 +55,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         check_regular(path / "model.safetensors")
         with safe_open(path / "model.safetensors", framework="np") as weights:
             for name in weights.keys():  # noqa: SIM118  (it is no mapping)
-                parts[_part(name)] += _product(weights.get_slice(name).get_shape())
+                parts[_part(name)] += math.prod(weights.get_slice(name).get_shape())
     except (OSError, SafetensorError, MemoryError) as error:  # the last: it is too large to be mapped
         raise ModelFileError(f"{path / 'model.safetensors'} cannot be read: {error}.") from error
     record: dict[str, Any] = {
@@ -182,10 +183,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelFileError(f"{path} must hold one JSON object, not a {type(content).__name__}.")
     return content
-
-
-def _product(shape: list[int]) -> int:
-    number = 1
-    for size in shape:
-        number *= size
-    return number

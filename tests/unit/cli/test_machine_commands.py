@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import shtab
 
-from manyheads.cli import machine
+from manyheads.cli import machine, machine_report
 from manyheads.cli.commands import doctor
 from manyheads.cli.commands.completion import program_parser
 from manyheads.cli.main import COMMANDS
@@ -23,9 +23,9 @@ Program = Callable[..., int]
 def test_doctor_finds_this_machine_ready(
     manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 0)
-    monkeypatch.setattr(doctor, "SECONDS_A_RATE", 0.01)
-    monkeypatch.setattr(doctor, "MATRIX", 64)
+    monkeypatch.setattr(machine_report, "LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr(machine_report, "SECONDS_A_RATE", 0.01)
+    monkeypatch.setattr(machine_report, "MATRIX", 64)
     monkeypatch.setattr(doctor, "set_up_machine", lambda: True)
     assert manyheads("doctor") == 0
     assert capsys.readouterr().out.endswith("\nready\n")
@@ -42,11 +42,11 @@ def test_doctor_finds_this_machine_ready(
 def test_doctor_names_what_must_be_mended(
     manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 2**70)
-    monkeypatch.setattr(doctor, "LEAST_PYTHON", (4, 0))
-    monkeypatch.setattr(doctor, "NEEDED", ("no-such-package",))
-    monkeypatch.setattr(doctor, "EXTRAS", {"no-such-extra": "plot"})
-    record = doctor.examine(tmp_path)
+    monkeypatch.setattr(machine_report, "LEAST_FREE_BYTES", 2**70)
+    monkeypatch.setattr(machine_report, "LEAST_PYTHON", (4, 0))
+    monkeypatch.setattr(machine_report, "NEEDED", ("no-such-package",))
+    monkeypatch.setattr(machine_report, "EXTRAS", {"no-such-extra": "plot"})
+    record = machine_report.examine(tmp_path)
     assert record["extras"]["no-such-extra"] == "not installed: pip install 'manyheads[plot]'"
     assert [problem.partition(" ")[0] for problem in record["problems"]] == ["no-such-package", "Python", "only"]
 

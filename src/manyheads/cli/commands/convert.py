@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.average import check_output
+from manyheads.cli.lines.output import check_model_output
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
@@ -73,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
     """Convert a model. Returns: the exit code."""
     options = parse(PAGE, arguments, "convert")
     output = Path(options.output)
-    check_output(output, options.replace)
+    check_model_output(output, options.replace)
     from manyheads.architectures.hub import resolve_model_path
 
     source = resolve_model_path(options.source, revision=options.revision)

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import shutil
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.info import lines_of
+from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine
+from manyheads.cli.machine_report import examine
 from manyheads.config.options import CommandPage, option
 
-__all__ = ["PAGE", "DoctorOptions", "examine", "run"]
-
-
-NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "sacrebleu", "pydantic", "shtab", "rich", "huggingface-hub")
-EXTRAS = {"matplotlib": "plot", "sentencepiece": "spm", "tensorboard": "tensorboard"}
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
-LEAST_PYTHON = (3, 11)
-LEAST_FREE_BYTES = 2 * 2**30
-MATRIX = 1024
-SECONDS_A_RATE = 0.3
+__all__ = ["PAGE", "DoctorOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,124 +43,3 @@ def run(arguments: Sequence[str]) -> int:
         print()
         print("\n".join(f"problem: {problem}" for problem in record["problems"]) or "ready")
     return 2 if record["problems"] else 0
-
-
-def examine(folder: Path) -> dict[str, Any]:
-    """All findings; `problems` lists what must be mended.
-
-    Args: folder: where runs would be written.
-    """
-    problems: list[str] = []
-    versions = {name: _version(name) for name in ("manyheads", *NEEDED)}
-    problems += [f"{name} is not installed: pip install {name}" for name, found in versions.items() if found is None]
-    if sys.version_info < LEAST_PYTHON:
-        problems.append(f"Python {platform.python_version()} is too old; {'.'.join(map(str, LEAST_PYTHON))} is needed.")
-    extras = {
-        name: _version(name) or f"not installed: pip install 'manyheads[{extra}]'" for name, extra in EXTRAS.items()
-    }
-    disk = _disk(folder, problems)
-    record = {
-        "versions": {"python": platform.python_version(), **versions},
-        "extras": extras,
-        "machine": _machine(),
-    }
-    if versions.get("torch"):
-        record |= {"torch": _torch(), "speed": _speed()}
-    return {**record, "disk": disk, "problems": problems}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _machine() -> dict[str, Any]:
-    name, flags = _cpu()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    record: dict[str, Any] = {
-        "system": platform.platform(),
-        "processor": name or platform.processor() or platform.machine(),
-        "usable_cores": cores,
-        "instructions": [flag for flag in CPU_FLAGS if flag in flags],
-    }
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        record["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
-    return record
-
-
-def _cpu() -> tuple[str, set[str]]:
-    """Name and instruction sets as Linux lists them; empty elsewhere."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "", set()
-    facts: dict[str, str] = {}
-    for line in text.split("\n"):
-        key, _, value = line.partition(":")
-        facts.setdefault(key.strip(), value.strip())
-    return facts.get("model name", ""), set((facts.get("flags") or facts.get("Features") or "").split())
-
-
-def _torch() -> dict[str, Any]:
-    import torch
-
-    devices = ["cpu"]
-    for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        devices.append(f"cuda:{index} {facts.name} ({facts.total_memory / 2**30:.0f} GiB)")
-    if torch.backends.mps.is_available():
-        devices.append("mps")
-    return {
-        "devices": devices,
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cuda": torch.version.cuda,
-    }
-
-
-def _speed() -> dict[str, Any]:
-    """By device: the rate of square float32 products in 10^9 operations a second, and how bf16 compares with it."""
-    import torch
-
-    from manyheads.nn.kernels.precision import measure_precision
-
-    kinds = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-    record: dict[str, Any] = {}
-    for kind in kinds:
-        wait = torch.cuda.synchronize if kind == "cuda" else None
-        matrix = torch.ones(MATRIX, MATRIX, device=kind)
-        record[f"{kind}_fp32_gflops"] = _rate(lambda matrix=matrix: matrix @ matrix, wait)  # type: ignore[misc]
-        measured = measure_precision(torch.device(kind))
-        if measured.bf16_factor is not None:
-            record[f"{kind}_bf16_factor"] = float(f"{measured.bf16_factor:.2g}")
-        record[f"{kind}_precision_auto"] = measured.choice
-    return record
-
-
-def _rate(multiply: Callable[[], Any], wait: Callable[[], None] | None) -> int:
-    """The best of repeated tries: others on the machine only ever slow it down."""
-    multiply()
-    best, spent = float("inf"), 0.0
-    while spent < SECONDS_A_RATE:
-        started = time.perf_counter()
-        multiply()
-        if wait is not None:
-            wait()
-        best = min(best, time.perf_counter() - started)
-        spent += time.perf_counter() - started
-    return round(2 * MATRIX**3 / best / 1e9)
-
-
-def _disk(folder: Path, problems: list[str]) -> dict[str, Any]:
-    free = shutil.disk_usage(folder).free
-    if free < LEAST_FREE_BYTES:
-        problems.append(f"only {free / 2**30:.1f} GiB are free in {folder}; a run needs room for its checkpoints.")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            writable = True
-    except OSError as error:
-        writable = False
-        problems.append(f"nothing can be written in {folder}: {error.strerror or error}.")
-    return {"folder": str(folder), "free_gib": round(free / 2**30, 1), "writable": writable}

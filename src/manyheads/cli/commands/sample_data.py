@@ -10,26 +10,9 @@ from pathlib import Path
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.parsing import parse
 from manyheads.config.options import CommandPage, argument, option
-from manyheads.errors import ConfigError, SaveError
+from manyheads.errors import SaveError
 
-__all__ = ["PAGE", "SampleDataOptions", "run", "sample_files"]
-
-
-_NUM_SENTENCES = 100
-
-_ATTRIBUTION = """train.en, train.de, valid.en, valid.de, sentences.en, references.de
-
-Sentences from tatoeba.org by way of www.manythings.org/anki, CC BY 2.0 FR
-(https://creativecommons.org/licenses/by/2.0/fr/)
-
-A selection was made and the two sides were written to files of their own; the sentences were not changed. The source
-warns that the sentences contain errors.
-
-novel.txt
-
-Crime and Punishment by Fyodor Dostoevsky, translated by Constance Garnett, whole and unchanged. The novel (1866) and
-this translation (1914) are in the public domain in the United States and, as far as is known, elsewhere.
-"""
+__all__ = ["PAGE", "SampleDataOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +41,11 @@ def run(arguments: Sequence[str]) -> int:
     """Write the files. Returns: the exit code."""
     options = parse(PAGE, arguments, "sample-data")
     folder = Path(options.folder)
-    files = sample_files(options.pairs)
-    missing = _missing(folder, files)
+    from manyheads.data.corpora.sample import sample_files
     from manyheads.files.commit import write_file
 
+    files = sample_files(options.pairs)
+    missing = _missing(folder, files)
     for name in missing:
         write_file(folder / name, files[name])
     width = max(len(str(folder / name)) for name in files)
@@ -72,33 +56,6 @@ def run(arguments: Sequence[str]) -> int:
     given = " ".join(f"--{option} {shlex.quote(str(folder / name))}" for option, name in sides)
     print(f"\nnext: {program()} prepare {given} --vocab-size 4000 --output data/mine")
     return 0
-
-
-def sample_files(num_pairs: int) -> dict[str, bytes]:
-    """Name -> content of every file.
-
-    Args: num_pairs: of train.en and train.de; the first ones of the embedded corpus.
-
-    Raises: ConfigError: there are not so many. DataError: the installed corpora are damaged.
-    """
-    from manyheads.data.corpora.novel import load_novel
-    from manyheads.data.corpora.tatoeba import load_tatoeba
-
-    train = load_tatoeba("train")
-    if not 1 <= num_pairs <= len(train):
-        raise ConfigError(f"--pairs is {num_pairs}; it must be at least 1 and at most {len(train)}, which is all.")
-    parts = {
-        "train": ("train.en", "train.de", train[:num_pairs]),
-        "valid": ("valid.en", "valid.de", load_tatoeba("valid")),
-        "test": ("sentences.en", "references.de", load_tatoeba("test")[:_NUM_SENTENCES]),
-    }
-    files: dict[str, bytes] = {}
-    for source_name, target_name, pairs in parts.values():
-        files[source_name] = "".join(f"{source}\n" for source, _ in pairs).encode()
-        files[target_name] = "".join(f"{target}\n" for _, target in pairs).encode()
-    files["novel.txt"] = b"".join(load_novel().values())
-    files["ATTRIBUTION.txt"] = _ATTRIBUTION.encode()
-    return files
 
 
 def _missing(folder: Path, files: dict[str, bytes]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import IO, Self
 from manyheads.data.lines import describe
 from manyheads.errors import ConfigError, SaveError
 
-__all__ = ["LineWriter", "refuse_same_file"]
+__all__ = ["LineWriter", "check_model_output", "refuse_same_file"]
 
 
 class LineWriter:
@@ -84,3 +84,16 @@ def refuse_same_file(output: str, *inputs: str | None) -> None:
             continue  # there is no such file yet, or none that may be looked at; reading or writing it says so
         if same:
             raise ConfigError(f"--output {output} is the file {describe(path)} that is read; choose another file.")
+
+
+def check_model_output(output: Path, replace: bool) -> None:
+    """Refuse to replace a folder that holds something else.
+
+    Raises: ConfigError: the folder exists, and is no model folder or was not to be replaced.
+    """
+    if not output.exists():
+        return
+    is_model = (output / "config.json").is_file() and (output / "model.safetensors").is_file()
+    if not replace or not is_model:
+        hint = "or give --replace" if is_model else "it is no model folder, so it is not replaced"
+        raise ConfigError(f"{output} exists already; choose another folder, {hint}.")

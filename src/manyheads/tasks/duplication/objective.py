@@ -10,10 +10,8 @@ from typing import Any
 import torch
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.protocols import LanguageModelConfig
 from manyheads.data.duplication import DuplicationData, DuplicationStream, held_out
 from manyheads.data.progress import Progress
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.duplication import evaluate_duplication
 from manyheads.tasks.text.objective import begin_hashing
@@ -45,28 +43,11 @@ class DuplicationObjective:
         if size < needed:
             raise ConfigError(f"model.vocab_size is {size}; the duplication task has {needed} ids, set it to 0.")
         self.config = replace(config, model=replace(config.model, vocab_size=size))
+        self.model_config, self.generation = self.config.model, self.config.generation
+        self.task = "duplication"
+        hashes = config.model.hash_rounds is not None
+        self.next_command = "evaluate {run} --num-hashes full 8 4 2 1" if hashes else "evaluate {run}"
         self.stream = DuplicationStream(config.data, config.seed)
-
-    @property
-    def task(self) -> str:
-        """See `Objective.task`."""
-        return "duplication"
-
-    @property
-    def model_config(self) -> LanguageModelConfig:
-        """See `Objective.model_config`."""
-        return self.config.model
-
-    @property
-    def generation(self) -> GenerationSettings:
-        """See `Objective.generation`."""
-        return self.config.generation
-
-    @property
-    def next_command(self) -> str:
-        """See `Objective.next_command`."""
-        hashes = self.config.model.hash_rounds is not None
-        return "evaluate {run} --num-hashes full 8 4 2 1" if hashes else "evaluate {run}"
 
     def describe(self) -> str:
         """See `Objective.describe`."""

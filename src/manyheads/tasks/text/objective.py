@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.protocols import LanguageModelConfig
 from manyheads.data.prepared_text import TextData, open_text
 from manyheads.data.progress import Progress
 from manyheads.data.segments import SegmentStream
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.errors import ConfigError
@@ -59,6 +57,9 @@ class LanguageObjective:
             )
         size = config.model.vocab_size or vocabulary.vocab_size
         self.config = replace(config, model=replace(config.model, vocab_size=size))
+        self.model_config, self.generation = self.config.model, self.config.generation
+        self.task = "text" if vocabulary.is_text else "ids"
+        self.next_command = "generate {run}" if vocabulary.is_text else "generate {run} --output FILE"
         self.stream = SegmentStream(
             self.data.train,
             config.data,
@@ -67,26 +68,6 @@ class LanguageObjective:
             begin_id=vocabulary.begin_id,
             ext_len=getattr(config.model, "ext_len", 0),
         )
-
-    @property
-    def task(self) -> str:
-        """See `Objective.task`."""
-        return "text" if self.data.vocabulary.is_text else "ids"
-
-    @property
-    def model_config(self) -> LanguageModelConfig:
-        """See `Objective.model_config`."""
-        return self.config.model
-
-    @property
-    def generation(self) -> GenerationSettings:
-        """See `Objective.generation`."""
-        return self.config.generation
-
-    @property
-    def next_command(self) -> str:
-        """See `Objective.next_command`."""
-        return "generate {run}" if self.data.vocabulary.is_text else "generate {run} --output FILE"
 
     def describe(self) -> str:
         """See `Objective.describe`."""

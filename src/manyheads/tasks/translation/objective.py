@@ -7,13 +7,11 @@ from pathlib import Path
 
 import torch
 
-from manyheads.architectures.protocols import Seq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
 from manyheads.data.prepared import TATOEBA, PreparedData, open_data
 from manyheads.data.progress import Progress
 from manyheads.data.stream import TrainingStream
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator, build_translate
@@ -42,30 +40,13 @@ class TranslationObjective:
     def __init__(self, config: TrainConfig, data_dir: Path, progress: Progress | None = None) -> None:
         self.data = open_data(config.data, config.tokenizer, config.seed, data_dir, progress=progress)
         self.config = _resolve(config, self.data)
+        self.model_config, self.generation = self.config.model, self.config.decoding
+        self.task = "translation" if self.data.task is None else "parsing"
+        self.next_command = "translate {run}"
         tokenizer = self.data.tokenizer
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
         available = NUM_TRAIN if config.data.path == TATOEBA else len(self.data.train)
         self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids, available=available)
-
-    @property
-    def task(self) -> str:
-        """See `Objective.task`."""
-        return "translation" if self.data.task is None else "parsing"
-
-    @property
-    def model_config(self) -> Seq2SeqConfig:
-        """See `Objective.model_config`."""
-        return self.config.model
-
-    @property
-    def generation(self) -> DecodingSettings:
-        """See `Objective.generation`."""
-        return self.config.decoding
-
-    @property
-    def next_command(self) -> str:
-        """See `Objective.next_command`."""
-        return "translate {run}"
 
     def describe(self) -> str:
         """See `Objective.describe`."""

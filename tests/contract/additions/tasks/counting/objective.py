@@ -12,12 +12,11 @@ from manyheads.tasks.text.objective import LanguageObjective
 class CountingObjective(LanguageObjective):
     """See `Objective`."""
 
-    @property
-    def task(self) -> str:
-        """See `Objective.task`."""
-        return "counting"
+    def __init__(self, config: CountingConfig, data_dir: Path) -> None:
+        super().__init__(config, data_dir)
+        self.task = "counting"
 
 
 def open_objective(config: CountingConfig, data_dir: Path, progress: object = None) -> CountingObjective:
     """See `tasks.runs.open_objective`."""
-    return CountingObjective(config, data_dir, None)
+    return CountingObjective(config, data_dir)

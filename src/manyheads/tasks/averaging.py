@@ -1,0 +1,81 @@
+"""A model folder of the mean of a run's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from manyheads.architectures.pretrained import load_portable_state, read_config, save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.checkpoint.average import average_tensors, select_checkpoints
+from manyheads.checkpoint.format import step_of
+from manyheads.decoding.generation_config import load_settings
+from manyheads.errors import CheckpointError, ConfigError, ModelFileError
+from manyheads.files.verify import verify_folder
+from manyheads.tasks.table import task_of_folder
+from manyheads.text.sides import has_tokenizer, load_tokenizer
+
+__all__ = ["average_run"]
+
+_CARD = """---
+library_name: manyheads
+tags: [translation, {architecture}]
+---
+# A {architecture} trained with manyheads
+
+Its weights are the mean of {kind} weights at steps {steps}.
+
+```python
+import manyheads
+translator = manyheads.Translator.from_pretrained(".")
+print(translator.translate(["..."]))
+```
+"""
+
+
+def average_run(
+    folder: Path, output: Path, *, last: int = 0, steps: Sequence[int] = (), kind: Literal["model", "ema"] = "model"
+) -> list[int]:
+    """Write a model folder with averaged weights; config, tokenizer and decoding settings are the run's own.
+
+    Paper: Vaswani et al. 2017, sec. 6.1.
+    Args:
+        folder: of the run.
+        output: the model folder; an existing one is replaced.
+        last: average the newest checkpoints, so many.
+        steps: or those of these steps.
+        kind: the trained weights, or their running averages.
+
+    Returns: the steps of the checkpoints.
+    Raises: CheckpointError, ModelFileError: the folder is no run, or lacks what is needed. ConfigError: neither or both
+        of `last` and `steps` are given, or there are no running averages.
+    """
+    source = folder / "model"
+    if not (folder / "checkpoints").is_dir():
+        raise CheckpointError(f"{folder} is not a run folder: there is no folder {folder / 'checkpoints'}.")
+    if not (source / "config.json").is_file():
+        raise ModelFileError(
+            f"{source} holds no model yet, and an average needs its config and tokenizer; it is written at the run's"
+            " first validation."
+        )
+    chosen = select_checkpoints(folder / "checkpoints", last=last, steps=steps)
+    weights = average_tensors(chosen)
+    if kind == "ema":
+        if not (chosen[0] / "ema.safetensors").is_file():
+            raise ConfigError(f"{chosen[0]} has no running averages; train with training.ema_decay, or leave out ema.")
+        weights |= average_tensors(chosen, stem="ema", verify=False)
+    averaged = [step for path in chosen if (step := step_of(path)) is not None]
+    verify_folder(source, strict=False)  # what is copied from it gets a new manifest
+    config = read_config(source)
+    model = build_model(config)
+    load_portable_state(model, weights, where=f"the checkpoints of {folder}")
+    save_pretrained(
+        model,
+        output,
+        tokenizer=load_tokenizer(source) if has_tokenizer(source) else None,
+        generation=load_settings(source),
+        card=_CARD.format(architecture=config.architecture, kind=kind, steps=", ".join(map(str, averaged))),
+        task=task_of_folder(str(folder)),
+    )
+    return averaged
