@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sized
 from pathlib import Path
 
 from manyheads.config.files import load_yaml
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["held_out_pairs", "own_data", "run_file"]
+__all__ = ["chosen_split", "held_out_pairs", "own_data", "run_file"]
 
 EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"
@@ -72,7 +73,11 @@ def held_out_pairs(data: str, split: str | None, seed: int) -> tuple[list[tuple[
 
     prepared = PreparedData.open(data)
     texts = {"test": prepared.test_text, "valid": prepared.valid_text}
-    for name in [split] if split else ["test", "valid"]:
-        if texts[name]:
-            return texts[name], name
+    if name := chosen_split(texts, split):
+        return texts[name], name
     raise DataError(f"{data} has no {split or 'test or valid'} pairs; give --source and --reference files instead.")
+
+
+def chosen_split(splits: Mapping[str, Sized | None], split: str | None) -> str | None:
+    """The split to judge on: the one that is named, else `test`, else `valid`; None: it has no content."""
+    return next((name for name in ([split] if split else ["test", "valid"]) if splits[name]), None)

@@ -153,7 +153,7 @@ def test_mistakes(
     cases: list[tuple[list[str | Path], str]] = [
         ([], "Say what to evaluate"),
         ([model_folder], "is no run folder"),
-        ([model_folder, *files[:2]], "come together"),
+        ([model_folder, *files[:2]], "give both or neither"),
         ([model_folder, *files, "--data", "x"], "--data brings"),
         ([model_folder, *files, "--split", "test"], "--split"),
         ([model_folder, "--data", "embedded:tatoeba"], "embedded:tatoeba-en-de"),

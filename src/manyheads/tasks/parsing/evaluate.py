@@ -20,7 +20,7 @@ from manyheads.evaluation.brackets import SIGNATURE, BracketScore
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.parses import ParseReport, judge_trees, judge_written
 from manyheads.evaluation.tree_baselines import Baseline
-from manyheads.tasks.held_out import own_data
+from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.parsing.options import EvaluateOptions
 from manyheads.tasks.report import machine_lines, model_line, model_record, search_line
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
@@ -123,9 +123,8 @@ def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str, Prepare
     if data.task is None:
         raise DataError(f"{path} holds no trees; give --trees FILE.")
     texts = {"test": data.test_text, "valid": data.valid_text}
-    for split in [options.split] if options.split else ["test", "valid"]:
-        if texts[split]:
-            return texts[split], f"{path} {split}", data
+    if split := chosen_split(texts, options.split):
+        return texts[split], f"{path} {split}", data
     raise DataError(f"{path} has no {options.split or 'test or valid'} trees; give --trees FILE.")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from manyheads.config.options import CommandPage, argument, given_options, group, option
-from manyheads.decoding.options import DecodingOptions, SearchDeviceOptions
+from manyheads.config.options import CommandPage, given_options, option
 from manyheads.errors import ConfigError
-from manyheads.tasks.translation.options import SCORE, PairOptions
+from manyheads.tasks.translation.options import SCORE, PairOptions, SearchEvaluateOptions
 
 __all__ = ["EVALUATE", "PREPARE", "SCORE", "EvaluateOptions", "PrepareOptions"]
 
@@ -52,20 +51,14 @@ class PrepareOptions(PairOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
+class EvaluateOptions(SearchEvaluateOptions):
     """Options of `manyheads evaluate` for a parser."""
 
-    model: str = argument(
-        "A model folder, a run folder, or owner/name on the Hugging Face hub.", default="", metavar="MODEL"
-    )
     trees: str | None = option(
         "The right trees, in brackets; the sentences are their words.", default=None, metavar="FILE"
     )
     data: str | None = option(
         "A folder written by prepare --task parsing.", default=None, metavar="DATA", default_is="the run's"
-    )
-    split: Literal["test", "valid"] | None = option(
-        "Which part of the data.", default=None, default_is="test if there is one"
     )
     hypotheses: str | None = option(
         "Trees to judge instead of a model's, one a line; an empty line is a sentence without a tree.",
@@ -79,23 +72,16 @@ class EvaluateOptions:
     train_trees: str | None = option(
         "Training trees, whose labels --baseline counts.", default=None, metavar="FILE", default_is="of --data"
     )
-    output: str | None = option("Save the trees, one a line.", default=None, metavar="FILE", aliases=("-o",))
-    json: bool = option("Print one JSON object.", default=False)
-    on_bad_utf8: Literal["fail", "replace"] = option(
-        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
-    )
-    run_on: SearchDeviceOptions = group(SearchDeviceOptions)
-    decoding: DecodingOptions = group(DecodingOptions)
 
     def __post_init__(self) -> None:
         if self.baseline is None and self.train_trees is not None:
-            raise ConfigError("--train-trees are counted for --baseline; leave them out.")
+            raise ConfigError("--train-trees is used by --baseline only; leave it out, or give --baseline.")
         unused = given_options(self.run_on, self.decoding)
         if unused and (self.hypotheses is not None or self.baseline is not None):
             judged = "--hypotheses" if self.hypotheses is not None else "--baseline"
             raise ConfigError(f"With {judged} there is no model to run; leave out {', '.join(unused)}.")
         if self.trees is not None and (self.data is not None or self.split is not None):
-            raise ConfigError("--trees are the trees to judge by; leave out --data and --split.")
+            raise ConfigError("--trees names the right trees, as --data does; leave out --data and --split.")
         given = [self.hypotheses is not None, self.baseline is not None, bool(self.model)]
         if sum(given) != 1 and not (self.baseline is not None and self.model and self.hypotheses is None):
             raise ConfigError("Say what to evaluate, one of: a MODEL, --hypotheses FILE, or --baseline flat|right.")

@@ -17,7 +17,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
-from manyheads.tasks.held_out import own_data, run_file
+from manyheads.tasks.held_out import chosen_split, own_data, run_file
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import VocabularySettings
@@ -71,10 +71,9 @@ def held_text(
             f" ({vocabulary.digest[:12]}); give the text itself by --text."
         )
     stores = {"test": found.test, "valid": found.valid, "train": found.train}
-    for name in [split] if split else ["test", "valid"]:
-        store = stores[name]
-        if store is not None and len(store):
-            return HeldText(f"{path} {name}", store, found.counts(name))
+    name = chosen_split(stores, split)
+    if name is not None and (store := stores[name]) is not None:
+        return HeldText(f"{path} {name}", store, found.counts(name))
     raise DataError(f"{path} has no {split or 'test or valid'} text; give one by --text.")
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "PairOptions",
     "PrepareOptions",
     "ScoreOptions",
+    "SearchEvaluateOptions",
     "TokenizerOptions",
 ]
 
@@ -64,12 +65,30 @@ class PrepareOptions(PairOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """Options of `manyheads evaluate` for a translator."""
+class SearchEvaluateOptions:
+    """Options of `manyheads evaluate` for translation and for parsing."""
 
     model: str = argument(
         "A model folder, a run folder, or owner/name on the Hugging Face hub.", default="", metavar="MODEL"
     )
+    split: Literal["test", "valid"] | None = option(
+        "Which part of the data.", default=None, default_is="test if there is one"
+    )
+    output: str | None = option(
+        "Save the translations or trees, one a line.", default=None, metavar="FILE", aliases=("-o",)
+    )
+    json: bool = option("Print one JSON object.", default=False)
+    on_bad_utf8: Literal["fail", "replace"] = option(
+        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
+    )
+    run_on: SearchDeviceOptions = group(SearchDeviceOptions)
+    decoding: DecodingOptions = group(DecodingOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(SearchEvaluateOptions):
+    """Options of `manyheads evaluate` for a translator."""
+
     source: str | None = option("Source sentences, one a line, plain or gzip.", default=None, metavar="FILE")
     reference: str | None = option("Their translations by people, line by line.", default=None, metavar="FILE")
     hypotheses: str | None = option("Translations to judge instead of a model's.", default=None, metavar="FILE")
@@ -79,37 +98,27 @@ class EvaluateOptions:
         metavar="DATA",
         default_is="the run's",
     )
-    split: Literal["test", "valid"] | None = option(
-        "Which part of the data.", default=None, default_is="test if there is one"
-    )
     tokenize: str = option(
         "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
     )
     lowercase: bool = option("Ignore case in BLEU and chrF.", default=False)
-    output: str | None = option("Save the translations, one a line.", default=None, metavar="FILE", aliases=("-o",))
-    json: bool = option("Print one JSON object.", default=False)
-    on_bad_utf8: Literal["fail", "replace"] = option(
-        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
-    )
-    run_on: SearchDeviceOptions = group(SearchDeviceOptions)
-    decoding: DecodingOptions = group(DecodingOptions)
 
     def __post_init__(self) -> None:
         if self.hypotheses is not None and (self.model or self.source is not None):
-            raise ConfigError("--hypotheses are judged as they are; leave out MODEL and --source.")
+            raise ConfigError("--hypotheses names translations that were made elsewhere; leave out MODEL and --source.")
         unused = given_options(self.run_on, self.decoding)
         if unused and self.hypotheses is not None:
             raise ConfigError(f"With --hypotheses there is no model to run; leave out {', '.join(unused)}.")
         if self.hypotheses is None and not self.model:
             raise ConfigError("Say what to evaluate: a MODEL, or --hypotheses FILE with --reference FILE.")
         if self.hypotheses is not None and self.reference is None and self.data is None:
-            raise ConfigError("--hypotheses need --reference FILE, or --data (trees: --trees), to be compared with.")
+            raise ConfigError("--hypotheses needs --reference FILE, or --data (trees: --trees), to be compared with.")
         if self.data is not None and (self.source is not None or self.reference is not None):
-            raise ConfigError("--data brings its own sources and references; leave out --source and --reference.")
+            raise ConfigError("--data contains its own sources and references; leave out --source and --reference.")
         if self.split is not None and self.reference is not None:
-            raise ConfigError("--split chooses a part of --data; files are taken whole.")
+            raise ConfigError("--split selects a part of --data; it cannot be used with --reference.")
         if self.hypotheses is None and (self.source is None) != (self.reference is None):
-            raise ConfigError("--source and --reference come together, line by line.")
+            raise ConfigError("--source and --reference belong together, line by line; give both or neither.")
 
     @property
     def inputs(self) -> tuple[str | None, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds
+from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds, picture_option
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import DeviceOptions
@@ -29,13 +29,7 @@ class AttentionOptions:
     target: str | None = option(
         "The translation that it writes.", default=None, metavar="TEXT", default_is="the model's own"
     )
-    output: tuple[str, ...] = option(
-        "What to write, by the ends of their names: .html, .png, .svg, .pdf. [attention.html]",
-        default=("attention.html",),
-        metavar="FILE ...",
-        default_is="",
-        aliases=("-o",),
-    )
+    output: tuple[str, ...] = picture_option("attention.html", ("html", *PICTURES))
     memory: int | None = option(
         "Tokens at the beginning of the text that a language model with memory has read before.",
         default=None,

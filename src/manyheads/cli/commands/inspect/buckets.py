@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
+from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import DeviceOptions
@@ -29,13 +29,7 @@ class BucketsOptions:
         "Which of the layers that hash, counted from 1.", default=None, metavar="N", default_is="the last that hashes"
     )
     head: int = option("The head whose tokens are drawn sorted, counted from 1.", default=1, metavar="N")
-    output: tuple[str, ...] = option(
-        "What to write, by the ends of their names: .png, .svg, .pdf. [buckets.png]",
-        default=("buckets.png",),
-        metavar="FILE ...",
-        default_is="",
-        aliases=("-o",),
-    )
+    output: tuple[str, ...] = picture_option("buckets.png")
     run_on: DeviceOptions = group(DeviceOptions)
 
 

@@ -1,23 +1,30 @@
-"""Which pictures to write is said by the ends of their files' names."""
+"""Files of pictures: the ends of their names select the format."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from manyheads.config.options import option
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PICTURES", "check_kinds", "write_figure"]
+__all__ = ["PICTURES", "check_kinds", "picture_option", "write_figure"]
 
 PICTURES = ("png", "svg", "pdf")
 
 
+def picture_option(default: str, kinds: Sequence[str] = PICTURES) -> Any:
+    """The option `--output` of a command that draws."""
+    text = f"Files to write; the ends of their names select the format: .{', .'.join(kinds)}."
+    return option(text, default=(default,), metavar="FILE ...", default_is=default, aliases=("-o",))
+
+
 def check_kinds(names: Sequence[str], kinds: Sequence[str] = PICTURES) -> None:
-    """Raises: ConfigError: there is no file, or one whose kind is none of these."""
+    """Raises: ConfigError: there is no file, or one of another kind."""
     if not names:
         raise ConfigError(f"--output names no file; give one that ends in .{', .'.join(kinds)}.")
     for name in names:

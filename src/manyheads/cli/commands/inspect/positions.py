@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
+from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, RequestError
 
@@ -34,13 +34,7 @@ class PositionsOptions:
     features: tuple[int, ...] = option(
         "Features drawn as curves.", default=(), metavar="N ...", default_is="four neighbours"
     )
-    output: tuple[str, ...] = option(
-        "What to write, by the ends of their names: .png, .svg, .pdf. [positions.png]",
-        default=("positions.png",),
-        metavar="FILE ...",
-        default_is="",
-        aliases=("-o",),
-    )
+    output: tuple[str, ...] = picture_option("positions.png")
 
 
 PAGE = CommandPage(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
+from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
@@ -28,13 +28,7 @@ class ScheduleOptions:
         "Warm-ups, where no preset is given.", default=(), metavar="N ...", default_is="4000 8000"
     )
     steps: int | None = option("Length of the run.", default=None, metavar="N", default_is="the preset's, or 20000")
-    output: tuple[str, ...] = option(
-        "What to write, by the ends of their names: .png, .svg, .pdf. [schedule.png]",
-        default=("schedule.png",),
-        metavar="FILE ...",
-        default_is="",
-        aliases=("-o",),
-    )
+    output: tuple[str, ...] = picture_option("schedule.png")
 
 
 PAGE = CommandPage(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.inspect.picture_files import check_kinds, write_figure
+from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.config.options import CommandPage, option
 from manyheads.errors import ConfigError
 
@@ -27,13 +27,7 @@ class SmoothingOptions:
     targets: tuple[int, ...] = option(
         "Right tokens of some places. [2 1 0 3]", default=(2, 1, 0, 3), metavar="N ...", default_is=""
     )
-    output: tuple[str, ...] = option(
-        "What to write, by the ends of their names: .png, .svg, .pdf. [smoothing.png]",
-        default=("smoothing.png",),
-        metavar="FILE ...",
-        default_is="",
-        aliases=("-o",),
-    )
+    output: tuple[str, ...] = picture_option("smoothing.png")
 
 
 PAGE = CommandPage(
