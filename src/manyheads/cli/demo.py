@@ -147,7 +147,7 @@ def run_config(run_dir: Path) -> TrainConfig:
     """
     if not (run_dir / "config.yaml").is_file():
         raise ModelFileError(
-            f"{run_dir} is no run's folder: it has no config.yaml; first: manyheads train --preset demo."
+            f"{run_dir} is not a run folder: it has no config.yaml. Run `manyheads train --preset demo` first."
         )
     return resolve(TrainConfig, [load_yaml(run_dir / "config.yaml")])
 

@@ -39,7 +39,7 @@ def describe_folder(path: Path, *, verify: bool = False) -> dict[str, Any]:
     if not path.exists():
         raise ModelFileError(f"there is no folder {path}.")
     raise ModelFileError(
-        f"{path} is no run's folder (it has no config.yaml), no model's (no config.json), and no prepared data."
+        f"{path} is not a run folder (it has no config.yaml), a model folder (no config.json) or prepared data."
     )
 
 

@@ -162,5 +162,5 @@ def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConf
                 mistakes.append(f"{source.name}: model.architecture is {name!r}; there are: {', '.join(RUNS)}.{near}")
     if len({RUNS[name] for name in named if name in RUNS}) > 1:
         listed = ", ".join(f"{name} by {where}" for name, where in named.items())
-        mistakes.append(f"model.architecture is set twice ({listed}), and their runs have other settings; drop one.")
+        mistakes.append(f"model.architecture is set twice ({listed}), whose runs have different settings; keep one.")
     return RUNS.get(next(iter(named), ""), TrainConfig)

@@ -194,7 +194,7 @@ def test_pictures(
         (("positions", "MODEL", "--d-model", "8"), "leave them out"),
         (("positions", "--length", "0"), "at least 1"),
         (("schedule", "bsae"), "Did you mean base?"),
-        (("schedule", "demo"), "ends by the clock"),
+        (("schedule", "demo"), "has a time limit and no number of steps"),
         (("schedule", "--d-model", "0"), "at least 1"),
         (("smoothing", "--smoothing", "1.0"), "below 1"),
         (("smoothing", "--targets", "7"), "below --vocab-size 5"),

@@ -88,7 +88,7 @@ def test_it_never_replaces_anything(
     assert manyheads("sample-data", tmp_path) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert f"{place} is there already and has other content, so nothing was written; move it away" in shown.err
+    assert f"{place} exists already with other content, so nothing was written; move it away" in shown.err
     assert list(tmp_path.iterdir()) == [place]
 
 

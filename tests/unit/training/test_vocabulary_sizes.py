@@ -60,7 +60,7 @@ def test_of_sentence_pairs(task: str, model: Any, pairs: PreparedData, trees: Pr
             train(config)
         assert str(caught.value) == (
             f"model.{name} is {size - 1}, but the tokenizer of {data.path} gives {size} ids on that side; set it to 0,"
-            " which takes them all."
+            " which uses them all."
         )
         assert not (tmp_path / "run" / "checkpoints").exists()
     taken = dry_run(config_of(data, replace(model, **least), tmp_path / "other"))

@@ -7,6 +7,7 @@ the name of an option are alike. See docs/decisions/018.
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -91,7 +92,9 @@ class _Option:
 
 
 def _options(cls: type, path: str = "") -> Iterator[_Option]:
-    for item in fields(cls):
+    """In the order of the help page: required options first, inherited ones last."""
+    own = inspect.get_annotations(cls)
+    for item in sorted(fields(cls), key=lambda item: (item.default is not REQUIRED, item.name not in own)):
         about, inner = item.metadata, f"{path}{item.name}"
         if "group" in about:
             yield from _options(about["group"], f"{inner}.")
@@ -168,7 +171,7 @@ def read(
         settings: classes of settings; `--section.key value` is a setting of any of them, `--section.flag` means true.
         elsewhere: options of other tasks -> the message for each.
     """
-    names = list(dict.fromkeys(name for one in settings for name in dotted_names(one)))
+    names = _dotted(settings)
     parser = make_parser(cls, settings)
     known = {name: action for action in parser._actions for name in action.option_strings}
     mistakes: list[str] = []

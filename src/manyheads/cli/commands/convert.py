@@ -33,10 +33,10 @@ class ConvertOptions:
         name="from",
     )
     to: str | None = option(
-        "Convert a model folder of ours to this implementation.",
+        "Convert a model folder of manyheads into this implementation's format.",
         default=None,
         metavar="PEER",
-        default_is="a model folder of ours",
+        default_is="a model folder of manyheads",
     )
     from_pickle: bool = option(
         "If there is no model.safetensors, read pytorch_model.bin or model.pt, by an allow-list in a separate process.",
@@ -51,7 +51,7 @@ class ConvertOptions:
                 near = did_you_mean(peer, FORMATS)
                 raise ConfigError(f"{name} is {peer!r}; it must be one of {', '.join(FORMATS)}.{near}")
         if self.to is not None and (self.origin is not None or self.from_pickle):
-            raise ConfigError("--to reads a model folder of ours; leave out --from and --from-pickle.")
+            raise ConfigError("--to converts a model folder of manyheads; leave out --from and --from-pickle.")
 
 
 PAGE = CommandPage(

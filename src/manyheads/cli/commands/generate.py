@@ -31,8 +31,8 @@ PAGE = CommandPage(
     """Go on from a text. The continuation is printed as it is written; --echo prints the prompt first.
 Without PROMPT, all of standard input is one; in a terminal you are asked for one after the other, and Ctrl-D ends.
 With --lines every line of the input is a prompt and gives a line, in order, or with --json an object.
-A model of what is no text goes on from the ids in --input FILE, or from nothing, and writes a file, --output: the ids
-as they stood in the files it learned from, or a PNG picture.""",
+A model of ids or pictures continues the ids in --input FILE, or begins a new document, and writes a file, --output: ids
+in the format of its training files, or a PNG picture.""",
     (
         'manyheads generate runs/xl-demo "He opened the door and "',
         'manyheads generate runs/xl-demo "It was " --temperature 0.7 --top-p 0.9 --stop "." --max-new-tokens 400',

@@ -53,15 +53,15 @@ def generate_ids(
 
 def _check(vocabulary: IdVocabulary, options: GenerateOptions) -> None:
     if options.prompt:
-        raise ConfigError("This model writes ids and knows no text; give the ids to go on from by --input FILE.")
+        raise ConfigError("This model writes ids, not text; give the ids to continue by --input FILE.")
     for name, value in {"--lines": options.lines, "--stop": options.generation.stop}.items():
         if value:
             raise ConfigError(f"{name} is for text, but this model writes ids; leave it out.")
     if options.output == "-":
-        raise ConfigError("This model writes ids, which are no text to be printed; give --output FILE.")
+        raise ConfigError("This model writes ids, which cannot be printed; give --output FILE.")
     if options.output.endswith(".png") and not vocabulary.image_size:
         raise ConfigError(
-            f"--output {options.output} names a picture, but this model writes other ids; give another name."
+            f"--output {options.output} names a picture, but this model was not trained on pictures; give another name."
         )
 
 

@@ -69,7 +69,7 @@ def _missing(folder: Path, files: dict[str, bytes]) -> list[str]:
     for name in files:
         if name not in missing and not _is_file_of(folder / name, files[name]):
             raise SaveError(
-                f"{folder / name} is there already and has other content, so nothing was written; move it away, or name"
+                f"{folder / name} exists already with other content, so nothing was written; move it away, or name"
                 " another folder."
             )
     return missing

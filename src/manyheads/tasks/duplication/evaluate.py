@@ -42,7 +42,7 @@ def _sequences(model: str) -> tuple[int, int]:
     data = values.get("data")
     seed, length = values.get("seed"), data.get("segment_len") if isinstance(data, dict) else None
     if type(seed) is not int or type(length) is not int:
-        raise ConfigError(f"{file or model} names no seed or no data.segment_len; is it a run's?")
+        raise ConfigError(f"{file or model} has no seed or no data.segment_len; give a run folder.")
     return seed, length
 
 

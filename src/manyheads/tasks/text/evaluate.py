@@ -97,7 +97,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     Raises: DataError, ConfigError: there is no such text, or it was prepared with another vocabulary.
     """
     if options.data == DUPLICATION:
-        raise ConfigError(f"{options.model} is no run on the {DUPLICATION}, so seed and length are unknown.")
+        raise ConfigError(f"{options.model} is not a run on the {DUPLICATION}, so seed and length are unknown.")
     if options.num_hashes:
         return evaluate_hash_rounds(options, show)
     if options.plot is None:

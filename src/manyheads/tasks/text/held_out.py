@@ -86,7 +86,7 @@ def _embedded(generator: Generator, path: str, split: str | None) -> HeldText:
 
 def _text_file(generator: Generator, name: str) -> HeldText:
     if isinstance(generator.vocabulary, IdVocabulary):
-        raise ConfigError("--text is a text, but the model knows ids; give --data, a folder made by prepare --format.")
+        raise ConfigError("--text is for text, but this model reads ids; give --data, made by prepare --format.")
     content = b"".join(
         block for block, _ in TextFiles(paths=[name]).read(as_bytes=generator.vocabulary.kind == "bytes")
     )

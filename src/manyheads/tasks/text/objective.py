@@ -53,7 +53,7 @@ class LanguageObjective:
         if config.model.vocab_size and config.model.vocab_size < vocabulary.vocab_size:
             raise ConfigError(
                 f"model.vocab_size is {config.model.vocab_size}, but the vocabulary of {self.data.path} has"
-                f" {vocabulary.vocab_size} ids; set it to 0, which takes them all."
+                f" {vocabulary.vocab_size} ids; set it to 0, which uses them all."
             )
         size = config.model.vocab_size or vocabulary.vocab_size
         self.config = replace(config, model=replace(config.model, vocab_size=size))

@@ -179,11 +179,11 @@ class EvaluateOptions:
 
     def __post_init__(self) -> None:
         if self.text is not None and (self.data is not None or self.split is not None):
-            raise ConfigError("--text is a text of its own; leave out --data and --split.")
+            raise ConfigError("--text names the text to judge; leave out --data and --split.")
         if self.plot is not None and len(self.memory_len) < 2:
             raise ConfigError("--plot draws the loss of several memories; give --memory-len two values or more.")
         if self.num_hashes and len(self.memory_len) > 1:
-            raise ConfigError("--num-hashes and several --memory-len make two tables; ask for one at a time.")
+            raise ConfigError("--num-hashes and several --memory-len make two tables; give one of them.")
         if self.beside and not self.num_hashes:
             raise ConfigError("--beside compares models by hash rounds; give --num-hashes with it.")
         for text in self.num_hashes:

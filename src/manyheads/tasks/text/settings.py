@@ -44,7 +44,7 @@ class TextValidationSettings(JudgingSettings):
         check(self, "validation.", at_least(1), "sample_tokens")
         if self.best_by != "loss":
             raise ConfigError(
-                f"validation.best_by is {self.best_by!r}; a language model has no score but its 'loss'.",
+                f"validation.best_by is {self.best_by!r}; a language model is judged by 'loss' only.",
                 fields=["best_by"],
             )
 
@@ -97,8 +97,8 @@ class TextConfig(RunConfig):
         for name, length in lengths:
             if length > longest:
                 raise ConfigError(
-                    f"{name}.segment_len is {length:,}, but model.max_len {longest:,} positions are all that the model"
-                    " has; lower the first, or raise the second.",
+                    f"{name}.segment_len is {length:,}, but the model has {longest:,} positions (model.max_len);"
+                    " lower the first, or raise the second.",
                     fields=(name, "model"),
                 )
         most = self.data.segment_len + MOST_ABOVE

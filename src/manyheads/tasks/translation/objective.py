@@ -1,4 +1,4 @@
-"""Learning to translate, or to parse: pairs of sentences, judged by likelihood and by what the search makes of them."""
+"""Learning to translate, or to parse: pairs of sentences, judged by likelihood and by translations."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
         if given < least:
             raise ConfigError(
                 f"model.{name} is {given:,}, but the tokenizer of {data.path} gives {least:,} ids on that side; set it"
-                " to 0, which takes them all."
+                " to 0, which uses them all."
             )
     return replace(config, model=replace(model, source_vocab_size=sizes[0], target_vocab_size=sizes[1]))

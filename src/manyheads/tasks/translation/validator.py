@@ -127,7 +127,7 @@ class Validator:
     def _parses(
         self, step: int, loss: float, task: ParsingTask, texts: list[tuple[str, str]], written: list[str]
     ) -> ValidationReport:
-        """The report of a parser. texts: sentences and trees; written: what the model made of the sentences."""
+        """The report of a parser. texts: sentences and trees; written: the model's output."""
         report = judge_written(task, [sentence for sentence, _ in texts], written, [tree for _, tree in texts])
         shown = list(zip(texts, report.trees, strict=True))[: self._config.validation.num_samples]
         return ValidationReport(

@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.length < 1:
         raise ConfigError(f"--length is {options.length}; it must be at least 1.")
     if options.model is not None and (options.d_model is not None or options.layout is not None):
-        raise ConfigError("--d-model and --layout are the model's own where a model is given; leave them out.")
+        raise ConfigError("--d-model and --layout come from the model; leave them out, or leave out MODEL.")
     from manyheads.visualise.positions import positions_figure
 
     table, title, place_name = _of_model(options.model, options.length) if options.model else _of_width(options)
@@ -98,4 +98,4 @@ def _of_model(path: str, length: int) -> tuple[torch.Tensor, str, str]:
                 grid = " x ".join(map(str, module.shape))
                 table = module(torch.zeros(1, rows, sum(module.dims)))[0]
                 return table, f"Axial positions, {grid}: {shown}", "position"
-    raise RequestError(f"{path} has no table of positions to draw: it learns a vector a distance in every layer.")
+    raise RequestError(f"{path} has no table of positions to draw: it learns one vector per distance in every layer.")

@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     if min((1, *options.d_model, *options.warmup_steps, 1 if options.steps is None else options.steps)) < 1:
         raise ConfigError("--d-model, --warmup-steps and --steps must be at least 1.")
     if options.presets and (options.d_model or options.warmup_steps):
-        raise ConfigError("--d-model and --warmup-steps are a preset's own where one is given; leave them out.")
+        raise ConfigError("--d-model and --warmup-steps come from the preset; leave them out, or leave out PRESET.")
     curves = _of_presets(options) if options.presets else _of_paper(options)
     from manyheads.visualise.schedules import schedule_figure
 
@@ -88,7 +88,7 @@ def _of_presets(options: ScheduleOptions) -> dict[str, tuple[list[int], list[flo
         config = PRESETS[name]()
         last = options.steps or config.training.max_steps
         if not last:
-            raise ConfigError(f"preset {name} ends by the clock; say by --steps how many steps it takes.")
+            raise ConfigError(f"preset {name} has a time limit and no number of steps; give --steps.")
         steps = _steps(last)
         curves[name] = (
             steps,
