@@ -7,8 +7,6 @@ import platform
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -102,34 +100,22 @@ def _torch() -> dict[str, Any]:
 def _speed() -> dict[str, Any]:
     """By device: the rate of square float32 products in 10^9 operations a second, and how bf16 compares with it."""
     import torch
+    from torch.utils.benchmark import Timer
 
     from manyheads.nn.kernels.precision import measure_precision
 
     kinds = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     record: dict[str, Any] = {}
     for kind in kinds:
-        wait = torch.cuda.synchronize if kind == "cuda" else None
-        matrix = torch.ones(MATRIX, MATRIX, device=kind)
-        record[f"{kind}_fp32_gflops"] = _rate(lambda matrix=matrix: matrix @ matrix, wait)  # type: ignore[misc]
+        matrix = {"matrix": torch.ones(MATRIX, MATRIX, device=kind)}
+        timer = Timer("matrix @ matrix", globals=matrix, num_threads=torch.get_num_threads())
+        seconds = min(timer.blocked_autorange(min_run_time=SECONDS_A_RATE).times)  # other programs only ever add to it
+        record[f"{kind}_fp32_gflops"] = round(2 * MATRIX**3 / seconds / 1e9)
         measured = measure_precision(torch.device(kind))
         if measured.bf16_factor is not None:
             record[f"{kind}_bf16_factor"] = float(f"{measured.bf16_factor:.2g}")
         record[f"{kind}_precision_auto"] = measured.choice
     return record
-
-
-def _rate(multiply: Callable[[], Any], wait: Callable[[], None] | None) -> int:
-    """The best of repeated tries: others on the machine only ever slow it down."""
-    multiply()
-    best, spent = float("inf"), 0.0
-    while spent < SECONDS_A_RATE:
-        started = time.perf_counter()
-        multiply()
-        if wait is not None:
-            wait()
-        best = min(best, time.perf_counter() - started)
-        spent += time.perf_counter() - started
-    return round(2 * MATRIX**3 / best / 1e9)
 
 
 def _disk(folder: Path, problems: list[str]) -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from manyheads.config.merge import field_types
 from manyheads.config.options import option
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
@@ -132,8 +131,8 @@ class SamplingOptions:
 
     def given(self, settings: type) -> dict[str, Any]:
         """The options that were given and are fields of these settings."""
-        same_name = field_types(settings).keys() & field_types(type(self)).keys()
-        values = {name: getattr(self, name) for name in same_name}
+        names = {item.name for item in fields(settings)}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name in names}
         return {name: value for name, value in values.items() if value not in (None, ()) and value is not False}
 
 

@@ -94,7 +94,10 @@ def test_hashes_differ_from_step_to_step_and_not_in_evaluation(text: Callable[..
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"data": {"segment_len": 49, "segment_lengths": "fixed"}}, "data.segment_len is 49, but the model has 48 positions"),
+        (
+            {"data": {"segment_len": 49, "segment_lengths": "fixed"}},
+            "segment_len is 49, but the model has 48 positions",
+        ),
         ({"data": {"segment_len": 40}}, "up to 55 tokens, above model.max_len 48"),
         ({"reading": {"segment_len": 64}}, "reading.segment_len is 64"),
         ({"reading": {"memory_len": 8}}, "memory_len is 8, but a reformer has no memory"),

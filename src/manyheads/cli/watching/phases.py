@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -55,11 +56,8 @@ def showing_phases(*, delay: float = 0.0, quiet: bool = False) -> Iterator[Phase
         delay: seconds before anything is shown; with a delay, bars vanish at the end.
         quiet: show nothing, for all ranks but the main one.
     """
-    if quiet:
-        yield _Nothing()
-        return
-    shown: PhaseLines | PhaseBars = PhaseLines(delay)
-    if sys.stderr is not None and sys.stderr.isatty():
+    shown: PhaseLines | PhaseBars = PhaseLines(math.inf if quiet else delay)
+    if not quiet and sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
@@ -78,16 +76,6 @@ def showing_if_long() -> Iterator[Phases]:
     """Show phases of a command that is usually quick: nothing for two seconds; of several ranks the main one shows."""
     with showing_phases(delay=DELAY_SECONDS, quiet=not find_place().is_main) as show:
         yield show
-
-
-class _Nothing:
-    def __call__(self, what: str, done: int, total: int, /) -> None: ...
-
-    def rest(self) -> None: ...
-
-    @contextmanager
-    def hidden(self, when: bool) -> Iterator[None]:
-        yield
 
 
 class PhaseLines:

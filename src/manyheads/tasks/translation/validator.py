@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -99,24 +100,22 @@ class Validator:
         texts = self._data.valid_text
         count = self._config.validation.bleu_sentences
         texts = texts if count < 0 else texts[:count]
-        perplexity = math.exp(min(loss, 700.0))
+        plain = ValidationReport(step=step, loss=loss, perplexity=math.exp(min(loss, 700.0)))
         if not texts or self._translate is None:
-            return ValidationReport(step=step, loss=loss, perplexity=perplexity)
+            return plain
         try:
             translations = self._translate([source for source, _ in texts], lambda: bool(self._stop))
         except SearchStopped:
             return None
         references = [reference for _, reference in texts]
         if self._data.task is not None:
-            return self._parses(step, loss, self._data.task, texts, translations)
+            return self._parses(plain, self._data.task, texts, translations)
         bleu = corpus_bleu(translations, references, tokenize=self._config.validation.bleu_tokenize)
         chrf = corpus_chrf(translations, references)
         shown = zip(texts, translations, strict=True)
         samples = [Sample(source=src, reference=ref, text=out) for (src, ref), out in shown]
-        return ValidationReport(
-            step=step,
-            loss=loss,
-            perplexity=perplexity,
+        return replace(
+            plain,
             bleu=bleu.value,
             chrf=chrf.value,
             bleu_signature=bleu.signature,
@@ -125,15 +124,13 @@ class Validator:
         )
 
     def _parses(
-        self, step: int, loss: float, task: ParsingTask, texts: list[tuple[str, str]], written: list[str]
+        self, plain: ValidationReport, task: ParsingTask, texts: list[tuple[str, str]], written: list[str]
     ) -> ValidationReport:
         """The report of a parser. texts: sentences and trees; written: the model's output."""
         report = judge_written(task, [sentence for sentence, _ in texts], written, [tree for _, tree in texts])
         shown = list(zip(texts, report.trees, strict=True))[: self._config.validation.num_samples]
-        return ValidationReport(
-            step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 700.0)),
+        return replace(
+            plain,
             f1=report.all.f1,
             exact_match=report.all.exact_match,
             ill_formed=report.ill_formed,
