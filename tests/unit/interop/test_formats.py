@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_page_lists_every_format() -> None:
     page = (ROOT / "docs" / "converting.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)`[^|]*\| (yes|no)[^|]*\| (yes|no)[^|]*\|", page, re.MULTILINE)
-    assert rows == [(peer, "yes" if one.is_read else "no", "yes") for peer, one in FORMATS.items()]
+    assert rows == [
+        (peer, "yes" if one.is_read else "no", "yes" if one.is_written else "no") for peer, one in FORMATS.items()
+    ]
 
 
 @pytest.mark.parametrize("peer", FORMATS)
