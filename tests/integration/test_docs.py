@@ -45,6 +45,10 @@ PAGES = [
     *(f"docs/tutorials/{name}.md" for name in TUTORIALS),
 ]
 
+QUICKLY = (
+    "--training.max_steps 4 --validation.every_steps 4 --training.save_every 4"
+    " --training.plots false --training.tensorboard false"
+)
 CUTS = [
     # What a page says, for a reader with minutes -> what a test does, in seconds.
     (r"--preset demo --minutes \d+", "--preset debug --data.path {pairs}"),
@@ -74,6 +78,8 @@ CUTS = [
     (r"prepare --task parsing", r"\g<0> --vocab-size 320"),
     (r"train (?=--data.path data/my-(trees|words))", "train --preset debug "),
     (r"--beam 21", "--beam 2"),
+    (r"(?<=train )--preset", f"{QUICKLY} --preset"),
+    (r"evaluate runs/(xl-demo|reformer-demo|novel|long)(?!.*--(max-tokens|text))", r"\g<0> --max-tokens 2000"),
 ]
 PYTHON_CUTS = [(r"max_new_tokens=\d+", "max_new_tokens=5")]
 RUNS = {
@@ -150,7 +156,9 @@ def folder(texts: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
             if name == "pictures":
                 images = ["--layout", "images", "--image-size", "4", "--corpus", "png", "--valid-corpus", "png"]
                 run_line(shlex.join(["manyheads", "prepare", "--task", "lm", *images, "--output", "data/pixels"]))
-            run_line(shlex.join(["manyheads", "train", "--preset", *preset, "--run-dir", f"runs/{name}"]))
+            run_line(
+                shlex.join(["manyheads", "train", *QUICKLY.split(), "--preset", *preset, "--run-dir", f"runs/{name}"])
+            )
     return tmp_path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -49,11 +50,18 @@ def settings(request: pytest.FixtureRequest) -> LSHSettings:
     return request.param  # type: ignore[no-any-return]
 
 
-@pytest.fixture(params=["a few at a time", "all at once"])
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = request.param == "a few at a time"
-    monkeypatch.setattr(policy, "_LSH_SCORES", 128 if few else 1 << 30)
-    monkeypatch.setattr(policy, "_LSH_PLACES", 1 if few else 1 << 30)
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[bool]]:
+    """Works on all at once first, then on one row and a few chunks at a time."""
+
+    def sizes() -> Iterator[bool]:
+        for few in (False, True):
+            most_scores, most_rows = (128, 1) if few else (1 << 30, 1 << 30)
+            monkeypatch.setattr(policy, "lsh_chunks_at_once", lambda each, _, most=most_scores: max(1, most // each))
+            monkeypatch.setattr(policy, "lsh_rows_at_once", lambda *_, most=most_rows: most)
+            yield few
+
+    return sizes
 
 
 def inputs(length: int, settings: LSHSettings, size: float = 1.0, dtype: torch.dtype = torch.float64) -> Any:
@@ -83,17 +91,19 @@ def test_sums_over_rounds_without_torchs_bags(dtype: torch.dtype, monkeypatch: p
         torch.testing.assert_close(one, other, **bounds)
 
 
-@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize(("length", "size"), [(22, 1.0), (22, 60.0), (3, 1.0), (16, 1.0)])
 @pytest.mark.parametrize("padded", [False, True])
-def test_chunks_against_pairs(settings: LSHSettings, length: int, size: float, padded: bool) -> None:
+def test_chunks_against_pairs(
+    tiles: Callable[[], Iterator[bool]], settings: LSHSettings, length: int, size: float, padded: bool
+) -> None:
     """Output and gradients, with scores beyond what exp can bear, and with tiles that end anywhere."""
     qk, v, buckets, grad = inputs(length, settings, size)
     lengths = torch.tensor([length, length // 2]) if padded else None
-    fast = with_gradients(lsh_attention(qk, v, buckets, settings, lengths=lengths), grad, qk, v)
     slow = with_gradients(attend_pairs(qk, v, buckets, settings, lengths), grad, qk, v)
-    for ours, wanted in zip(fast, slow, strict=True):
-        torch.testing.assert_close(ours, wanted, atol=1e-10, rtol=1e-9)
+    for _ in tiles():
+        fast = with_gradients(lsh_attention(qk, v, buckets, settings, lengths=lengths), grad, qk, v)
+        for ours, wanted in zip(fast, slow, strict=True):
+            torch.testing.assert_close(ours, wanted, atol=1e-10, rtol=1e-9)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,13 +20,20 @@ from manyheads.nn.positions import sinusoidal_table
 
 B, H, D, E = 3, 2, 4, 5
 MakeMask = Callable[[int, int, int], Mask | None]
+Tiles = Callable[[], Iterator[int]]
 SIZES = [(5, 5), (3, 8), (1, 4), (1, 1), (4, 5)]
 
 
-@pytest.fixture(params=[1, 2, B], ids="{} at once".format)
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes at once; of three, two leave a smaller tile at the end."""
-    monkeypatch.setattr(policy, "lanes_at_once", lambda *_: request.param)
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[int]]:
+    """Sets the number of lanes at once to one value after the other; of three lanes, two leave a smaller tile."""
+
+    def sizes() -> Iterator[int]:
+        for lanes in (1, 2, B):
+            monkeypatch.setattr(policy, "lanes_at_once", lambda *_, lanes=lanes: lanes)
+            yield lanes
+
+    return sizes
 
 
 def inputs(q_len: int, k_len: int, learned: bool, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
@@ -74,17 +81,17 @@ def plain(given: list[Any], mask: Mask | None) -> Tensor:
 
 @pytest.mark.parametrize(("q_len", "k_len"), SIZES)
 @pytest.mark.parametrize("learned", [False, True])
-def test_against_the_loop(tiles: None, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
+def test_against_the_loop(tiles: Tiles, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
     given: list[Any] = inputs(q_len, k_len, learned)
     mask = make_mask(B, q_len, k_len)
     wanted = slow(given, mask)
-    for found in (relative_attention(*given, mask), plain(given, mask)):
+    for found in (plain(given, mask), *(relative_attention(*given, mask) for _ in tiles())):
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("q_len", "k_len"), SIZES)
 @pytest.mark.parametrize("learned", [False, True])
-def test_gradients_against_the_loop(tiles: None, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
+def test_gradients_against_the_loop(tiles: Tiles, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
     given: list[Any] = inputs(q_len, k_len, learned)
     mask = make_mask(B, q_len, k_len)
     factor = torch.randn(B, H, q_len, E)
@@ -98,9 +105,12 @@ def test_gradients_against_the_loop(tiles: None, make_mask: MakeMask, q_len: int
         found = torch.autograd.grad((out * factor).sum(), wanted, allow_unused=True)
         return [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
 
+    def fast(leaves: list[Tensor | None], mask: Mask | None) -> Tensor:
+        return relative_attention(*leaves, mask)
+
     exact = grads(slow, torch.float64)
-    for attend in (plain, lambda leaves, mask: relative_attention(*leaves, mask)):
-        for one, wanted in zip(grads(attend, torch.float32), exact, strict=True):
+    for found in (grads(plain, torch.float32), *(grads(fast, torch.float32) for _ in tiles())):
+        for one, wanted in zip(found, exact, strict=True):
             assert one.isfinite().all()
             torch.testing.assert_close(one.double(), wanted, atol=1e-5, rtol=1e-5)
 
@@ -109,31 +119,33 @@ def test_gradients_against_the_loop(tiles: None, make_mask: MakeMask, q_len: int
 def test_gradcheck_in_float64(learned: bool) -> None:
     given = [x if x is None else x.double().requires_grad_() for x in inputs(3, 5, learned)]
     mask = Window(left=2, right=None)
-    assert torch.autograd.gradcheck(lambda *xs: relative_attention(*xs, mask), given)
+    assert torch.autograd.gradcheck(lambda *xs: relative_attention(*xs, mask), given, fast_mode=True)
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_bf16_within_twice_the_plain_error(tiles: None, make_mask: MakeMask, learned: bool) -> None:
+def test_bf16_within_twice_the_plain_error(tiles: Tiles, make_mask: MakeMask, learned: bool) -> None:
     given: list[Any] = inputs(6, 9, learned, torch.bfloat16)
     mask = make_mask(B, 6, 9)
     exact = slow(given, mask)
     error = (plain(given, mask).double() - exact).abs().max().item()
-    found = relative_attention(*given, mask)
-    assert found.dtype == torch.bfloat16
-    assert (found.double() - exact).abs().max().item() <= 2 * error + 1e-9
+    for _ in tiles():
+        found = relative_attention(*given, mask)
+        assert found.dtype == torch.bfloat16
+        assert (found.double() - exact).abs().max().item() <= 2 * error + 1e-9
 
 
-def test_bf16_gradients_within_twice_the_plain_error(tiles: None) -> None:
+def test_bf16_gradients_within_twice_the_plain_error(tiles: Tiles) -> None:
     given = [x.detach().requires_grad_() if x is not None else None for x in inputs(6, 9, False, torch.bfloat16)]
     wanted = [x for x in given if x is not None]
     factor = torch.randn(B, H, 6, E)
     double = [None if x is None else x.detach().double().requires_grad_() for x in given]
     exact = torch.autograd.grad((slow(double, None) * factor).sum(), [x for x in double if x is not None])
     rough = torch.autograd.grad((plain(given, None) * factor).sum(), wanted)
-    ours = torch.autograd.grad((relative_attention(*given) * factor).sum(), wanted)
-    for one, other, true in zip(ours, rough, exact, strict=True):
-        scale = true.abs().max().item()
-        assert (one.double() - true).abs().max().item() <= 2 * (other.double() - true).abs().max().item() + 4e-3 * scale
+    for _ in tiles():
+        ours = torch.autograd.grad((relative_attention(*given) * factor).sum(), wanted)
+        for one, other, true in zip(ours, rough, exact, strict=True):
+            error, most = ((grad.double() - true).abs().max().item() for grad in (one, other))
+            assert error <= 2 * most + 4e-3 * true.abs().max().item()
 
 
 def test_under_autocast_everything_may_have_its_own_type() -> None:
@@ -167,30 +179,30 @@ def test_the_view_is_the_shift_and_has_its_transpose(q_len: int, k_len: int) -> 
     assert ((relative._shifted(x) * y).sum() - (x * relative._unshifted(y)).sum()).abs() < 1e-4
 
 
-def test_dropout_is_on_the_weights_and_replayed_in_the_backward_pass(tiles: None) -> None:
+def test_dropout_is_on_the_weights_and_replayed_in_the_backward_pass(tiles: Tiles) -> None:
     """With values that spell the weights out; a gradient check sees the same mask as the forward pass."""
     given: list[Any] = inputs(5, 5, False)
     given[2] = torch.eye(5).expand(B, H, 5, 5)
     weights = relative_weights(*given[:2], *given[3:])
-    torch.manual_seed(3)
-    dropped = relative_attention(*given, None, 0.5)
-    kept = dropped != 0
-    assert 0.2 < kept[weights > 0].float().mean() < 0.8
-    torch.testing.assert_close(dropped[kept], weights[kept] * 2, atol=1e-5, rtol=1e-5)
 
     def seeded(*xs: Any) -> Tensor:
         torch.manual_seed(3)
         return relative_attention(*xs, None, 0.5)
 
     doubles = [x if x is None else x.double().requires_grad_() for x in inputs(3, 4, False)]
-    assert torch.autograd.gradcheck(seeded, doubles)
+    for _ in tiles():
+        dropped = seeded(*given)
+        kept = dropped != 0
+        assert 0.2 < kept[weights > 0].float().mean() < 0.8
+        torch.testing.assert_close(dropped[kept], weights[kept] * 2, atol=1e-5, rtol=1e-5)
+        assert torch.autograd.gradcheck(seeded, doubles, fast_mode=True)
 
 
 def test_without_gradients_no_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """One lane's scores at a time: nothing of (lanes, heads, q_len, k_len) numbers is ever made."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    monkeypatch.setattr(policy, "_RELATIVE_SCORES", 1)
+    monkeypatch.setattr(policy, "lanes_at_once", lambda *_: 1)
     largest = 0
 
     class Watch(TorchDispatchMode):
