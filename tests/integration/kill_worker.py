@@ -19,8 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch._dynamo  # what the optimiser would import in every child
 from file_operations import REAL_OPEN, Operation, Watch
+from preloading import preload
 from tiny_run import TINY_REFORMER, TINY_TEXT
 
 import manyheads.tasks.runs
@@ -101,7 +101,7 @@ def note(path: str, text: str) -> None:
 
 
 def serve() -> None:
-    assert torch._dynamo
+    preload()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

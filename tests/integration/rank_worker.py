@@ -19,10 +19,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-import torch._dynamo  # what the optimiser would import in every child
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.tensor
+from preloading import preload
 from tiny_run import TINY, TINY_REFORMER, TINY_TEXT, changed
 
 from manyheads.architectures.pretrained import portable_state
@@ -158,6 +158,7 @@ def _free_port() -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    preload()
     for line in sys.stdin:
         job = json.loads(line)
         port, pipes = _free_port(), []

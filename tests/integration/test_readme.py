@@ -21,14 +21,17 @@ BLOCKS = re.findall(r"<!-- test -->\n```(\w*)\n(.*?)```", README.read_text(encod
 
 # By steps and not by minutes, in fp32 and without Muon, so that every machine does the same work.
 FEW_STEPS = (
-    "--training.max_minutes 0 --training.max_steps 100 --data.num_train_pairs 20000 --data.max_tokens 1024"
+    "--training.max_minutes 0 --training.max_steps 50 --data.max_tokens 768"
     " --tokenizer.vocab_size 1000 --model.d_model 64 --model.d_ff 128 --model.num_heads 2 --model.num_encoder_layers 1"
     " --model.num_decoder_layers 2 --precision fp32 --optimiser.name adamw --optimiser.learning_rate 0.01"
-    " --schedule.warmup_steps 20 --validation.bleu_sentences 4 --training.plots false --training.tensorboard false"
+    " --schedule.warmup_steps 20 --validation.bleu_sentences 4"
 )
+NO_PICTURES = "--training.plots false --training.tensorboard false"
 CUTS = [
     # What the page says, for a reader with minutes -> what the test does, in seconds.
     (r"(?<=--preset demo)(.*) --minutes \d+", rf"\1 {FEW_STEPS}"),
+    (r"(?<=--run-dir runs/demo) --resume none", r"\g<0> --data.num_train_pairs 4000"),
+    (r"(?<=manyheads train)(?! --preset base)", f" {NO_PICTURES}"),
     (r"--memory-len 0 32 64|--num-hashes 1 4 full", r"\g<0> --max-tokens 4000"),
     (r"info reformer-demo --length \d+", "info reformer-debug --length 64"),
 ]
@@ -92,7 +95,7 @@ def test_readme_has_blocks_to_run() -> None:
 def test_make_demo_trains_into_the_folder_that_the_page_uses(printed: dict[str, tuple[str, str]]) -> None:
     out, err = printed[demo_command()]
     assert re.search(r"^next     \S*manyheads translate runs/demo\n\Z", out, re.MULTILINE)
-    assert "Only the first 20000 of 60000 pairs are used, because data.num_train_pairs is 20000; 0 uses all" in err
+    assert "Only the first 4000 of 60000 pairs are used, because data.num_train_pairs is 4000; 0 uses all" in err
 
 
 def test_sample_data_writes_every_file_that_a_command_reads(printed: dict[str, tuple[str, str]], folder: Path) -> None:

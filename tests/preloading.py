@@ -1,0 +1,20 @@
+"""Imports what a run imports on its way, so that processes which are forked from this one need not."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+__all__ = ["preload"]
+
+PACKAGES = ("architectures", "data", "decoding", "distributed", "evaluation", "nn", "tasks", "text", "training")
+
+
+def preload() -> None:
+    """Import torch's compiler, which the optimiser asks for, sacreBLEU, and all modules that a run may need."""
+    for name in ("torch._dynamo", "sacrebleu"):
+        importlib.import_module(name)
+    for name in PACKAGES:
+        package = importlib.import_module(f"manyheads.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
