@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unhooked:
         config.hook.pytest_deselected(items=unhooked)
         items[:] = [item for item in items if not item.get_closest_marker("unhooked")]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_seeds() -> Iterator[None]:
+    """Where there is no accelerator, seeding seeds the CPU alone.
+
+    torch would put the seeding of other devices off until they are used, and keep a stack trace for each time, which
+    takes a millisecond.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or torch.accelerator.is_available():
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (torch, torch.random):
+            patch.setattr(module, "manual_seed", torch.default_generator.manual_seed)
+        yield
 
 
 @pytest.fixture(autouse=True)

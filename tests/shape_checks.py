@@ -28,6 +28,7 @@ _SHAPED = re.compile(r"\b(Float|Int|Bool|Num|Shaped)\[")
 _PLAIN = (bool, str, type(None), torch.dtype, torch.device)
 _LARGEST_SIZE = 4096  # an integer above it is no size but a seed
 _SEEN: set[Hashable] = set()
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 _MODULES: WeakKeyDictionary[torch.nn.Module, tuple[Hashable, Hashable]] = WeakKeyDictionary()
 _jaxtyped = jaxtyping.jaxtyped
 
@@ -98,7 +99,7 @@ def _kind_of_module(module: torch.nn.Module) -> Hashable:
         settings = tuple(
             (name, repr(value))
             for name, value in own.items()
-            if isinstance(value, (bool, int, float, str)) or is_dataclass(value)
+            if name not in _OF_EVERY_MODULE and (isinstance(value, (bool, int, float, str)) or is_dataclass(value))
         )
         tensors = (*module._parameters.items(), *module._buffers.items())
         sizes = tuple((name, None if one is None else tuple(one.shape)) for name, one in tensors)

@@ -235,21 +235,23 @@ class Precision:
 
     def tolerance(self, model: Any, plain: Callable[[Any], Tensor]) -> float:
         """1e-5 in fp32; in bf16 twice what plain(model) itself loses there against float64."""
-        if self.name == "fp32":
-            return 1e-5
+        return self._wanted(model, plain)[1]
+
+    def _wanted(self, model: Any, plain: Callable[[Any], Tensor]) -> tuple[Tensor, float]:
+        """plain(model), in bf16 that of float64, and the tolerance."""
         with torch.no_grad():
-            exact = plain(copy.deepcopy(model).double())
+            if self.name == "fp32":
+                return plain(model).double(), 1e-5
+            exact = plain(copy.deepcopy(model).double()).double()
             with self.on():
                 low = plain(model)
-        return 2 * (low.double() - exact).abs().max().item()
+        return exact, 2 * (low.double() - exact).abs().max().item()
 
     def assert_same(self, model: Any, plain: Callable[[Any], Tensor], other: Callable[[Any], Tensor]) -> None:
         """`other` says what `plain` says: in bf16, it is as near to float64 as twice plain's own distance."""
-        atol = self.tolerance(model, plain)
+        wanted, atol = self._wanted(model, plain)
         with torch.no_grad(), self.on():
             got = other(model).double()
-        with torch.no_grad():
-            wanted = plain(model if self.name == "fp32" else copy.deepcopy(model).double()).double()
         assert got.shape == wanted.shape
         distance = (got - wanted).abs().max().item()
         assert distance <= atol, f"{distance} apart, {atol} allowed"

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_a_line_break_in_the_output_does_not_split_a_line(
     assert translator.translate(["a dog"]) == ["a\nb"]
 
 
-def test_too_long(hash_model: Any, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_long(hash_model: Any, tokenizer: Tokenizer) -> None:
     model = hash_model(vocab_size=tokenizer.vocab_size, max_len=5)
     translator = Translator(model, tokenizer, device="cpu")
     long = "the cat sees a dog"
@@ -104,9 +105,9 @@ def test_too_long(hash_model: Any, tokenizer: Tokenizer, caplog: pytest.LogCaptu
         list(translator.translate_lines(["a dog", "", long], lines_at_once=1))
     with pytest.raises(RequestError, match="max_tokens 12 / 4 beams"):
         translator.translate("the cat sees a", max_tokens=12)
-    with caplog.at_level(logging.WARNING):
+    with TestCase().assertLogs("manyheads", logging.WARNING) as logged:
         assert translator.translate_nbest([long], too_long="truncate") == short
-    assert "text 1 has 6 tokens; only its first 4 are used" in caplog.text
+    assert "text 1 has 6 tokens; only its first 4 are used" in logged.records[0].getMessage()
     with pytest.raises(RequestError, match="6 target tokens"):
         translator.translate("a", max_new_tokens=6)
 
