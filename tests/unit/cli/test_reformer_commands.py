@@ -151,7 +151,7 @@ def test_a_reformer_learns_to_translate(
         "run-dir": run,
         "data.path": "embedded:tatoeba-en-de",
         "data.num_train_pairs": 200,
-        "data.max_tokens": 1024,
+        "data.max_tokens": 512,
         "data.accumulate": 1,
         "tokenizer.kind": "bpe",
         "tokenizer.vocab_size": 400,
@@ -160,10 +160,10 @@ def test_a_reformer_learns_to_translate(
         "model.num_hashes": 2,
         "model.max_len": 128,
         "optimiser.learning_rate": 0.01,
-        "training.max_steps": 40,
+        "training.max_steps": 30,
         "training.log_every": 5,
-        "validation.every_steps": 40,
-        "validation.bleu_sentences": 4,
+        "validation.every_steps": 30,
+        "validation.bleu_sentences": 0,
         "decoding.max_new_tokens": 8,
     }
     typed = [f"--{name}={value}" for name, value in settings.items()]
