@@ -247,14 +247,15 @@ class Precision:
                 low = plain(model)
         return exact, 2 * (low.double() - exact).abs().max().item()
 
-    def assert_same(self, model: Any, plain: Callable[[Any], Tensor], other: Callable[[Any], Tensor]) -> None:
-        """`other` says what `plain` says: in bf16, it is as near to float64 as twice plain's own distance."""
+    def assert_same(self, model: Any, plain: Callable[[Any], Tensor], *others: Callable[[Any], Tensor]) -> None:
+        """Each of the others says what `plain` says: in bf16, as near to float64 as twice plain's own distance."""
         wanted, atol = self._wanted(model, plain)
-        with torch.no_grad(), self.on():
-            got = other(model).double()
-        assert got.shape == wanted.shape
-        distance = (got - wanted).abs().max().item()
-        assert distance <= atol, f"{distance} apart, {atol} allowed"
+        for other in others:
+            with torch.no_grad(), self.on():
+                got = other(model).double()
+            assert got.shape == wanted.shape
+            distance = (got - wanted).abs().max().item()
+            assert distance <= atol, f"{distance} apart, {atol} allowed"
 
 
 @pytest.fixture(params=["fp32", "bf16"])
