@@ -47,6 +47,7 @@ def test_rounded_for_decoding_it_is_not_saved(any_subject: Any, tmp_path: Path) 
         assert all(torch.equal(before[name], after[name]) for name in {**before, **after})
 
 
+@pytest.mark.golden
 def test_names_are_those_of_the_snapshot(any_subject: Any) -> None:
     """Files of today must be readable tomorrow. MANYHEADS_UPDATE_GOLDEN=1 writes the snapshot anew, for a new model."""
     names = {name: list(tensor.shape) for name, tensor in portable_state(any_subject.build()).items()}
