@@ -1,7 +1,7 @@
 """The steps that make a folder of prepared data from any source: read, learn the vocabulary, encode, record.
 
-The folder: tokenizer.json; `train`, `valid` and `test`, each a store of ids; manifest.json with settings, counts and
-SHA-256 sums; and further files of the source. It appears under its name only when it is whole.
+The folder contains tokenizer.json; `train`, `valid` and `test`, each a store of ids; manifest.json with settings,
+counts and SHA-256 sums; and further files of the source. It appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from manyheads.data.manifest import file_record, write_data, write_manifest
 from manyheads.data.progress import Progress
@@ -26,14 +27,17 @@ __all__ = [
     "Holdout",
     "Source",
     "canonical",
+    "given_splits",
     "prepare",
 ]
 
 FORMAT = "manyheads.prepared"
 FORMAT_VERSION = 2
 SPLITS = ("train", "valid", "test")
-LANGUAGE_TASK = "language-modelling"  # the task of a folder that `preparing_text` or `preparing_ids` made
-CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")  # all but tab and line feed: text seldom means them
+LANGUAGE_TASK = "language-modelling"  # the task of a folder made by `preparing_text` or `preparing_ids`
+CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")  # control characters except tab and line feed; rarely intended in text
+
+T = TypeVar("T")
 
 
 class Vocabulary(Protocol):
@@ -48,37 +52,42 @@ class Vocabulary(Protocol):
     def save(self, path: Path, /) -> None: ...
 
 
-class Source(Protocol):
-    """The material of a folder: pairs, a text, or ids. `prepare` calls the methods in this order."""
+class Source(ABC):
+    """The material of a folder: pairs, a text, or ids. `prepare` calls the methods in this order.
 
-    @property
-    def settings(self) -> Any:
-        """The settings of the vocabulary to be made, a dataclass; None: there is one already."""
-        ...
+    Attributes:
+        settings: the settings of the vocabulary to learn, a dataclass; None: the vocabulary is given.
+        folder: the folder to write to; set by `prepare`.
+        progress: set by `prepare`.
+    """
 
-    def read(self, folder: Path, progress: Progress) -> dict[str, str]:
+    settings: Any
+    folder: Path
+    progress: Progress
+
+    @abstractmethod
+    def read(self) -> dict[str, str]:
         """Copy the splits into the folder, because a pipe can be read only once.
 
-        Returns: split -> its origin, for people.
+        Returns: split -> description of its origin.
         Raises: DataError: a split is empty or cannot be used.
         """
-        ...
 
-    def learn(self, progress: Progress) -> Vocabulary:
-        """Make the vocabulary, of the training split."""
-        ...
+    @abstractmethod
+    def learn(self) -> Vocabulary:
+        """Return the vocabulary: the given one, or one learned from the training split."""
 
-    def encode(self, split: str, progress: Progress) -> dict[str, int]:
+    @abstractmethod
+    def encode(self, split: str) -> dict[str, int]:
         """Write the ids of a split into its store. Returns: the counts of the split."""
-        ...
 
+    @abstractmethod
     def finish(self) -> Iterable[str]:
         """Remove the copies that are no longer needed. Returns: the names of those that stay."""
-        ...
 
+    @abstractmethod
     def record(self) -> dict[str, Any]:
         """Return further entries of the manifest, with the `task`."""
-        ...
 
 
 def prepare(
@@ -89,22 +98,23 @@ def prepare(
     Args:
         folder: its name.
         source: its material.
-        replace: replace an older folder of that name, once this one is whole.
-        progress: called with the phase, what is done, and the total or 0.
+        replace: replace an older folder of that name when this one is complete.
+        progress: called with the phase, the amount done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
 
     Returns: the manifest.
-    Raises: DataError: the source cannot be used, or the folder exists. SaveError: the disk is full or refuses; nothing
-        is left behind.
+    Raises:
+        DataError: the source cannot be used, or the folder exists.
+        SaveError: the disk is full or refuses; nothing is left behind.
     """
-    tell = progress or (lambda phase, done, total: None)
     manifest: dict[str, Any] = {}
 
     def write(aside: Path) -> None:
-        origin = source.read(aside, tell)
-        vocabulary = source.learn(tell)
+        source.folder, source.progress = aside, progress or (lambda phase, done, total: None)
+        origin = source.read()
+        vocabulary = source.learn()
         vocabulary.save(aside / "tokenizer.json")
-        counts = {split: source.encode(split, tell) for split in origin}
+        counts = {split: source.encode(split) for split in origin}
         names = ["tokenizer.json", *(f"{split}/manifest.json" for split in origin), *source.finish()]
         settings = None if source.settings is None else dataclasses.asdict(source.settings)
         manifest.update(
@@ -125,17 +135,22 @@ def prepare(
     return manifest
 
 
+def given_splits(train: T, valid: T | None, test: T | None) -> dict[str, T]:
+    """Return split -> its input, without the splits that are None."""
+    return {split: given for split, given in zip(SPLITS, (train, valid, test), strict=True) if given is not None}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Holdout:
-    """The part of the training files that is held out for validation and test: their end, the test part last.
+    """The part of the training files that is held back for validation and test: their end, the test part last.
 
-    Bytes are cut anywhere; where lines matter (pieces, words, lines as documents) the cut is moved on to the next line,
-    and where documents have one length, only whole ones are held out.
+    Bytes are cut anywhere. Where lines matter (pieces, words, lines as documents) the cut moves to the next line, and
+    where all documents have the same length, only whole documents are held back.
 
     Args:
-        valid: bytes; 0: none.
-        test: bytes; 0: none.
-        whole: bytes that the training text must have in all, as a check that it is what its name says; 0: any number.
+        valid: number of bytes; 0: none.
+        test: number of bytes; 0: none.
+        whole: required size of the training text in bytes, as a check that it is the corpus of that name; 0: any size.
 
     Raises: ConfigError: a number is negative.
     """
@@ -147,17 +162,17 @@ class Holdout:
     def __post_init__(self) -> None:
         for name in ("valid", "test"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{getattr(self, name)} bytes of {name} text are asked for; give at least 0.")
+                raise ConfigError(f"{getattr(self, name)} bytes of {name} text are to be held back; give at least 0.")
 
     def check_splits(self, given: Collection[str]) -> None:
-        """Raises: ConfigError: a split is given and held out as well."""
+        """Raises: ConfigError: a split is given and held back as well."""
         for name in ("valid", "test"):
             if name in given and getattr(self, name):
                 raise ConfigError(
-                    f"{getattr(self, name)} bytes for {name} are to be held back, but there are files for it already."
+                    f"{getattr(self, name)} bytes are to be held back for {name}, but there are files for it already."
                 )
 
 
 def canonical(content: Any) -> bytes:
-    """JSON bytes that are equal for equal content."""
+    """Return JSON bytes that are equal for equal content."""
     return json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode()

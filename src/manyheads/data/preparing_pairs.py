@@ -1,16 +1,16 @@
-"""Sentence pairs to a folder of prepared data; see `preparing`. The raw text of valid and test stays, for BLEU."""
+"""From sentence pairs to a folder of prepared data; see `preparing`. The raw text of valid and test stays, for BLEU."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import ReadReport, stored_lines
-from manyheads.data.preparing import CONTROL, SPLITS, prepare
+from manyheads.data.preparing import CONTROL, Source, given_splits, prepare
 from manyheads.data.progress import Progress
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
@@ -22,13 +22,13 @@ from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["PairList", "Pairs", "prepare_corpus", "text_path"]
 
-ENCODE_PAIRS = 4096  # pairs given to the tokenizer at once
-REPORT_PAIRS = 10_000
-MAX_TOKENIZER_PAIRS = 2_000_000  # above it, every second pair teaches the tokenizer, then every fourth, ...
+ENCODE_PAIRS = 4096  # pairs per call of the tokenizer
+REPORT_PAIRS = 10_000  # pairs per call of `progress`
+MAX_TOKENIZER_PAIRS = 2_000_000  # with more pairs, every second pair is used for training, then every fourth, ...
 
 
 class Pairs(Protocol):
-    """Where a split comes from: `readers.PairFiles`, `trees.TreeFile`, or `PairList`."""
+    """The input of a split: `readers.PairFiles`, `trees.TreeFile`, or `PairList`."""
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]: ...
 
@@ -37,7 +37,7 @@ class Pairs(Protocol):
 
 @dataclass(frozen=True)
 class PairList:
-    """Pairs at hand, with a name for the manifest."""
+    """Pairs in memory, with a name for the manifest."""
 
     name: str
     pairs: Iterable[tuple[str, str]]
@@ -54,7 +54,7 @@ class PairList:
 
 
 def text_path(folder: Path, split: str, side: str) -> Path:
-    """Where the raw text of a split lies, one sentence a line."""
+    """Return the file with the raw text of a split, one sentence per line."""
     return folder / f"{split}.{side}.txt"
 
 
@@ -70,33 +70,33 @@ def prepare_corpus(
     key: str = "",
     task: ParsingTask | None = None,
 ) -> dict[str, Any]:
-    """Build a folder of prepared data; read it with `prepared.PreparedData.open`.
+    """Make a folder of prepared data; read it with `prepared.PreparedData.open`.
 
-    Training pairs with an empty side are dropped and counted; validation and test pairs are all kept, in order. No pair
-    is dropped for its length here: `DataSettings` limits lengths when training begins (`TrainingStream.report` counts
-    what that does), so a limit can change without preparing again.
+    Training pairs with an empty side are left out and counted. Validation and test pairs are all kept, in order. No
+    pair is left out for its length: `DataSettings` limits lengths when training starts (`TrainingStream.report` counts
+    the pairs over the limits), so a limit can change without preparing again.
 
     Args:
-        folder: to be made.
-        train: training pairs; each file is read once, so a pipe will do.
-        valid: validation pairs, if any.
-        test: test pairs, if any.
-        tokenizer: how to train one on both sides of the training pairs, or one that exists.
-        replace: put an older folder of that name away once this one is whole.
-        progress: called now and then with what is being done, how far it is, and the total or 0.
-        key: kept in the manifest, for whoever wants to know the folder again.
-        task: what targets are, if not text: of a parser, trees. They are kept as text all the same, and learned as ids.
+        folder: the folder to make.
+        train: the training pairs; each file is read once, so it can be a pipe.
+        valid: the validation pairs, if any.
+        test: the test pairs, if any.
+        tokenizer: settings for a tokenizer to train on both sides of the training pairs, or an existing tokenizer.
+        replace: replace an older folder of that name when this one is complete.
+        progress: called with the phase, the amount done, and the total or 0.
+        key: stored in the manifest, to recognise the folder.
+        task: the conversion of targets that are trees. They are stored as text, and encoded as the task defines.
 
     Returns: the manifest.
     Raises:
-        DataError: the text cannot be used, or no training pair is left, or the folder exists.
+        DataError: the text cannot be used, no training pair is left, or the folder exists.
         SaveError: the disk is full or refuses; nothing is left behind.
     """
-    splits = {name: pairs for name, pairs in zip(SPLITS, (train, valid, test), strict=True) if pairs is not None}
-    return prepare(folder, _PairSource(splits, tokenizer, task), replace=replace, progress=progress, key=key)
+    source = _PairSource(given_splits(train, valid, test), tokenizer, task)
+    return prepare(folder, source, replace=replace, progress=progress, key=key)
 
 
-class _PairSource:
+class _PairSource(Source):
     """See `preparing.Source`."""
 
     def __init__(
@@ -105,116 +105,94 @@ class _PairSource:
         self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
         self._splits, self._tokenizer, self._task = splits, tokenizer, task
         self._sample: Thinned[tuple[str, str]] = Thinned(MAX_TOKENIZER_PAIRS)
-        self._counts: dict[str, dict[str, int]] = {}
 
-    def read(self, folder: Path, progress: Progress) -> dict[str, str]:
+    def read(self) -> dict[str, str]:
         """See `Source.read`."""
-        self._folder = folder
-        for name, pairs in self._splits.items():
-            self._counts[name] = _read_split(folder, name, pairs, self._sample, progress)
+        self._counts = {split: self._read_split(split, pairs) for split, pairs in self._splits.items()}
+        origin = {split: pairs.describe() for split, pairs in self._splits.items()}
         train = self._counts["train"]
         if not train["pairs"]:
             raise DataError(
-                f"No training pairs are left in {self._splits['train'].describe()}: {train['lines']} were read and"
+                f"No training pairs are left in {origin['train']}: {train['lines']} were read and"
                 f" {train['empty_dropped']} of them have an empty side."
             )
-        for name, pairs in self._splits.items():
-            if not self._counts[name]["pairs"]:
-                raise DataError(f"There are no {name} pairs in {pairs.describe()}; give others, or leave them out.")
-        return {name: pairs.describe() for name, pairs in self._splits.items()}
+        for split, where in origin.items():
+            if not self._counts[split]["pairs"]:
+                raise DataError(f"There are no {split} pairs in {where}; give others, or leave them out.")
+        return origin
 
-    def learn(self, progress: Progress) -> Tokenizer:
+    def _read_split(self, split: str, pairs: Pairs) -> dict[str, int]:
+        """Copy the text of a split into the folder and count its oddities."""
+        report = ReadReport()
+        kept = empty = control = long = 0
+        source_file, target_file = (path.open("w", encoding="utf-8", newline="\n") for path in self._paths(split))
+        with source_file, target_file:
+            for source, target in pairs.read(report):
+                if not source.strip() or not target.strip():
+                    empty += 1
+                    if split == "train":
+                        continue
+                kept += 1
+                control += bool(CONTROL.search(source) or CONTROL.search(target))
+                long += max(len(source), len(target)) > MAX_LEARNED_CHARS
+                source_file.write(source + "\n")
+                target_file.write(target + "\n")
+                if split == "train":
+                    self._sample.add((source, target))
+                if kept % REPORT_PAIRS == 0:
+                    self.progress(f"read {split}", kept, 0)
+        self.progress(f"read {split}", kept, kept)
+        dropped = "empty_dropped" if split == "train" else "empty_kept"
+        counts = {dropped: empty, "control_characters": control, "long_lines": long, "pairs": kept}
+        return {**dataclasses.asdict(report), **counts}
+
+    def _paths(self, split: str) -> list[Path]:
+        return [text_path(self.folder, split, side) for side in ("source", "target")]
+
+    def learn(self) -> Tokenizer:
         """See `Source.learn`."""
         if isinstance(self._tokenizer, TokenizerSettings):
-            progress("train the tokenizer", 0, 1)
+            self.progress("train the tokenizer", 0, 1)
             if self._task is None:
                 texts = (text for pair in self._sample.kept for text in pair)
                 self._tokenizer = Tokenizer.train(texts, self._tokenizer)
             else:
                 self._tokenizer = self._task.learn_tokenizer(self._sample.kept, self._tokenizer)
-            progress("train the tokenizer", 1, 1)
+            self.progress("train the tokenizer", 1, 1)
         if self._task is not None:
-            self._task.check_tokenizer(self._tokenizer)
+            self._tokenizer = ParsingTokenizer(self._tokenizer, self._task)
         return self._tokenizer
 
-    def encode(self, split: str, progress: Progress) -> dict[str, int]:
+    def encode(self, split: str) -> dict[str, int]:
         """See `Source.encode`."""
-        assert isinstance(self._tokenizer, Tokenizer)  # since `learn`
-        _encode_split(self._folder, split, self._tokenizer, self._counts[split], progress, self._task)
-        return self._counts[split]
+        tokenizer, counts = self._tokenizer, self._counts[split]
+        assert isinstance(tokenizer, Tokenizer)  # since `learn`
 
-    def finish(self) -> Iterator[str]:
+        def encoded() -> Iterator[tuple[list[int], list[int]]]:
+            pairs = zip(*map(stored_lines, self._paths(split)), strict=True)
+            done = 0
+            for block in blocks_of(pairs, ENCODE_PAIRS):
+                sources, targets = zip(*block, strict=True)
+                encoded_sources = tokenizer.source.encode_batch(sources)
+                yield from zip(encoded_sources, tokenizer.target.encode_batch(targets), strict=True)
+                done += len(block)
+                self.progress(f"encode {split}", done, counts["pairs"])
+
+        write_pairs(self.folder / split, encoded(), tokenizer.vocab_size)
+        store = PairStore.open(self.folder / split, verify=False)
+        for side in ("source", "target"):
+            ids, lengths = getattr(store, side).ids, getattr(store, f"{side}_lengths")
+            counts[f"{side}_tokens"] = len(ids)
+            counts[f"{side}_longest"] = int(lengths.max(initial=0))
+            counts[f"{side}_unknown"] = int((ids == tokenizer.unk_id).sum())
+        return counts
+
+    def finish(self) -> list[str]:
         """See `Source.finish`."""
-        for name in self._splits:
-            for side in ("source", "target"):
-                path = text_path(self._folder, name, side)
-                if name == "train":
-                    path.unlink()
-                else:
-                    yield path.name
+        for path in self._paths("train"):
+            path.unlink()
+        return [path.name for split in self._splits if split != "train" for path in self._paths(split)]
 
     def record(self) -> dict[str, Any]:
         """See `Source.record`."""
         return {"task": {"name": "translation"} if self._task is None else self._task.to_json()}
-
-
-def _read_split(
-    folder: Path, name: str, pairs: Pairs, sample: Thinned[tuple[str, str]], progress: Progress
-) -> dict[str, int]:
-    """Copy a split's text into the folder and count what was met."""
-    report = ReadReport()
-    kept = empty = control = long = 0
-    paths = [text_path(folder, name, side) for side in ("source", "target")]
-    with (
-        paths[0].open("w", encoding="utf-8", newline="\n") as source_file,
-        paths[1].open("w", encoding="utf-8", newline="\n") as target_file,
-    ):
-        for source, target in pairs.read(report):
-            if not source.strip() or not target.strip():
-                empty += 1
-                if name == "train":
-                    continue
-            kept += 1
-            control += bool(CONTROL.search(source) or CONTROL.search(target))
-            long += max(len(source), len(target)) > MAX_LEARNED_CHARS
-            source_file.write(source + "\n")
-            target_file.write(target + "\n")
-            if name == "train":
-                sample.add((source, target))
-            if kept % REPORT_PAIRS == 0:
-                progress(f"read {name}", kept, 0)
-    progress(f"read {name}", kept, kept)
-    dropped = "empty_dropped" if name == "train" else "empty_kept"
-    met = {dropped: empty, "control_characters": control, "long_lines": long, "pairs": kept}
-    return {**dataclasses.asdict(report), **met}
-
-
-def _encode_split(
-    folder: Path,
-    name: str,
-    tokenizer: Tokenizer,
-    counts: dict[str, int],
-    progress: Progress,
-    task: ParsingTask | None,
-) -> None:
-    """Encode a split's text into its store, and add what can be counted only now."""
-    total = counts["pairs"]
-    both = tokenizer if task is None else ParsingTokenizer(tokenizer, task)
-
-    def encoded() -> Iterator[tuple[list[int], list[int]]]:
-        sides = (stored_lines(text_path(folder, name, side)) for side in ("source", "target"))
-        pairs = zip(*sides, strict=True)
-        done = 0
-        while block := list(islice(pairs, ENCODE_PAIRS)):
-            sources = both.source.encode_batch([source for source, _ in block])
-            yield from zip(sources, both.target.encode_batch([target for _, target in block]), strict=True)
-            done += len(block)
-            progress(f"encode {name}", done, total)
-
-    write_pairs(folder / name, encoded(), tokenizer.vocab_size)
-    store = PairStore.open(folder / name, verify=False)
-    for side in ("source", "target"):
-        ids, lengths = getattr(store, side).ids, getattr(store, f"{side}_lengths")
-        counts[f"{side}_tokens"] = len(ids)
-        counts[f"{side}_longest"] = int(lengths.max(initial=0))
-        counts[f"{side}_unknown"] = int((ids == tokenizer.unk_id).sum())

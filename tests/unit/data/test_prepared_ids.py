@@ -29,7 +29,7 @@ def ids_of(data: TextData, split: str = "train") -> list[int]:
 
 def prepared(folder: Path, train: Any, settings: IdSettings, **options: Any) -> TextData:
     prepare_ids(folder, train=train, settings=settings, **options)
-    assert [path.name for path in folder.iterdir() if path.suffix == ".ids"] == []
+    assert [path.name for path in folder.iterdir() if path.suffix == ".copy"] == []
     return TextData.open(folder)
 
 
@@ -77,7 +77,11 @@ def test_wrong_files_are_refused_by_name(tmp_path: Path) -> None:
     for paths, settings, message in (
         (["odd.u16"], IdSettings(form="u16"), r"odd\.u16 has 3 bytes, no whole number of ids of 2 bytes"),
         (["good.u16"], IdSettings(form="u16", vocab_size=256), r"good\.u16 \(train\) holds the id 256, .* 256 ids"),
-        (["good.u16"], IdSettings(form="u16", document_len=7), r"holds 300 ids, no whole number of documents of 7"),
+        (
+            ["good.u16"],
+            IdSettings(form="u16", document_len=7),
+            "is not a multiple of the document length 7",
+        ),
         (["none.u16"], IdSettings(form="u16"), "Cannot read"),
         ([""], IdSettings(), "is a directory"),
     ):

@@ -101,7 +101,7 @@ def test_counts_are_those_of_the_text(tmp_path: Path) -> None:
 def test_counts_in_blocks_of_any_size(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, content: list[bytes]
 ) -> None:
-    monkeypatch.setattr("manyheads.data.preparing_text.BLOCK_BYTES", 3)
+    monkeypatch.setattr("manyheads.data.preparing_tokens.BLOCK_BYTES", 3)
     monkeypatch.setattr("manyheads.data.preparing_text.ENCODE_LINES", 2)
     text = b"".join(content)
     for documents in ("none", "lines"):
