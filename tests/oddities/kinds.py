@@ -17,7 +17,7 @@ COMMANDS = ("prepare", "train", "translate", "score", "evaluate")
 LIMIT = 512  # tokens: the budget of the tests' model and the longest sentence of their training
 EN = ["I am hungry.", "The cat sees the dog.", "She reads a book."]
 DE = ["Ich habe Hunger.", "Die Katze sieht den Hund.", "Sie liest ein Buch."]
-NO_FOLDER = "which is no folder"
+NO_FOLDER = "which is not a folder"
 CONTROL = "with control characters inside (NUL, carriage return, ...), kept"
 REPLACED = "lines that are not UTF-8, bad bytes replaced: "
 

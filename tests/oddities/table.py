@@ -115,7 +115,7 @@ def line_ends() -> list[Oddity]:
             ["", "", ""],
             ["", "", ""],
             prepare=refused("No training pairs are left", "3 were read and 3 of them have an empty side"),
-            train=refused("which is no folder"),
+            train=refused("which is not a folder"),
         ),
         nothing("an empty file", written(b"", b"")),
         unequal("one line more", [*EN, "more"], DE, "No single pair looks wrong"),

@@ -1,4 +1,4 @@
-"""Validation pairs for a corpus that has none: the end of the training pairs is held back."""
+"""Validation pairs for a corpus that has none: the last training pairs are held back."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections import deque
 from collections.abc import Iterator
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.preparing_pairs import Pairs
+from manyheads.data.preparing_pairs import PairList, Pairs
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["Holdout", "Rest"]
+__all__ = ["Rest"]
 
 
 class Rest:
-    """All pairs but the last `count` usable ones, which `holdout` gives once these have been read.
+    """All pairs except the last `count` usable ones. After these have been read, `holdout` contains the others.
 
-    The end, and not a random choice: neighbouring sentences of a document then stay on one side.
+    The last pairs, not a random choice, because then neighbouring sentences of a document stay in one split.
 
     Args:
-        pairs: where all of them come from; read once, as a stream.
-        count: how many pairs with text on both sides are held back.
+        pairs: all pairs; read once, as a stream.
+        count: number of pairs with text on both sides to hold back.
+
+    Attributes: holdout: the pairs held back; empty until the others have been read completely.
 
     Raises: ConfigError: count is below 1.
     """
@@ -30,12 +32,12 @@ class Rest:
         self._pairs = pairs
         self._count = count
         self._last: deque[tuple[str, str]] = deque()
-        self.holdout = Holdout(self, self._last)
+        self.holdout = PairList(f"held back: {self.describe()}", self._last)
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        """The pairs in order; pairs with an empty side pass through at once.
+        """Yield the pairs in order; pairs with an empty side are never held back.
 
-        Raises: DataError: no pair is left to train on; else as the pairs' own `read`.
+        Raises: DataError: no pair is left to train on; see also the `read` of the pairs.
         """
         self._last.clear()
         num_usable = 0
@@ -50,28 +52,9 @@ class Rest:
         if num_usable <= self._count:
             raise DataError(
                 f"{self._pairs.describe()} has {num_usable} pairs with text on both sides; with {self._count} held"
-                " back for validation none is left to train on. Hold back fewer."
+                " back for validation, none is left to train on. Hold back fewer."
             )
 
     def describe(self) -> str:
-        """The files' names, and what is missing of them."""
+        """Return the names of the files, and how many pairs are missing."""
         return f"{self._pairs.describe()} without the last {self._count} pairs"
-
-
-class Holdout:
-    """The pairs that a `Rest` held back."""
-
-    def __init__(self, rest: Rest, pairs: deque[tuple[str, str]]) -> None:
-        self._rest = rest
-        self._held = pairs
-
-    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        """The pairs in order; empty before the others have been read to their end."""
-        for pair in self._held:
-            if report is not None:
-                report.lines += 1
-            yield pair
-
-    def describe(self) -> str:
-        """Where they were."""
-        return f"held back: {self._rest.describe()}"

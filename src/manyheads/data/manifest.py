@@ -11,6 +11,7 @@ from typing import Any
 from manyheads.errors import DataError
 from manyheads.files.commit import remove_stale, write_folder
 from manyheads.files.guarded import read_limited
+from manyheads.files.verify import MANIFEST, file_sha256
 
 __all__ = [
     "file_record",
@@ -21,21 +22,20 @@ __all__ = [
     "write_manifest",
 ]
 
-MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 * 2**20
-HASH_BLOCK_BYTES = 2**20
-SELF_VOUCHING = 2  # the first format_version whose manifests hold their own SHA-256
-READ = (".json", ".bin", ".txt")
+SELF_VOUCHING = 2  # the first format_version whose manifests contain their own SHA-256
+READ = (".json", ".bin", ".txt")  # the kinds of files that are read from a folder of data
 
 
-def write_data(final: Path, write: Callable[[Path], None], *, replace: bool = False) -> None:
+def write_data(final: Path, write: Callable[[Path], dict[str, Any]], *, replace: bool = False) -> dict[str, Any]:
     """Create a folder of data in one step; see `files.commit.write_folder`.
 
     Args:
         final: the folder's final name; its parents are made.
-        write: fills the folder that it is given, the manifest included.
+        write: fills the folder that it is given, and returns the content of the manifest.
         replace: replace an older folder of that name.
 
+    Returns: the manifest.
     Raises:
         DataError: `final` exists and `replace` is off.
         SaveError: the folder could not be written; nothing is left behind, and an older folder is as it was.
@@ -43,43 +43,46 @@ def write_data(final: Path, write: Callable[[Path], None], *, replace: bool = Fa
     remove_stale(final.absolute().parent, final.name)
     if not replace and final.exists():
         raise DataError(f"{final} exists already; choose another folder, remove it, or ask for it to be replaced.")
-    write_folder(final, write, manifest=False)
+    manifest: dict[str, Any] = {}
+
+    def fill(folder: Path) -> None:
+        manifest.update(write(folder))
+        write_manifest(folder, manifest)
+
+    write_folder(final, fill, manifest=False)
+    return manifest
 
 
 def file_record(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file, for a manifest."""
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as file:
-        while block := file.read(HASH_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-    return {"sha256": digest.hexdigest(), "size": size}
+    """Return size and SHA-256 of a file, for a manifest."""
+    return {"sha256": file_sha256(path), "size": path.stat().st_size}
 
 
 def verify_file(path: Path, record: Any, *, content: bool = True) -> None:
-    """Compare a file with its record; `content` off compares the size alone.
+    """Compare a file with its record. content: compare the SHA-256 too, not only the size.
 
-    Raises: DataError: it is missing, or differs.
+    Raises: DataError: the file is missing, or differs.
     """
     if not isinstance(record, dict):
         raise DataError(
-            f"The manifest beside {path} has no record of it; the folder is damaged. Prepare the data again."
+            f"The manifest of {path.parent} does not list {path.name}; the folder is damaged. Prepare the data again."
         )
     try:
         if not path.is_file() or path.stat().st_size != record.get("size"):
             found = f"has {path.stat().st_size} bytes" if path.is_file() else "is missing"
             raise DataError(f"{path} {found}, but its manifest says {record.get('size')}. Prepare the data again.")
-        if content and file_record(path)["sha256"] != record.get("sha256"):
-            raise DataError(f"{path} is damaged: its SHA-256 is not the one in its manifest. Prepare the data again.")
+        if content and file_sha256(path) != record.get("sha256"):
+            raise DataError(f"{path} is damaged: its SHA-256 differs from the manifest. Prepare the data again.")
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror or error}.") from None
 
 
 def refuse_strangers(folder: Path, known: Collection[str]) -> None:
-    """Refuse files of the kinds that are read from such folders but that no manifest vouches for.
+    """Refuse files that have a name of the kind that is read but are not in the manifest.
 
-    Raises: DataError: there is one, or the folder cannot be listed.
+    Args: known: names in the manifest.
+
+    Raises: DataError: there is such a file, or the folder cannot be listed.
     """
     try:
         names = sorted(path.name for path in folder.iterdir())
@@ -88,18 +91,18 @@ def refuse_strangers(folder: Path, known: Collection[str]) -> None:
     strange = [name for name in names if name.endswith(READ) and name[0] != "." and name not in (*known, MANIFEST)]
     if strange:
         raise DataError(
-            f"{folder} holds {strange[0]}, which its manifest does not know. Remove it, or prepare the data again."
+            f"{folder} holds {strange[0]}, which its manifest does not list. Remove it, or prepare the data again."
         )
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Write manifest.json, which holds its own SHA-256 too."""
+    """Write manifest.json, with its own SHA-256 under `sha256`."""
     content["sha256"] = _own_digest(content)
     (folder / MANIFEST).write_bytes(_render(content))
 
 
 def _own_digest(content: dict[str, Any]) -> str:
-    """SHA-256 of a manifest without the entry that holds it."""
+    """Return the SHA-256 of a manifest without its entry `sha256`."""
     rest = {key: value for key, value in content.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -109,13 +112,14 @@ def _render(content: dict[str, Any]) -> bytes:
 
 
 def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
-    """The manifest of a folder.
+    """Return the manifest of a folder.
 
     Args:
-        kind: what its `format` must be.
-        version: the newest `format_version` this code reads.
+        folder: the folder.
+        kind: the required `format`.
+        version: the newest `format_version` that this code reads.
 
-    Raises: DataError: it is missing, damaged, of another kind or of a newer version.
+    Raises: DataError: the manifest is missing, damaged, of another kind or of a newer version.
     """
     path = folder / MANIFEST
     try:

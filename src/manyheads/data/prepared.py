@@ -1,14 +1,13 @@
-"""Prepared data as a run sees it: tokenizer, token stores, raw validation and test text; and how a setting names it."""
+"""Opening prepared data: tokenizer, token stores, and the raw validation and test text, by folder or by setting."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from manyheads.data.copy_task import copy_pairs
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
@@ -19,6 +18,7 @@ from manyheads.data.preparing_pairs import PairList, prepare_corpus, text_path
 from manyheads.data.progress import Progress
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
+from manyheads.data.token_store import TokenStore
 from manyheads.errors import ConfigError, DataError, SaveError
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
@@ -29,8 +29,11 @@ __all__ = [
     "EMBEDDED",
     "TATOEBA",
     "PreparedData",
+    "PreparedFolder",
     "cached_folder",
     "open_data",
+    "open_manifest",
+    "open_stores",
     "prepare_corpus",
     "prepared_task",
     "refuse_missing",
@@ -40,6 +43,7 @@ COPY_TASK = "copy-task"
 EMBEDDED = "embedded:"
 TATOEBA = "embedded:tatoeba-en-de"
 NOTED = (
+    "unknown",
     "empty_dropped",
     "empty_kept",
     "bad_utf8_replaced",
@@ -52,11 +56,14 @@ NOTED = (
     "target_unknown",
 )
 
+Store = TypeVar("Store", PairStore, TokenStore)
+Folder = TypeVar("Folder", bound="PreparedFolder")
+
 
 def prepared_task(path: str | Path) -> str:
-    """The task of a folder of prepared data: `translation`, `parsing` or `language-modelling`.
+    """Return the task of a folder of prepared data: `translation`, `parsing` or `language-modelling`.
 
-    Raises: DataError: it is no folder of prepared data.
+    Raises: DataError: it is not a folder of prepared data.
     """
     task = read_manifest(Path(path), kind=FORMAT, version=FORMAT_VERSION).get("task", {"name": "translation"})
     name = task.get("name") if isinstance(task, dict) else None
@@ -65,39 +72,51 @@ def prepared_task(path: str | Path) -> str:
     return name
 
 
-class _Prepared(Protocol):
-    @property
-    def manifest(self) -> dict[str, Any]: ...
-
-
-T = TypeVar("T", bound=_Prepared)
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """A folder written by `prepare_corpus`.
+@dataclass(frozen=True, kw_only=True)
+class PreparedFolder:
+    """The common part of `PreparedData` and `prepared_text.TextData`.
 
     Attributes:
         path: the folder.
+        manifest: settings, counts and SHA-256 sums.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the tokenizer, ids and texts; the same for the same data in another folder."""
+        return hashlib.sha256(canonical(self.manifest["files"])).hexdigest()
+
+    def describe_split(self, split: str, *sizes: str) -> str:
+        """Return one line for users: sizes, and the unusual lines that were counted."""
+        counts = self.manifest.get("counts", {}).get(split, {})
+        noted = [f"{counts[name]:,} {name.replace('_', ' ')}" for name in NOTED if counts.get(name)]
+        return f"{split}: " + ", ".join([*sizes, *noted])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData(PreparedFolder):
+    """A folder written by `prepare_corpus`.
+
+    Attributes:
         tokenizer: of both sides.
         train: training pairs as ids.
         valid: validation pairs as ids, or None.
         test: test pairs as ids, or None.
         valid_text: the raw validation pairs, in order; empty if there are none.
         test_text: the raw test pairs, in order; empty if there are none.
-        manifest: settings, counts and SHA-256 sums.
-        task: what the text of a target is, if not a translation.
+        task: the conversion of targets that are trees; None for translation.
     """
 
-    path: Path
     tokenizer: Tokenizer
     train: PairStore
-    valid: PairStore | None
-    test: PairStore | None
+    valid: PairStore | None = None
+    test: PairStore | None = None
     valid_text: list[tuple[str, str]]
     test_text: list[tuple[str, str]]
-    manifest: dict[str, Any]
-    task: ParsingTask | None = None
+    task: ParsingTask | None
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> PreparedData:
@@ -105,57 +124,35 @@ class PreparedData:
 
         Args:
             path: the folder.
-            verify: compare every SHA-256 sum; off, sizes alone.
+            verify: compare every SHA-256 sum; otherwise compare sizes only.
 
         Raises: DataError: the folder is missing or damaged, or its parts do not belong together.
         """
         path = Path(path)
-        if not path.is_dir():
-            raise DataError(f"There is no folder {path} with prepared data; make one with `manyheads prepare`.")
-        manifest = read_manifest(path, kind=FORMAT, version=FORMAT_VERSION)
-        known = manifest["files"]
-        splits = [split for split in SPLITS if split == "train" or f"{split}/manifest.json" in known]
-        for name in ("tokenizer.json", *(f"{split}/manifest.json" for split in splits)):
-            verify_file(path / name, known.get(name), content=verify)
-        if verify:
-            refuse_strangers(path, known)
-        if prepared_task(path) == LANGUAGE_TASK:
+        manifest = open_manifest(path, "manyheads prepare", verify)
+        name = prepared_task(path)
+        if name == LANGUAGE_TASK:
             raise DataError(f"{path} holds a text for language models; pairs are needed here: `manyheads prepare`.")
-        tokenizer = Tokenizer.load(path / "tokenizer.json")
-        task = None
-        if prepared_task(path) != "translation":
+        tokenizer, task = Tokenizer.load(path / "tokenizer.json"), None
+        if name != "translation":
             task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json"))
-        if task is not None:
             tokenizer = ParsingTokenizer(tokenizer, task)
-        stores = {split: PairStore.open(path / split, verify=verify) for split in splits}
-        texts: dict[str, list[tuple[str, str]]] = {}
-        for split, store in stores.items():
-            if store.vocab_size != tokenizer.vocab_size:
-                raise DataError(
-                    f"{path / split} was made for a vocabulary of {store.vocab_size} pieces, but the tokenizer beside"
-                    f" it has {tokenizer.vocab_size}. Prepare the data again."
-                )
-            if split != "train":
-                texts[split] = _read_text(path, split, known, verify, len(store))
+        stores = open_stores(PairStore, path, manifest, tokenizer.vocab_size, verify)
+        texts = {
+            split: _read_text(path, split, manifest, verify, len(stores[split])) for split in stores.keys() - {"train"}
+        }
         return cls(
             path=path,
+            manifest=manifest,
             tokenizer=tokenizer,
-            train=stores["train"],
-            valid=stores.get("valid"),
-            test=stores.get("test"),
+            **stores,
             valid_text=texts.get("valid", []),
             test_text=texts.get("test", []),
-            manifest=manifest,
             task=task,
         )
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 over the tokenizer, ids and texts; equal exactly where the data is, wherever it lies."""
-        return hashlib.sha256(canonical(self.manifest["files"])).hexdigest()
-
     def describe(self) -> str:
-        """A few lines for people: sizes, what was dropped, the tokenizer."""
+        """Return a few lines for users: sizes, what was left out, the tokenizer."""
         case = ", lower case" if self.tokenizer.lowercase else ""
         task = "" if self.task is None else ", for parsing"
         lines = [
@@ -164,19 +161,60 @@ class PreparedData:
         ]
         for split in SPLITS:
             store: PairStore | None = getattr(self, split)
-            if store is None:
-                continue
-            tokens = f"{len(store.source.ids):,} + {len(store.target.ids):,} tokens"
-            counts = self.manifest.get("counts", {}).get(split, {})
-            noted = [f"{counts[name]:,} {name.replace('_', ' ')}" for name in NOTED if counts.get(name)]
-            lines.append(", ".join([f"{split}: {len(store):,} pairs", tokens, *noted]))
+            if store is not None:
+                tokens = f"{len(store.source.ids):,} + {len(store.target.ids):,} tokens"
+                lines.append(self.describe_split(split, f"{len(store):,} pairs", tokens))
         return "\n".join(lines)
 
 
-def _read_text(folder: Path, split: str, known: dict[str, Any], verify: bool, num_pairs: int) -> list[tuple[str, str]]:
+def open_manifest(path: Path, command: str, verify: bool) -> dict[str, Any]:
+    """Return the manifest of a folder of prepared data, after checking the tokenizer and the stores' manifests.
+
+    Args:
+        path: the folder.
+        command: the command that makes such a folder.
+        verify: compare SHA-256 sums, and refuse files that the manifest does not list.
+
+    Raises: DataError: the folder is missing or damaged.
+    """
+    if not path.is_dir():
+        raise DataError(f"There is no folder {path} with prepared data; make one with `{command}`.")
+    manifest = read_manifest(path, kind=FORMAT, version=FORMAT_VERSION)
+    known = manifest["files"]
+    for name in ("tokenizer.json", *(f"{split}/manifest.json" for split in _splits(manifest))):
+        verify_file(path / name, known.get(name), content=verify)
+    if verify:
+        refuse_strangers(path, known)
+    return manifest
+
+
+def _splits(manifest: dict[str, Any]) -> list[str]:
+    return [split for split in SPLITS if split == "train" or f"{split}/manifest.json" in manifest["files"]]
+
+
+def open_stores(
+    store: type[Store], path: Path, manifest: dict[str, Any], vocab_size: int, verify: bool
+) -> dict[str, Store]:
+    """Return split -> its store.
+
+    Raises: DataError: a store is damaged, or belongs to a vocabulary of another size.
+    """
+    stores = {split: store.open(path / split, verify=verify) for split in _splits(manifest)}
+    for split, opened in stores.items():
+        if opened.vocab_size != vocab_size:
+            raise DataError(
+                f"{path / split} was made for a vocabulary of {opened.vocab_size} ids, but the tokenizer of this folder"
+                f" has {vocab_size}. Prepare the data again."
+            )
+    return stores
+
+
+def _read_text(
+    folder: Path, split: str, manifest: dict[str, Any], verify: bool, num_pairs: int
+) -> list[tuple[str, str]]:
     paths = [text_path(folder, split, side) for side in ("source", "target")]
     for path in paths:
-        verify_file(path, known.get(path.name), content=verify)
+        verify_file(path, manifest["files"].get(path.name), content=verify)
     source, target = (list(stored_lines(path)) for path in paths)
     if not len(source) == len(target) == num_pairs:
         raise DataError(f"{paths[0]} and {paths[1]} do not hold {num_pairs} lines each. Prepare the data again.")
@@ -192,32 +230,38 @@ def open_data(
     progress: Progress | None = None,
     verify: bool = True,
 ) -> PreparedData:
-    """The data that `settings.path` names: a prepared folder, an embedded corpus, or the copy task.
+    """Return the data that `settings.path` names: a prepared folder, an embedded corpus, or the copy task.
 
     Args:
-        settings: `path`, and `num_train_pairs` for what is prepared here.
-        tokenizer_settings: for an embedded corpus and the copy task; a prepared folder brings its own tokenizer.
+        settings: `path`, and `num_train_pairs` for data that is prepared here.
+        tokenizer_settings: for an embedded corpus and the copy task; a prepared folder contains its own tokenizer.
         seed: of the copy task's sequences.
-        cache_dir: an embedded corpus is prepared once into a folder in here and found again by its settings.
+        cache_dir: an embedded corpus is prepared once, in a folder below this one, and found again by its settings.
         progress: see `prepare_corpus`.
         verify: see `PreparedData.open`.
 
     Raises:
-        ConfigError: there is no embedded corpus of that name, or it has fewer training pairs than asked for.
+        ConfigError: there is no embedded corpus of that name, or it has fewer training pairs than requested.
         DataError: the folder is missing or damaged.
     """
-    count = settings.num_train_pairs
-    tokenizer = dataclasses.asdict(tokenizer_settings)
-    if settings.path == COPY_TASK:
-        recipe = {"corpus": COPY_TASK, "seed": seed, "tokenizer": tokenizer, "num_train_pairs": count}
-        return _cached(recipe, lambda: copy_pairs(seed, count), tokenizer_settings, Path(cache_dir), progress, verify)
-    if settings.path == TATOEBA:
-        recipe = {"corpus": TATOEBA, "digests": DIGESTS, "tokenizer": tokenizer, "num_train_pairs": count}
-        return _cached(recipe, lambda: _tatoeba(count), tokenizer_settings, Path(cache_dir), progress, verify)
-    if settings.path.startswith(EMBEDDED):
-        raise ConfigError(f"There is no corpus {settings.path!r}; the embedded one is {TATOEBA}.")
-    refuse_missing(settings.path, [COPY_TASK, TATOEBA], "manyheads prepare")
-    return PreparedData.open(settings.path, verify=verify)
+    name, count = settings.path, settings.num_train_pairs
+    generated: dict[str, tuple[dict[str, Any], Callable[[], dict[str, list[tuple[str, str]]]]]] = {
+        COPY_TASK: ({"seed": seed}, lambda: copy_pairs(seed, count)),
+        TATOEBA: ({"digests": DIGESTS}, lambda: _tatoeba(count)),
+    }
+    if name in generated:
+        identity, pairs = generated[name]
+        recipe = {"corpus": name, **identity, "tokenizer": asdict(tokenizer_settings), "num_train_pairs": count}
+
+        def make(folder: Path, key: str) -> None:
+            splits: dict[str, Any] = {split: PairList(name, known) for split, known in pairs().items()}
+            prepare_corpus(folder, **splits, tokenizer=tokenizer_settings, replace=True, progress=progress, key=key)
+
+        return cached_folder(recipe, Path(cache_dir), make, lambda folder: PreparedData.open(folder, verify=verify))
+    if name.startswith(EMBEDDED):
+        raise ConfigError(f"There is no corpus {name!r}; the embedded one is {TATOEBA}.")
+    refuse_missing(name, [COPY_TASK, TATOEBA], "manyheads prepare")
+    return PreparedData.open(name, verify=verify)
 
 
 def _tatoeba(num_train_pairs: int) -> dict[str, list[tuple[str, str]]]:
@@ -232,14 +276,14 @@ def _tatoeba(num_train_pairs: int) -> dict[str, list[tuple[str, str]]]:
 
 
 def refuse_missing(path: str, names: Sequence[str], command: str) -> None:
-    """Refuse a path that is no folder.
+    """Check that a path is a folder.
 
     Args:
-        path: what `data.path` says.
-        names: what else it may say; the last is recommended.
-        command: what makes such a folder.
+        path: the value of `data.path`.
+        names: its other possible values; the last one is recommended.
+        command: the command that makes such a folder.
 
-    Raises: DataError: there is nothing of that name, or it is no folder.
+    Raises: DataError: the path does not exist, or is not a folder.
     """
     if not Path(path).exists():
         near = difflib.get_close_matches(path, names, 1, 0.7)
@@ -247,55 +291,38 @@ def refuse_missing(path: str, names: Sequence[str], command: str) -> None:
         raise DataError(f"data.path is {path!r}, but there is no such folder; {hint}")
     if not Path(path).is_dir():
         raise DataError(
-            f"data.path is {path!r}, which is no folder; training reads a folder that `{command}` made of text files."
+            f"data.path is {path!r}, which is not a folder; training reads a folder that `{command}` made from files."
         )
 
 
 def cached_folder(
-    recipe: dict[str, Any], cache_dir: Path, make: Callable[[Path, str], Any], open_folder: Callable[[Path], T]
-) -> T:
-    """The folder of a recipe, prepared now unless an intact one is there.
+    recipe: dict[str, Any], cache_dir: Path, make: Callable[[Path, str], Any], open_folder: Callable[[Path], Folder]
+) -> Folder:
+    """Return the folder of a recipe; prepare it first unless a complete one exists.
 
     Args:
-        recipe: `corpus`, an embedded one's name, and all else that decides what comes out.
-        cache_dir: where the folder is.
-        make: prepares a folder, replacing an older one, with a key to know it by.
-        open_folder: opens it, and raises DataError where it is damaged.
+        recipe: everything that determines the content, with the name of an embedded corpus under `corpus`.
+        cache_dir: the folder above.
+        make: prepares a folder, replacing an older one; also given a key that identifies the recipe.
+        open_folder: opens a folder, and raises DataError if it is damaged.
     """
     name = recipe["corpus"].removeprefix(EMBEDDED)
     key = hashlib.sha256(canonical({**recipe, "format_version": FORMAT_VERSION})).hexdigest()
     folder = cache_dir / f"{name}-{key[:12]}"
 
-    def intact() -> T | None:
+    def complete() -> Folder | None:
         try:
             data = open_folder(folder)
         except DataError:
             return None
         return data if data.manifest.get("key") == key else None
 
-    found = intact()
-    if found is not None:
-        return found
-    try:
-        make(folder, key)
-    except SaveError:
-        found = intact()  # another process may have put the same folder there first
-        if found is None:
-            raise
-        return found
-    return open_folder(folder)
-
-
-def _cached(
-    recipe: dict[str, Any],
-    splits: Callable[[], dict[str, list[tuple[str, str]]]],
-    tokenizer: TokenizerSettings,
-    cache_dir: Path,
-    progress: Progress | None,
-    verify: bool,
-) -> PreparedData:
-    def make(folder: Path, key: str) -> None:
-        pairs: dict[str, Any] = {split: PairList(recipe["corpus"], known) for split, known in splits().items()}
-        prepare_corpus(folder, **pairs, tokenizer=tokenizer, replace=True, progress=progress, key=key)
-
-    return cached_folder(recipe, cache_dir, make, lambda folder: PreparedData.open(folder, verify=verify))
+    found = complete()
+    if found is None:
+        try:
+            make(folder, key)
+        except SaveError:
+            if complete() is None:  # another process can have written the same folder first
+                raise
+        found = open_folder(folder)
+    return found

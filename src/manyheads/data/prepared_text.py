@@ -1,17 +1,23 @@
-"""A language model's data as a run sees it: vocabulary and token stores; and how a setting names it."""
+"""Opening prepared data of a language model: vocabulary and token stores, by folder or by setting."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
-from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
-from manyheads.data.prepared import EMBEDDED, TATOEBA, cached_folder, prepared_task, refuse_missing
-from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, canonical
+from manyheads.data.prepared import (
+    EMBEDDED,
+    TATOEBA,
+    PreparedFolder,
+    cached_folder,
+    open_manifest,
+    open_stores,
+    prepared_task,
+    refuse_missing,
+)
+from manyheads.data.preparing import LANGUAGE_TASK, SPLITS
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.progress import Progress
 from manyheads.data.settings import SegmentSettings
@@ -25,28 +31,24 @@ from manyheads.text.vocabulary import Vocabulary
 __all__ = ["NOVEL", "TextData", "open_text"]
 
 NOVEL = "embedded:crime-and-punishment"
-NOTED = ("unknown", "empty_dropped", "bad_utf8_replaced", "bad_utf8_skipped", "control_characters", "long_lines")
+COMMAND = "manyheads prepare --task lm"
 
 
-@dataclass(frozen=True)
-class TextData:
-    """A folder written by `prepare_text`.
+@dataclass(frozen=True, kw_only=True)
+class TextData(PreparedFolder):
+    """A folder written by `prepare_text` or `prepare_ids`.
 
     Attributes:
-        path: the folder.
-        vocabulary: text to ids and back.
+        vocabulary: conversion between text and ids.
         train: the training text as ids.
-        valid: the validation text, or None.
-        test: the test text, or None.
-        manifest: settings, counts and SHA-256 sums.
+        valid: the validation text as ids, or None.
+        test: the test text as ids, or None.
     """
 
-    path: Path
     vocabulary: Vocabulary
     train: TokenStore
-    valid: TokenStore | None
-    test: TokenStore | None
-    manifest: dict[str, Any]
+    valid: TokenStore | None = None
+    test: TokenStore | None = None
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> TextData:
@@ -54,53 +56,29 @@ class TextData:
 
         Args:
             path: the folder.
-            verify: compare every SHA-256 sum; off, sizes alone.
+            verify: compare every SHA-256 sum; otherwise compare sizes only.
 
         Raises: DataError: the folder is missing or damaged, of another task, or its parts do not belong together.
         """
         path = Path(path)
-        if not path.is_dir():
-            raise DataError(
-                f"There is no folder {path} with prepared data; make one with `manyheads prepare --task lm`."
-            )
-        manifest = read_manifest(path, kind=FORMAT, version=FORMAT_VERSION)
+        manifest = open_manifest(path, COMMAND, verify)
         found = prepared_task(path)
         if found != LANGUAGE_TASK:
-            raise DataError(
-                f"{path} holds data for {found}; a language model needs a text, prepared with"
-                " `manyheads prepare --task lm`."
-            )
-        known = manifest["files"]
-        splits = [split for split in SPLITS if split == "train" or f"{split}/manifest.json" in known]
-        for name in ("tokenizer.json", *(f"{split}/manifest.json" for split in splits)):
-            verify_file(path / name, known.get(name), content=verify)
-        if verify:
-            refuse_strangers(path, known)
+            raise DataError(f"{path} holds data for {found}; a language model needs a text, prepared with `{COMMAND}`.")
         vocabulary = load_vocabulary(path / "tokenizer.json")
-        stores = {split: TokenStore.open(path / split, verify=verify) for split in splits}
-        for split, store in stores.items():
-            if store.vocab_size != vocabulary.vocab_size:
-                raise DataError(
-                    f"{path / split} was made for a vocabulary of {store.vocab_size} ids, but the one beside it has"
-                    f" {vocabulary.vocab_size}. Prepare the data again."
-                )
-        return cls(path, vocabulary, stores["train"], stores.get("valid"), stores.get("test"), manifest)
+        stores = open_stores(TokenStore, path, manifest, vocabulary.vocab_size, verify)
+        return cls(path=path, manifest=manifest, vocabulary=vocabulary, **stores)
 
     @property
     def tokenizer(self) -> Vocabulary:
-        """The vocabulary, by the name that every task's data has for it."""
+        """The vocabulary, under the name that the data of every task has for it."""
         return self.vocabulary
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 over vocabulary and ids; equal exactly where the data is, wherever it lies."""
-        return hashlib.sha256(canonical(self.manifest["files"])).hexdigest()
-
     def counts(self, split: str) -> dict[str, int]:
-        """The counts of a split: `tokens`, `bytes`, `characters`, `words`, `lines`, `documents`, `unknown`, ...
+        """Return the counts of a split: `tokens`, `bytes`, `characters`, `words`, `lines`, `documents`, `unknown`, ...
 
-        Figures per byte or character divide the whole text's loss by these; a word-level perplexity divides by `words`,
-        and by `lines` too where line breaks count as words, as in WikiText.
+        Results per byte or character divide the loss of the whole text by these counts. A word-level perplexity
+        divides by `words`, plus `lines` if line breaks count as words, as in WikiText.
 
         Raises: DataError: there is no such split.
         """
@@ -110,7 +88,7 @@ class TextData:
         return counts
 
     def describe(self) -> str:
-        """A few lines for people: sizes, what was left out, the vocabulary."""
+        """Return a few lines for users: sizes, what was left out, the vocabulary."""
         vocabulary = self.vocabulary
         documents = {
             "none": "one text" if vocabulary.is_text else "one sequence",
@@ -131,8 +109,7 @@ class TextData:
             sizes += [f"{counts['words']:,} words"] if vocabulary.is_text else []
             if counts["documents"]:
                 sizes.append(f"{counts['documents']:,} documents")
-            noted = [f"{counts[name]:,} {name.replace('_', ' ')}" for name in NOTED if counts.get(name)]
-            lines.append(f"{split}: " + ", ".join([*sizes, *noted]))
+            lines.append(self.describe_split(split, *sizes))
         return "\n".join(lines)
 
 
@@ -144,12 +121,12 @@ def open_text(
     progress: Progress | None = None,
     verify: bool = True,
 ) -> TextData:
-    """The data that `settings.path` names: a prepared folder, or the embedded novel.
+    """Return the data that `settings.path` names: a prepared folder, or the embedded novel.
 
     Args:
         settings: `path`.
-        vocabulary: for the embedded novel; a prepared folder brings its own vocabulary.
-        cache_dir: the novel is prepared once into a folder in here and found again by its settings.
+        vocabulary: for the embedded novel; a prepared folder contains its own vocabulary.
+        cache_dir: the novel is prepared once, in a folder below this one, and found again by its settings.
         progress: see `prepare_text`.
         verify: see `TextData.open`.
 
@@ -158,7 +135,7 @@ def open_text(
         DataError: the folder is missing or damaged.
     """
     if settings.path == NOVEL:
-        recipe = {"corpus": NOVEL, "digest": NOVEL_DIGEST, "vocabulary": dataclasses.asdict(vocabulary)}
+        recipe = {"corpus": NOVEL, "digest": NOVEL_DIGEST, "vocabulary": asdict(vocabulary)}
 
         def make(folder: Path, key: str) -> None:
             train, valid, test = (TextBlock(NOVEL, content) for content in load_novel().values())
@@ -169,5 +146,5 @@ def open_text(
     if settings.path.startswith(EMBEDDED):
         more = f"; {TATOEBA} is for translation" if settings.path == TATOEBA else ""
         raise ConfigError(f"There is no embedded text {settings.path!r}; the embedded one is {NOVEL}{more}.")
-    refuse_missing(settings.path, [NOVEL], "manyheads prepare --task lm")
+    refuse_missing(settings.path, [NOVEL], COMMAND)
     return TextData.open(settings.path, verify=verify)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from manyheads.data.manifest import file_record, write_data, write_manifest
+from manyheads.data.manifest import file_record, write_data
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
 
@@ -107,9 +107,8 @@ def prepare(
         DataError: the source cannot be used, or the folder exists.
         SaveError: the disk is full or refuses; nothing is left behind.
     """
-    manifest: dict[str, Any] = {}
 
-    def write(aside: Path) -> None:
+    def write(aside: Path) -> dict[str, Any]:
         source.folder, source.progress = aside, progress or (lambda phase, done, total: None)
         origin = source.read()
         vocabulary = source.learn()
@@ -117,22 +116,18 @@ def prepare(
         counts = {split: source.encode(split) for split in origin}
         names = ["tokenizer.json", *(f"{split}/manifest.json" for split in origin), *source.finish()]
         settings = None if source.settings is None else dataclasses.asdict(source.settings)
-        manifest.update(
-            {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "key": key,
-                "origin": origin,
-                "tokenizer": {"digest": vocabulary.digest, "vocab_size": vocabulary.vocab_size, "settings": settings},
-                "counts": counts,
-                "files": {name: file_record(aside / name) for name in names},
-                **source.record(),
-            }
-        )
-        write_manifest(aside, manifest)
+        return {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "key": key,
+            "origin": origin,
+            "tokenizer": {"digest": vocabulary.digest, "vocab_size": vocabulary.vocab_size, "settings": settings},
+            "counts": counts,
+            "files": {name: file_record(aside / name) for name in names},
+            **source.record(),
+        }
 
-    write_data(Path(folder), write, replace=replace)
-    return manifest
+    return write_data(Path(folder), write, replace=replace)
 
 
 def given_splits(train: T, valid: T | None, test: T | None) -> dict[str, T]:

@@ -1,7 +1,8 @@
-"""Token ids of sentence pairs on disk, mapped into memory: any pair is read without reading the others.
+"""Token ids on disk, mapped into memory: any sentence is read without reading the others.
 
-A folder holds, for each side, `*.ids.bin` (all ids in a row, uint16 or uint32, little-endian) and `*.offsets.bin`
-(int64, where each sentence begins, one more at the end), and manifest.json with the SHA-256 of each file.
+A folder contains, for each side of the data, `*.ids.bin` (all ids in a row, little-endian) and `*.offsets.bin` (int64:
+the position where each sentence begins, and the end of the last one), and manifest.json with the SHA-256 of each file.
+This file holds that format, and the store of sentence pairs; `token_store` holds the store of texts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,31 +20,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.manifest import (
-    file_record,
-    read_manifest,
-    refuse_strangers,
-    verify_file,
-    write_data,
-    write_manifest,
-)
+from manyheads.data.manifest import file_record, read_manifest, refuse_strangers, verify_file, write_data
 from manyheads.errors import DataError
 
-__all__ = [
-    "DTYPES",
-    "OFFSET_DTYPE",
-    "PairStore",
-    "SideWriter",
-    "TokenSide",
-    "check_side",
-    "content_digest",
-    "map_side",
-    "write_pairs",
-]
+__all__ = ["CHECK_TOKENS", "IntArray", "PairStore", "StoreFormat", "TokenSide", "sides_from_lists", "write_pairs"]
 
-FORMAT = "manyheads.pairs"
-FORMAT_VERSION = 2
-SIDES = ("source", "target")
+FORMAT_VERSION = 2  # manifests contain their own SHA-256 from version 2 on
 DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSET_DTYPE = np.dtype("<i8")
 FLUSH_TOKENS = 2**20
@@ -53,7 +36,7 @@ IntArray = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class TokenSide:
-    """The sentences of one language: sentence i is `ids[offsets[i]:offsets[i + 1]]`, without special ids."""
+    """The sentences of one language, or the documents of a text: number i is `ids[offsets[i]:offsets[i + 1]]`."""
 
     ids: IntArray
     offsets: NDArray[np.int64]
@@ -66,13 +49,16 @@ class TokenSide:
 
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
-        """Tokens of each sentence."""
+        """Number of tokens of each sentence."""
         return np.diff(self.offsets).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class PairStore:
-    """Aligned sentences as ids. `store[i]` is (source ids, target ids), neither with special ids."""
+    """Aligned sentences as ids. `store[i]` is (source ids, target ids), neither with special ids.
+
+    Attributes: digest: SHA-256 over ids and offsets.
+    """
 
     source: TokenSide
     target: TokenSide
@@ -84,41 +70,24 @@ class PairStore:
         """Map a folder written by `write_pairs`.
 
         Args:
-            folder: where it is.
-            verify: compare SHA-256 sums and look at every id; off, only sizes are compared.
+            folder: the folder.
+            verify: compare SHA-256 sums and check every id; otherwise compare sizes only.
 
         Raises: DataError: the folder is missing, damaged, or of a newer format.
         """
-        folder = Path(folder)
-        manifest = read_manifest(folder, kind=FORMAT, version=FORMAT_VERSION)
-        dtype = DTYPES.get(str(manifest.get("dtype")))
-        num_pairs, vocab_size = manifest.get("num_pairs"), manifest.get("vocab_size")
-        if dtype is None or type(num_pairs) is not int or type(vocab_size) is not int or num_pairs < 0:
-            raise DataError(f"{folder}/manifest.json is damaged: dtype, num_pairs or vocab_size make no sense.")
-        for name in _file_names():
-            verify_file(folder / name, manifest["files"].get(name), content=verify)
-        try:
-            sides = [map_side(folder, side, dtype, num_pairs) for side in SIDES]
-        except OSError as error:
-            raise DataError(f"Cannot read {folder}: {error.strerror or error}.") from None
-        if verify:
-            refuse_strangers(folder, tuple(_file_names()))
-            for side in sides:
-                check_side(side, vocab_size, folder)
-        return cls(sides[0], sides[1], vocab_size, content_digest(manifest, "num_pairs"))
+        [source, target], vocab_size, digest = _FORMAT.open(Path(folder), verify)
+        return cls(source, target, vocab_size, digest)
 
     @classmethod
     def from_lists(cls, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int) -> PairStore:
-        """A store in memory alone, for small sets and tests."""
-        known = [(np.asarray(source, np.int64), np.asarray(target, np.int64)) for source, target in pairs]
-        sides = []
-        for column in range(2):
-            rows = [pair[column] for pair in known]
-            offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-            sides.append(TokenSide(np.concatenate([*rows, np.empty(0, np.int64)]), offsets))
-            check_side(sides[-1], vocab_size, Path("The pairs given"))
-        content = hashlib.sha256(b"".join(side.ids.tobytes() + side.offsets.tobytes() for side in sides))
-        return cls(sides[0], sides[1], vocab_size, content.hexdigest())
+        """Return a store in memory, for small data and tests.
+
+        Raises: DataError: an id is outside the vocabulary.
+        """
+        known = list(pairs)
+        columns = [[pair[side] for pair in known] for side in range(2)]
+        [source, target], digest = sides_from_lists(columns, vocab_size)
+        return cls(source, target, vocab_size, digest)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -130,17 +99,17 @@ class PairStore:
 
     @property
     def source_lengths(self) -> NDArray[np.int32]:
-        """Tokens of each source, without special ids. (pairs,)"""
+        """Number of tokens of each source, without special ids. (pairs,)"""
         return self.source.lengths
 
     @property
     def target_lengths(self) -> NDArray[np.int32]:
-        """Tokens of each target, without special ids. (pairs,)"""
+        """Number of tokens of each target, without special ids. (pairs,)"""
         return self.target.lengths
 
 
 def write_pairs(folder: str | Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int) -> int:
-    """Write a store; it appears under its name only when it is whole.
+    """Write a store; it appears under its name only when it is complete.
 
     Args:
         folder: must not exist yet.
@@ -152,20 +121,115 @@ def write_pairs(folder: str | Path, pairs: Iterable[tuple[Sequence[int], Sequenc
         DataError: an id is outside the vocabulary, or the folder exists.
         SaveError: the disk is full or refuses.
     """
-    written = 0
 
-    def write(aside: Path) -> None:
-        nonlocal written
-        written = _write_files(aside, pairs, vocab_size)
+    def fill(source: SideWriter, target: SideWriter) -> None:
+        for source_ids, target_ids in pairs:
+            source.add(source_ids)
+            target.add(target_ids)
 
-    write_data(Path(folder), write)
-    return written
+    return _FORMAT.write(Path(folder), vocab_size, fill)[0].num_sentences
+
+
+@dataclass(frozen=True)
+class StoreFormat:
+    """The format of a folder of ids.
+
+    Attributes:
+        name: `format` in the manifest.
+        count: the entry of the manifest that counts the sentences of a side.
+        sides: names of the sides.
+        dtypes: data types of ids, the smallest first; a store has the first that can represent its vocabulary.
+    """
+
+    name: str
+    count: str
+    sides: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+    def write(self, folder: Path, vocab_size: int, fill: Callable[..., None]) -> list[SideWriter]:
+        """Write a folder in one step.
+
+        Args:
+            folder: must not exist yet.
+            vocab_size: every id must be below it.
+            fill: called with a writer for each side.
+
+        Returns: the writers.
+        Raises: DataError, SaveError: see `write_pairs`.
+        """
+        dtype = next(name for name in self.dtypes if vocab_size <= 256 ** DTYPES[name].itemsize)
+        writers: list[SideWriter] = []
+
+        def write_files(aside: Path) -> dict[str, Any]:
+            with ExitStack() as stack:
+                for side in self.sides:
+                    ids_file, offsets_file = (stack.enter_context(path.open("wb")) for path in _paths(aside, side))
+                    writers.append(SideWriter(ids_file, offsets_file, DTYPES[dtype], vocab_size))
+                fill(*writers)
+                for writer in writers:
+                    writer.flush()
+            return {
+                "format": self.name,
+                "format_version": FORMAT_VERSION,
+                self.count: writers[0].num_sentences,
+                "vocab_size": vocab_size,
+                "dtype": dtype,
+                "files": {path.name: file_record(path) for side in self.sides for path in _paths(aside, side)},
+            }
+
+        write_data(folder, write_files)
+        return writers
+
+    def open(self, folder: Path, verify: bool) -> tuple[list[TokenSide], int, str]:
+        """Map a folder. Returns: the sides, the size of the vocabulary, and the digest of the content.
+
+        Raises: DataError: see `PairStore.open`.
+        """
+        manifest = read_manifest(folder, kind=self.name, version=FORMAT_VERSION)
+        dtype = DTYPES.get(str(manifest.get("dtype")))
+        count, vocab_size = manifest.get(self.count), manifest.get("vocab_size")
+        if dtype is None or type(count) is not int or type(vocab_size) is not int or count < 0:
+            raise DataError(f"{folder}/manifest.json is damaged: dtype, {self.count} or vocab_size is not valid.")
+        paths = [path for side in self.sides for path in _paths(folder, side)]
+        for path in paths:
+            verify_file(path, manifest["files"].get(path.name), content=verify)
+        try:
+            sides = [map_side(*_paths(folder, side), dtype, count) for side in self.sides]
+        except OSError as error:
+            raise DataError(f"Cannot read {folder}: {error.strerror or error}.") from None
+        if verify:
+            refuse_strangers(folder, [path.name for path in paths])
+            for side in sides:
+                _check_side(side, vocab_size, str(folder))
+        content = {key: manifest[key] for key in ("dtype", "files", self.count, "vocab_size")}
+        return sides, vocab_size, hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+_FORMAT = StoreFormat("manyheads.pairs", "num_pairs", ("source", "target"), ("uint16", "uint32"))
+
+
+def sides_from_lists(columns: Iterable[Iterable[Sequence[int]]], vocab_size: int) -> tuple[list[TokenSide], str]:
+    """Return sides in memory, one for each column of sentences, and the SHA-256 of their content.
+
+    Raises: DataError: an id is outside the vocabulary.
+    """
+    sides = []
+    for column in columns:
+        rows = [np.asarray(ids, np.int64) for ids in column]
+        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        sides.append(TokenSide(np.concatenate([*rows, np.empty(0, np.int64)]), offsets))
+        _check_side(sides[-1], vocab_size, "The given data")
+    content = b"".join(side.ids.tobytes() + side.offsets.tobytes() for side in sides)
+    return sides, hashlib.sha256(content).hexdigest()
 
 
 class SideWriter:
-    """Collects one side's ids and writes them in blocks, so that memory stays small.
+    """Collects the ids of one side and writes them in blocks, so that memory stays small.
 
-    Attributes: total: ids given so far.
+    Attributes:
+        num_tokens: number of ids added.
+        num_sentences: number of sentences that have ended.
+        unfinished: whether ids were added after the end of the last sentence.
     """
 
     def __init__(self, ids_file: IO[bytes], offsets_file: IO[bytes], dtype: np.dtype[Any], vocab_size: int) -> None:
@@ -173,94 +237,60 @@ class SideWriter:
         self._dtype, self._vocab_size = dtype, vocab_size
         self._ids = array("q")
         self._offsets = array("q", [0])
-        self.total = 0
+        self.num_tokens = self.num_sentences = 0
+        self.unfinished = False
 
-    def add(self, ids: Sequence[int] | IntArray) -> None:
-        """A whole sentence, or the last part of one."""
-        self.add_part(ids)
-        self._offsets.append(self.total)
-
-    def add_part(self, ids: Sequence[int] | IntArray) -> None:
-        """Append ids to the sentence that is being written."""
+    def add(self, ids: Sequence[int] | IntArray, *, ends: bool = True) -> None:
+        """Append ids to the current sentence. ends: the sentence ends with them."""
         if isinstance(ids, np.ndarray):
             self._ids.frombytes(ids.astype(np.int64).tobytes())
         else:
             self._ids.extend(ids)
-        self.total += len(ids)
+        self.num_tokens += len(ids)
+        self.unfinished = not ends and (self.unfinished or len(ids) > 0)
+        if ends:
+            self._offsets.append(self.num_tokens)
+            self.num_sentences += 1
         if len(self._ids) >= FLUSH_TOKENS:
             self.flush()
 
     def flush(self) -> None:
+        """Write what was collected. Raises: DataError: an id is outside the vocabulary."""
         ids = np.frombuffer(self._ids, np.int64) if self._ids else np.empty(0, np.int64)
         if ids.size and not (ids.min() >= 0 and ids.max() < self._vocab_size):
             wrong = ids[(ids < 0) | (ids >= self._vocab_size)][0]
-            raise DataError(f"Token id {wrong} is outside the vocabulary of {self._vocab_size}; is this its tokenizer?")
+            raise DataError(
+                f"Token id {wrong} is outside the vocabulary of {self._vocab_size}; is this the right tokenizer?"
+            )
         self._ids_file.write(ids.astype(self._dtype).tobytes())
         self._offsets_file.write(np.frombuffer(self._offsets, np.int64).astype(OFFSET_DTYPE).tobytes())
         del ids
         self._ids, self._offsets = array("q"), array("q")
 
 
-def _write_files(folder: Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int) -> int:
-    dtype_name = "uint16" if vocab_size <= 2**16 else "uint32"
-    files = [(folder / name).open("wb") for name in _file_names()]
-    num_pairs = 0
-    try:
-        source = SideWriter(files[0], files[1], DTYPES[dtype_name], vocab_size)
-        target = SideWriter(files[2], files[3], DTYPES[dtype_name], vocab_size)
-        for source_ids, target_ids in pairs:
-            source.add(source_ids)
-            target.add(target_ids)
-            num_pairs += 1
-        source.flush()
-        target.flush()
-    finally:
-        for file in files:
-            file.close()
-    manifest = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "num_pairs": num_pairs,
-        "vocab_size": vocab_size,
-        "dtype": dtype_name,
-        "files": {name: file_record(folder / name) for name in _file_names()},
-    }
-    write_manifest(folder, manifest)
-    return num_pairs
+def _paths(folder: Path, side: str) -> tuple[Path, Path]:
+    return folder / f"{side}.ids.bin", folder / f"{side}.offsets.bin"
 
 
-def _file_names() -> Iterator[str]:
-    for side in SIDES:
-        yield f"{side}.ids.bin"
-        yield f"{side}.offsets.bin"
-
-
-def content_digest(manifest: dict[str, Any], count: str) -> str:
-    """SHA-256 over what a store's manifest says of its content. count: the entry that says how many there are."""
-    known = {key: manifest[key] for key in ("dtype", "files", count, "vocab_size")}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-
-
-def map_side(folder: Path, side: str, dtype: np.dtype[Any], num_pairs: int) -> TokenSide:
+def map_side(ids_path: Path, offsets_path: Path, dtype: np.dtype[Any], count: int) -> TokenSide:
     """Map both files of a side and check that they fit each other.
 
-    Raises: DataError: they do not. OSError: they cannot be read.
+    Raises: DataError: they do not fit. OSError: they cannot be read.
     """
-    ids_path, offsets_path = folder / f"{side}.ids.bin", folder / f"{side}.offsets.bin"
-    if offsets_path.stat().st_size != OFFSET_DTYPE.itemsize * (num_pairs + 1):
-        raise DataError(f"{offsets_path} does not hold {num_pairs + 1} offsets. Prepare the data again.")
+    if offsets_path.stat().st_size != OFFSET_DTYPE.itemsize * (count + 1):
+        raise DataError(f"{offsets_path} does not hold {count + 1} offsets. Prepare the data again.")
     offsets = np.array(np.memmap(offsets_path, OFFSET_DTYPE, "r")).astype(np.int64)
     size = ids_path.stat().st_size
     if offsets[0] != 0 or int(offsets[-1]) * dtype.itemsize != size or (np.diff(offsets) < 0).any():
         raise DataError(f"{offsets_path} does not fit {ids_path.name}. Prepare the data again.")
-    # an empty file cannot be mapped; ndarray, not memmap, as numpy makes slices of the latter ten times slower
+    # An empty file cannot be mapped. ndarray, not memmap, because numpy slices a memmap ten times more slowly.
     ids = np.asarray(np.memmap(ids_path, dtype, "r")) if size else np.empty(0, dtype)
     return TokenSide(ids, offsets)
 
 
-def check_side(side: TokenSide, vocab_size: int, folder: Path) -> None:
+def _check_side(side: TokenSide, vocab_size: int, where: str) -> None:
     """Look at every id. Raises: DataError: one is outside the vocabulary."""
     for start in range(0, len(side.ids), CHECK_TOKENS):
         block = side.ids[start : start + CHECK_TOKENS]
         if block.min() < 0 or block.max() >= vocab_size:
-            raise DataError(f"{folder} holds token ids outside its vocabulary of {vocab_size}. Prepare the data again.")
+            raise DataError(f"{where} holds token ids outside its vocabulary of {vocab_size}. Prepare the data again.")

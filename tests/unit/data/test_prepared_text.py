@@ -279,7 +279,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     (data.path / "test.text").touch()
     assert TextData.open(data.path).digest == data.digest  # not of a kind that is read
     (data.path / "more.txt").touch()
-    with pytest.raises(DataError, match="does not know"):
+    with pytest.raises(DataError, match="does not list"):
         TextData.open(data.path)
 
 
@@ -369,7 +369,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("manyheads.data.preparing.write_manifest", full)
+    monkeypatch.setattr("manyheads.data.manifest.write_manifest", full)
     with pytest.raises(SaveError, match="No space left"):
         prepared(tmp_path / "d")
     assert list(tmp_path.iterdir()) == []

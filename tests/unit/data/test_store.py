@@ -160,7 +160,7 @@ def test_an_edited_manifest_and_a_stranger_are_refused(tmp_path: Path) -> None:
             PairStore.open(folder)
     path.write_bytes(whole)
     (folder / "source.ids.copy.bin").touch()
-    with pytest.raises(DataError, match=r"source\.ids\.copy\.bin, which its manifest does not know"):
+    with pytest.raises(DataError, match=r"source\.ids\.copy\.bin, which its manifest does not list"):
         PairStore.open(folder)
     PairStore.open(folder, verify=False)
 
@@ -200,10 +200,10 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert list((tmp_path / "deep").iterdir()) == []
 
 
-def fill(text: str) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
+def fill(text: str) -> Callable[[Path], dict[str, Any]]:
+    def write(folder: Path) -> dict[str, Any]:
         (folder / "text").write_text(text)
-        data_manifest.write_manifest(folder, {"files": {}})
+        return {"files": {}}
 
     return write
 

@@ -1,7 +1,7 @@
 """Cut the embedded slice of Tatoeba from the whole English-German file: `python -m manyheads.data.corpora.cut_tatoeba`.
 
-Translations overlap: one English sentence has many German ones and the other way round. So pairs are grouped first, and
-a group goes to one split alone; no sentence of the test or validation pairs is seen in training, on either side.
+Translations overlap: one English sentence can have many German ones, and vice versa. Therefore pairs are grouped first,
+and a group belongs to one split only. No sentence of the test or validation pairs occurs in training, on either side.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEWEST_WORDS, MOST_WORDS = 4, 20
 
 
 def group_pairs(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Pairs that share a side, directly or through others, together; both levels in the order of first appearance."""
+    """Return groups of pairs that share a side, directly or through other pairs, in the order of first occurrence."""
     parent: dict[Pair, Pair] = {}
 
     def find(node: Pair) -> Pair:
@@ -46,11 +46,12 @@ def group_pairs(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def cut(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
-    """The slice: `test`, `valid` and `train` pairs.
+    """Return the slice: `test`, `valid` and `train` pairs.
 
-    A group is judged and ordered by its first English sentence: kept if that has 4 to 20 words (at white space), placed
-    by that sentence's SHA-256. The first 1,000 groups give their first pair to the test set and the next 500 theirs to
-    validation, and no more, so that each is a sentence of its own; the next 60,000 pairs, in groups, are training.
+    The first English sentence of a group decides: the group is kept if the sentence has 4 to 20 words (at white space),
+    and groups are sorted by its SHA-256. The test set consists of the first pair of each of the first 1,000 groups, and
+    the validation set of the first pair of each of the next 500, so that no two are similar. All pairs of the following
+    groups, up to 60,000, are for training.
 
     Raises: DataError: there are too few pairs.
     """
@@ -68,13 +69,13 @@ def cut(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
 
 
 def pack(pairs: Iterable[Pair]) -> bytes:
-    """Pairs as gzipped TSV, the same bytes whenever it is packed (by the same zlib)."""
+    """Return the pairs as gzipped TSV; the same version of zlib always gives the same bytes."""
     text = "".join(f"{source}\t{target}\n" for source, target in pairs)
     return gzip.compress(text.encode("utf-8"), 9, mtime=0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the three files and print the SHA-256 of each, unpacked."""
+    """Write the three files and print the SHA-256 of the unpacked content of each."""
     parser = argparse.ArgumentParser(description="Cut the embedded slice of Tatoeba.")
     parser.add_argument("whole", type=Path, help="eng-deu.tsv.gz, the whole English-German file")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent, help="folder for the three files")

@@ -1,22 +1,17 @@
-"""The embedded English-German pairs: 60,000 to train on, 500 to validate, 1,000 to test.
+"""The embedded English-German pairs: 60,000 for training, 500 for validation, 1,000 for test.
 
-Sentences from tatoeba.org by way of www.manythings.org/anki, CC BY 2.0 FR. `cut_tatoeba` says how they were chosen.
+Sentences from tatoeba.org by way of www.manythings.org/anki, CC BY 2.0 FR. `cut_tatoeba` describes how they were chosen.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import zlib
-from importlib.resources import files
-
-from manyheads.errors import DataError
+from manyheads.data.corpora import read_embedded
 
 __all__ = ["DIGESTS", "NUM_TRAIN", "load_tatoeba"]
 
 NUM_TRAIN = 60_000
 
-# SHA-256 of each file, unpacked; the packed bytes would depend on the version of zlib
+# SHA-256 of each unpacked file; the packed bytes depend on the version of zlib
 DIGESTS = {
     "train": "354abbe43e53eae15b82316ec972fd15fb2eaa5a6d18a13a1cb25145e33cc388",
     "valid": "74ab997472bf0cc3f14965ddcb9a2ca51238e117eeefc5a0493b8a59555735ea",
@@ -25,20 +20,14 @@ DIGESTS = {
 
 
 def load_tatoeba(split: str) -> list[tuple[str, str]]:
-    """The (English, German) pairs of a split.
+    """Return the (English, German) pairs of a split.
 
     Args:
         split: `train`, `valid` or `test`.
 
     Raises: DataError: the installed file is missing or damaged.
     """
-    name = f"tatoeba-en-de.{split}.tsv.gz"
-    try:
-        content = gzip.decompress(files(__package__).joinpath(name).read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"The embedded corpus {name} cannot be read ({error}); install manyheads again.") from None
-    if hashlib.sha256(content).hexdigest() != DIGESTS[split]:
-        raise DataError(f"The embedded corpus {name} is damaged; install manyheads again.")
+    content = read_embedded(f"tatoeba-en-de.{split}.tsv.gz", DIGESTS[split])
     pairs = []
     for line in content.decode("utf-8").removesuffix("\n").split("\n"):
         source, target = line.split("\t")
