@@ -1,8 +1,8 @@
-"""Sentences of a store to a padded batch, without a Python step for each sentence."""
+"""From sentences of a store to a padded batch, without a Python loop over sentences."""
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from manyheads.data.batch import PairBatch
 from manyheads.data.store import PairStore, TokenSide
 
 __all__ = ["collate", "round_up"]
+
+Lengths = TypeVar("Lengths", int, NDArray[np.integer[Any]])
 
 
 def collate(
@@ -25,17 +27,17 @@ def collate(
     max_target_len: int | None = None,
     pad_to_multiple: int = 1,
 ) -> PairBatch:
-    """Make a batch of some samples, in the order given.
+    """Return a batch of some samples, in the given order.
 
     Args:
-        store: where they are.
-        sample_ids: (batch,) at least one.
-        pad_id: fills up the right.
-        bos_id: begins each target.
-        eos_id: ends each source and target.
-        max_source_len: longer sources are cut to this length, EOS included and kept.
-        max_target_len: longer targets are cut to this length, BOS and EOS included and kept.
-        pad_to_multiple: both sides are padded up to a multiple of this, but not beyond those lengths.
+        store: all samples.
+        sample_ids: (batch,) positions in the store, at least one.
+        pad_id: the id of padding, on the right.
+        bos_id: the first id of each target.
+        eos_id: the last id of each source and target.
+        max_source_len: longer sources are truncated to this length, which includes EOS.
+        max_target_len: longer targets are truncated to this length, which includes BOS and EOS.
+        pad_to_multiple: both sides are padded to a multiple of this length, but not beyond the two limits.
     """
     samples = np.asarray(sample_ids, np.int64)
     source, source_lengths = _padded(store.source, samples, [], eos_id, pad_id, max_source_len, pad_to_multiple)
@@ -44,16 +46,8 @@ def collate(
     return PairBatch(*(torch.from_numpy(array) for array in arrays))
 
 
-@overload
-def round_up(length: int, multiple: int, limit: int | None) -> int: ...
-
-
-@overload
-def round_up(length: NDArray[np.integer[Any]], multiple: int, limit: int | None) -> NDArray[np.integer[Any]]: ...
-
-
-def round_up(length: Any, multiple: int, limit: int | None) -> Any:
-    """The next multiple, but not beyond the limit; `length` itself is within it."""
+def round_up(length: Lengths, multiple: int, limit: int | None) -> Lengths:
+    """Return the next multiple, or the limit if that is lower; `length` itself is within the limit."""
     rounded = -(-length // multiple) * multiple
     return rounded if limit is None else np.minimum(rounded, limit)
 

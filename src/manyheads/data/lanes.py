@@ -1,16 +1,15 @@
-"""Where each lane of a language model's batch reads, as arithmetic: which token row n of an epoch begins at.
+"""The positions that each lane of a language model's batch reads, computed from the number of the row in the epoch.
 
-Nothing is remembered between rows, so going on in the middle of an epoch is asking for another row.
+There is no state between rows, so a run can resume at any row.
 
-Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.2. Differs: the official code cuts the tokens into lanes, so the first
-token of every lane but one is never predicted; here what is to be predicted is cut, and each is, once.
+Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.2. Differs: the official code divides the tokens among the lanes, so
+the first token of every lane except one is never predicted. Here the targets are divided, and each is predicted once.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +17,14 @@ from numpy.typing import NDArray
 from manyheads.data.sampler import mix
 from manyheads.seeding import derive_seed
 
-__all__ = ["DocumentLanes", "LanePlan", "Places", "TextLanes", "even_lanes", "equal_lanes", "varied_bounds"]
+__all__ = ["DocumentLanes", "Places", "TextLanes", "even_lanes", "equal_lanes", "varied_bounds"]
 
 IntArray = NDArray[np.int64]
 
 STANDARD_DEVIATION = 5
 SHORTEST = 5
-MOST_ABOVE = 15  # three standard deviations
-HALF_SHARE = 0.05  # of the segments, which are about half as long
+MOST_ABOVE = 15  # tokens above segment_len: three standard deviations
+HALF_SHARE = 0.05  # fraction of segments that are about half as long
 DRAW_BITS = 53
 
 
@@ -35,9 +34,9 @@ class Places:
 
     Attributes:
         starts: (lanes,) position of the first token that each lane predicts.
-        lengths: (lanes,) how many it predicts; 0 where it has nothing left.
-        resets: (lanes,) whether what the lane has read before is to be forgotten.
-        context: tokens before the first that are read once more, in all lanes alike.
+        lengths: (lanes,) number of tokens it predicts; 0 at the end of its text.
+        resets: (lanes,) whether the lane's memory is cleared before the row.
+        context: number of tokens before the first that are read again, the same in all lanes.
     """
 
     starts: IntArray
@@ -46,40 +45,33 @@ class Places:
     context: int = 0
 
 
-class LanePlan(Protocol):
-    """An epoch. num_targets: tokens that are predicted; left_over: others, which do not fill the lanes."""
-
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def num_targets(self) -> int: ...
-    @property
-    def left_over(self) -> int: ...
-    def row(self, number: int) -> Places: ...
-
-
 def equal_lanes(first: int, stop: int, lanes: int) -> tuple[IntArray, IntArray]:
-    """Starts and lengths of lanes of one length, for training; what does not fill them is left over at the end."""
+    """Return starts and lengths of lanes of equal length, for training; the remainder at the end is not read."""
     length = (stop - first) // lanes
     return first + np.arange(lanes, dtype=np.int64) * length, np.full(lanes, length, np.int64)
 
 
 def even_lanes(first: int, stop: int, lanes: int) -> tuple[IntArray, IntArray]:
-    """Starts and lengths of lanes that differ by one at most and leave nothing over, for evaluation."""
+    """Return starts and lengths of lanes whose lengths differ by at most one, without remainder, for evaluation."""
     bounds = first + (stop - first) * np.arange(lanes + 1, dtype=np.int64) // lanes
     return bounds[:-1], np.diff(bounds)
 
 
 class TextLanes:
-    """Lanes that read on through one text, all by the same number of tokens at a time.
+    """An epoch in which lanes read one text, the same number of tokens at a time.
 
     Args:
         starts: (lanes,) first token that each lane predicts.
-        lengths: (lanes,) how many it predicts.
-        total: tokens to be predicted that there are, these lanes' and others.
-        segment_len: tokens of a row.
-        bounds: (rows + 1,) where each row begins and ends in the longest lane, in place of rows of one length.
-        ext_len: tokens before a row that are read once more, as far as the lane has any.
+        lengths: (lanes,) number of tokens it predicts.
+        total: number of targets in the text, including those that do not fill the lanes.
+        segment_len: tokens per row.
+        bounds: (rows + 1,) positions where each row begins and ends in the longest lane; None: rows of equal length.
+        ext_len: maximum number of tokens before a row that are read again; only tokens of the same lane.
+
+    Attributes:
+        num_rows: number of rows.
+        num_targets: number of tokens that are predicted.
+        left_over: number of targets that do not fill the lanes.
     """
 
     def __init__(
@@ -115,16 +107,18 @@ class TextLanes:
 
 
 class DocumentLanes:
-    """Lanes that read whole documents, one after the other.
+    """An epoch in which lanes read whole documents, one after the other.
 
-    Documents stay in their order; each goes to the lane in whose share of all segments it begins. So lanes may differ
-    by the longest document, and the shorter ones have nothing to read in the last rows.
+    Documents keep their order. Each belongs to the lane in whose share of all segments it begins. Therefore lanes can
+    differ in length by the longest document, and the shorter ones are empty in the last rows.
 
     Args:
         starts: (documents,) first token of each that is predicted.
-        lengths: (documents,) tokens of each that are predicted; a document without any is left out.
-        lanes: how many.
-        segment_len: tokens of a row, or fewer where a document ends.
+        lengths: (documents,) number of tokens of each that are predicted; a document without targets is left out.
+        lanes: number of lanes.
+        segment_len: tokens per row; fewer at the end of a document.
+
+    Attributes: num_rows, num_targets, left_over: see `TextLanes`.
     """
 
     left_over = 0
@@ -157,17 +151,18 @@ class DocumentLanes:
 
 
 def varied_bounds(length: int, segment_len: int, seed: int, epoch: int) -> IntArray:
-    """Where the rows of an epoch begin and end if their lengths are drawn at random.
+    """Return the positions where the rows of an epoch begin and end if their lengths are random.
 
-    The official code's distribution (`get_varlen_iter`): normal around segment_len, or, once in twenty, around half of
-    it; cut down to a whole number of at least 5 and at most segment_len + 15. Row n's length depends on the seed, the
-    epoch and n alone. Drawn by whole numbers, as the last digit of a logarithm differs between machines.
+    The distribution is that of the official code (`get_varlen_iter`): normal around segment_len, or, with probability
+    0.05, around half of it; rounded down to a whole number of at least 5 and at most segment_len + 15. The length of
+    row n depends only on the seed, the epoch and n. It is drawn with integer arithmetic, because the last digit of a
+    logarithm differs between machines.
 
     Args:
         length: tokens of the longest lane.
-        segment_len: about how many a row has.
+        segment_len: approximate number of tokens per row.
         seed: the run's seed.
-        epoch: which pass.
+        epoch: number of the epoch.
 
     Returns: (rows + 1,) from 0 to length.
     """
@@ -186,7 +181,7 @@ def varied_bounds(length: int, segment_len: int, seed: int, epoch: int) -> IntAr
 
 
 def _thresholds(segment_len: int) -> tuple[int, NDArray[np.uint64]]:
-    """The shortest length, and below which draw each length is it or a shorter one, the longest left out."""
+    """Return the shortest length, and for each length except the longest the draw below which a row is not longer."""
     shortest, longest = min(SHORTEST, segment_len), segment_len + MOST_ABOVE
     shares = [
         (1 - HALF_SHARE) * _below(length + 1, segment_len) + HALF_SHARE * _below(length + 1, segment_len / 2)
@@ -196,5 +191,5 @@ def _thresholds(segment_len: int) -> tuple[int, NDArray[np.uint64]]:
 
 
 def _below(value: float, mean: float) -> float:
-    """The share of a normal distribution that is below a value."""
+    """Return the fraction of a normal distribution that is below a value."""
     return 0.5 * (1 + math.erf((value - mean) / (STANDARD_DEVIATION * math.sqrt(2))))

@@ -1,13 +1,14 @@
-"""Shuffling by arithmetic: where a sample stands in an epoch is computed, never stored.
+"""Shuffling by arithmetic: the position of a sample in an epoch is computed, never stored.
 
-A Feistel network over the smallest even number of bits that holds the size, repeated until the value falls inside
-("cycle walking", Black and Rogaway 2002), is a bijection of [0, size). So position -> sample costs the same at position
-10**12 as at 0, a resumed run needs no state but its position, and the order is the same on every machine and rank.
+A Feistel network over the smallest even number of bits that can represent the size, repeated until the value is below
+the size ("cycle walking", Black and Rogaway 2002), is a bijection of [0, size). Therefore position -> sample has the
+same cost at position 10**12 as at 0, a resumed run needs no state except its position, and the order is the same on
+every machine and rank.
 """
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,28 +23,28 @@ NUM_ROUNDS = 8
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A well-spread 64-bit hash of each value (the finaliser of SplitMix64, Steele et al. 2014)."""
+    """Return a 64-bit hash of each value (the finaliser of SplitMix64, Steele et al. 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 class Permutation:
-    """A pseudo-random order of `size` things, another one for each seed, epoch and name.
+    """A pseudo-random order of `size` samples, different for each seed, epoch and name.
 
     Args:
         size: 0 to 10**12.
         seed: the run's seed.
-        epoch: which pass.
-        name: tells apart several orders of one run.
+        epoch: number of the epoch.
+        name: distinguishes several orders of one run.
 
     Raises: ConfigError: the size is out of range.
-    Cost: memory O(1); expected time O(1) a position (at most 4 walks on average).
+    Cost: memory O(1); expected time O(1) per position (at most 4 walks on average).
     """
 
     def __init__(self, size: int, seed: int, epoch: int, name: str = "samples") -> None:
         if not 0 <= size <= MAX_SIZE:
-            raise ConfigError(f"A permutation of {size} things was asked for; sizes are 0 to {MAX_SIZE}.")
+            raise ConfigError(f"The size of the permutation is {size}; it must be from 0 to {MAX_SIZE}.")
         self.size = size
         self._half_bits = np.uint64(max(1, ((max(size, 2) - 1).bit_length() + 1) // 2))
         self._mask = np.uint64((1 << int(self._half_bits)) - 1)
@@ -53,19 +54,12 @@ class Permutation:
     def __len__(self) -> int:
         return self.size
 
-    @overload
-    def __getitem__(self, positions: int) -> int: ...
-
-    @overload
-    def __getitem__(self, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
-
-    def __getitem__(self, positions: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
-        """Return the sample at a position, or at each of an array of positions.
+    def __getitem__(self, positions: int | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Return the sample at each position, in an array of the same shape.
 
         Raises: IndexError: a position is not in [0, size).
         """
-        single = not isinstance(positions, np.ndarray)
-        flat = np.atleast_1d(np.asarray(positions, np.int64)).ravel()
+        flat = np.asarray(positions, np.int64).ravel()
         if flat.size and not (flat.min() >= 0 and flat.max() < self.size):
             raise IndexError(f"a position is outside [0, {self.size})")
         values = self._encrypt(flat.astype(np.uint64))
@@ -73,11 +67,10 @@ class Permutation:
         while outside.size:
             values[outside] = self._encrypt(values[outside])
             outside = outside[values[outside] >= self.size]
-        found = values.astype(np.int64)
-        return int(found[0]) if single else found.reshape(np.shape(positions))
+        return values.astype(np.int64).reshape(np.shape(positions))
 
     def all(self) -> NDArray[np.int64]:
-        """The whole order. (size,)"""
+        """Return the whole order. (size,)"""
         return self[np.arange(self.size)]
 
     def _encrypt(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:

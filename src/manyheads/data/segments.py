@@ -7,40 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.data.lanes import (
-    DocumentLanes,
-    LanePlan,
-    Places,
-    TextLanes,
-    equal_lanes,
-    even_lanes,
-    varied_bounds,
-)
+from manyheads.data.lanes import DocumentLanes, Places, TextLanes, equal_lanes, even_lanes, varied_bounds
 from manyheads.data.sampler import Permutation
 from manyheads.data.settings import SegmentSettings
+from manyheads.data.store import IntArray
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import ConfigError, DataError
 
 __all__ = ["SegmentBatch", "SegmentStream", "eval_segments"]
 
-IntArray = NDArray[np.integer[Any]]
+LanePlan = TextLanes | DocumentLanes
 
 
 @dataclass(frozen=True)
 class SegmentBatch:
     """One segment of each lane.
 
-    Shape: tokens (lanes, length) ids that the model reads, padded on the right with 0 where a lane has fewer; targets
-        (lanes, length) the token after each; lengths (lanes,) real tokens of each row, context included; resets
-        (lanes,) bool: forget the lane's memory before this segment; sample_ids (lanes,) where in the store the row
-        begins. The first `num_context` tokens of each row are read once more (`ext_len`): their targets do not count.
+    Shape: tokens (lanes, length) ids that the model reads, padded on the right with 0; targets (lanes, length) the
+        token after each; lengths (lanes,) number of real tokens of each row, including context; resets (lanes,) bool:
+        clear the lane's memory before this segment; sample_ids (lanes,) position in the store where the row begins.
+        The first `num_context` tokens of each row are read again (`ext_len`), so their targets do not count.
     """
 
     tokens: Tensor
@@ -51,21 +44,21 @@ class SegmentBatch:
     num_context: int = 0
 
     def num_target_tokens(self) -> int:
-        """Targets that count in the loss."""
+        """Return the number of targets that count in the loss."""
         return int((self.lengths - self.num_context).clamp(min=0).sum())
 
     @property
     def size(self) -> int:
-        """Numbers that it takes, padding included."""
+        """Number of ids, including padding."""
         return self.tokens.numel()
 
     def describe(self) -> str:
-        """Its shape in words."""
+        """Return the shape in words."""
         lanes, length = self.tokens.shape
         return f"{lanes} lanes of {length} tokens"
 
     def split(self, parts: int) -> list[SegmentBatch]:
-        """Contiguous groups of lanes, whose sizes differ by one at most; as many as there are lanes, if not more."""
+        """Return contiguous groups of lanes, at most one per lane, whose sizes differ by at most one."""
         shares = np.array_split(np.arange(len(self.lengths)), min(parts, len(self.lengths)))
         return [self.rows(slice(share[0], share[-1] + 1)) for share in shares]
 
@@ -74,7 +67,7 @@ class SegmentBatch:
         return replace(self, **moved)
 
     def rows(self, which: slice) -> SegmentBatch:
-        """Some of the lanes, padded as they are."""
+        """Return some of the lanes, with the same padding."""
         return replace(self, **{name: getattr(self, name)[which] for name in _TENSORS})
 
 
@@ -86,31 +79,33 @@ class _Reading:
     """The text of a store in some order of its documents.
 
     Attributes:
-        order: (documents,) the documents in the order they are read in; None: as they stand.
-        ends: (documents,) tokens up to the end of each, in that order.
-        begin_id: stands before the first token. Before the first of every other document stands the end of another one.
-        marked: begin_id also stands before whatever a lane begins to read, since no document ends in it.
+        store: the text.
+        begin_id: the id before the first token of the text. Other documents follow the end of a document.
+        order: (documents,) the documents in the order in which they are read; None: their order in the store.
+        marked: begin_id also precedes the first token after each reset, because documents do not end in it.
     """
 
     store: TokenStore
     begin_id: int | None
     order: IntArray | None = None
-    ends: IntArray | None = None
     marked: bool = False
 
+    @cached_property
+    def ends(self) -> IntArray:
+        """Position of the end of each document, in the order in which they are read. (documents,)"""
+        return np.cumsum(np.diff(self.store.offsets)[self.order])
+
     def places(self, positions: IntArray) -> IntArray:
-        """Where in the store what is read at each position stands."""
-        if self.order is None or self.ends is None:
+        """Return the position in the store of the token at each position of the text."""
+        if self.order is None:
             return positions
         number = np.searchsorted(self.ends, positions, side="right")
-        document = self.order[number]
-        offsets = self.store.offsets
-        return offsets[document + 1] - (self.ends[number] - positions)
+        return self.store.offsets[self.order[number] + 1] - (self.ends[number] - positions)
 
     def batch(self, places: Places) -> SegmentBatch:
-        """The segments that a row of a plan reads."""
+        """Return the segments that a row of a plan reads."""
         lengths = np.where(places.lengths > 0, places.lengths + places.context, 0)
-        columns = np.arange(int(lengths.max(initial=0)) + 1)  # one more than is read: targets are the tokens after
+        columns = np.arange(int(lengths.max(initial=0)) + 1)  # one more than is read, for the targets
         positions = (places.starts - places.context - 1)[:, None] + columns
         before = positions < 0
         real = (columns <= lengths[:, None]) & (lengths > 0)[:, None]
@@ -135,17 +130,17 @@ class SegmentStream:
     Args:
         store: the training text.
         settings: lanes, lengths and order.
-        seed: of the order of documents and of varied lengths.
-        end_id: the last token of every document, read before the first token of one, too (the vocabulary's `end_id`);
-            None: the text has no documents, and its first token is predicted from nothing, so it is not predicted.
-        ext_len: tokens before each segment that are read once more.
-        begin_id: with documents that do not end in a token of their own, as all are of one length: what is read before
-            each (the vocabulary's `begin_id`).
+        seed: determines the order of documents and varied lengths.
+        end_id: the last token of every document, which is also read before each document (the vocabulary's `end_id`);
+            None: the text has no documents, and its first token is not predicted, because no token precedes it.
+        ext_len: number of tokens before each segment that are read again.
+        begin_id: the id that is read before each document if documents do not end in a token of their own, because all
+            have the same length (the vocabulary's `begin_id`).
 
     Raises:
-        DataError: there are no documents to be shuffled or kept separate, or they do not end in `end_id`, or there are
-            too few tokens for the lanes.
-        ConfigError: ext_len goes with documents that are kept separate, or is negative.
+        DataError: there are no documents to shuffle or to keep separate, they do not end in `end_id`, or there are too
+            few tokens for the lanes.
+        ConfigError: ext_len is negative, or not 0 with separate documents.
     """
 
     def __init__(
@@ -170,7 +165,7 @@ class SegmentStream:
                 f"data.{name} is {getattr(settings, name)!r}, but this text has no documents; prepare it with"
                 " --documents files or --documents lines, or read it as one text."
             )
-        self._plans: dict[int, tuple[LanePlan, _Reading]] = {}
+        self._plan = lru_cache(maxsize=2)(self._make_plan)
         plan, _ = self._plan(0)
         if plan.num_targets == 0:
             raise DataError(
@@ -178,26 +173,15 @@ class SegmentStream:
                 " predict in each; give more text, or lower data.lanes."
             )
 
-    def _plan(self, epoch: int) -> tuple[LanePlan, _Reading]:
-        """The plan of an epoch; the last two are remembered."""
-        if epoch not in self._plans:
-            while len(self._plans) > 1:
-                del self._plans[next(iter(self._plans))]
-            self._plans[epoch] = self._made(epoch)
-        return self._plans[epoch]
-
-    def _made(self, epoch: int) -> tuple[LanePlan, _Reading]:
+    def _make_plan(self, epoch: int) -> tuple[LanePlan, _Reading]:
         store, options = self.store, self.settings
         order = None
         if options.order == "shuffled":
             _check_ends(store, self._end_id)
             order = Permutation(store.num_documents, self.seed, epoch, "documents").all()
         if options.documents == "separate":
-            plan = _document_lanes(store, order, options.lanes, options.segment_len, self._end_id, self._begin_id)
-            return plan, _Reading(store, self._begin_id, marked=self._end_id is None)
-        reading = _Reading(store, self._begin_id)
-        if order is not None:
-            reading = _Reading(store, self._begin_id, order, np.cumsum(np.diff(store.offsets)[order]))
+            lanes = _document_lanes(store, order, options.lanes, options.segment_len, self._end_id, self._begin_id)
+            return lanes, _Reading(store, self._begin_id, marked=self._end_id is None)
         first = int(self._begin_id is None)
         starts, lengths = equal_lanes(first, max(first, len(store)), options.lanes)
         bounds = None
@@ -205,14 +189,15 @@ class SegmentStream:
             bounds = varied_bounds(int(lengths[0]), options.segment_len, self.seed, epoch)
         total = max(0, len(store) - first)
         length, ext_len = options.segment_len, self._ext_len
-        return TextLanes(starts, lengths, total=total, segment_len=length, bounds=bounds, ext_len=ext_len), reading
+        plan = TextLanes(starts, lengths, total=total, segment_len=length, bounds=bounds, ext_len=ext_len)
+        return plan, _Reading(store, self._begin_id, order)
 
     def rows(self, epoch: int) -> int:
-        """Optimiser steps of an epoch; epochs may differ by a few."""
+        """Return the number of optimiser steps of an epoch; epochs can differ by a few."""
         return self._plan(epoch)[0].num_rows
 
     def whole(self, epoch: int, row: int) -> SegmentBatch:
-        """All lanes of one optimiser step; those with nothing left to read are rows without tokens.
+        """Return all lanes of one optimiser step; lanes at the end of their text are rows without tokens.
 
         Raises: IndexError: the epoch has no such row.
         """
@@ -220,22 +205,22 @@ class SegmentStream:
         return reading.batch(plan.row(row))
 
     def at(self, epoch: int, row: int) -> list[SegmentBatch]:
-        """The micro-batches of one optimiser step, each with the same lanes as in every other step.
+        """Return the micro-batches of one optimiser step, each with the same lanes as in every other step.
 
         Raises: IndexError: the epoch has no such row.
         """
         return self.whole(epoch, row).split(self.settings.accumulate)
 
     def sample_ids(self, epoch: int, row: int) -> list[NDArray[np.int64]]:
-        """Where in the store the segments of each micro-batch begin."""
+        """Return the positions in the store where the segments of each micro-batch begin."""
         return [batch.sample_ids.numpy() for batch in self.at(epoch, row)]
 
     def next_position(self, epoch: int, row: int) -> tuple[int, int]:
-        """Where to go on after a step: the next row, or the first of the next epoch."""
+        """Return the position after a step: the next row, or the first row of the next epoch."""
         return (epoch, row + 1) if row + 1 < self.rows(epoch) else (epoch + 1, 0)
 
     def describe(self) -> str:
-        """One line for people; nothing is left out in silence."""
+        """Return one line for users, with all tokens that are not read."""
         plan, _ = self._plan(0)
         options = self.settings
         text = (
@@ -263,25 +248,25 @@ def eval_segments(
     ext_len: int = 0,
     begin_id: int | None = None,
 ) -> Iterator[SegmentBatch]:
-    """A text to be scored: every token is predicted exactly once, but the first where nothing stands before it.
+    """Yield a text to score: every token is predicted exactly once, except the first if no token precedes it.
 
     Args:
         store: the text.
-        lanes: how many places are read at once; the first token of each but the first is predicted by the last of the
-            lane before, without memory. Fewer, if there are fewer tokens.
-        segment_len: tokens of a lane at a time.
-        end_id: as of `SegmentStream`. Where it is given, the first token is predicted from it; in `separate` documents
-            the first of each, and without it the first of a document is not predicted.
+        lanes: number of positions that are read at once; fewer if there are fewer tokens. The first token of each lane
+            except the first is predicted from the last token of the lane before, without memory.
+        segment_len: number of tokens of a lane at a time.
+        end_id: see `SegmentStream`. If given, the first token is predicted from it, in `separate` documents the first
+            token of each; otherwise these tokens are not predicted.
         documents: `joined` or `separate`, as in `SegmentSettings`.
-        ext_len: tokens before each segment that are read once more.
-        begin_id: as of `SegmentStream`.
+        ext_len: number of tokens before each segment that are read again.
+        begin_id: see `SegmentStream`.
 
     Raises:
-        ConfigError: a number is out of range, or ext_len goes with separate documents.
+        ConfigError: a number is out of range, or ext_len is not 0 with separate documents.
         DataError: there is no token to predict.
     """
     if lanes < 1 or segment_len < 1:
-        raise ConfigError(f"{lanes} lanes of {segment_len} tokens are asked for; both must be at least 1.")
+        raise ConfigError(f"lanes is {lanes} and segment_len {segment_len}; both must be at least 1.")
     _check_ext_len(ext_len, documents)
     plan: LanePlan
     begin_id = begin_id if end_id is None else end_id
@@ -293,7 +278,9 @@ def eval_segments(
         starts, lengths = even_lanes(first, first + total, max(1, min(lanes, total)))
         plan = TextLanes(starts, lengths, total=total, segment_len=segment_len, ext_len=ext_len)
     if not plan.num_targets:
-        raise DataError(f"There is nothing to score: the text has {len(store)} tokens, and none that is predicted.")
+        raise DataError(
+            f"There is nothing to score: the text has {len(store)} tokens, and none of them can be predicted."
+        )
     reading = _Reading(store, begin_id, marked=documents == "separate" and end_id is None and begin_id is not None)
     return (reading.batch(plan.row(number)) for number in range(plan.num_rows))
 
@@ -310,26 +297,26 @@ def _document_lanes(
     if order is not None:
         starts, lengths = starts[order], lengths[order]
     _check_ends(store, end_id)
-    skipped = int(begin_id is None)  # from nothing, the first token of a document cannot be predicted
+    skipped = int(begin_id is None)  # without begin_id, no token precedes the first of a document
     return DocumentLanes(starts + skipped, lengths - skipped, lanes=lanes, segment_len=segment_len)
 
 
 def _check_ends(store: TokenStore, end_id: int | None) -> None:
-    """The end of the document before is read as what stands before the first token of one, so each must have it."""
+    """Check that every document ends in `end_id`, because it is read before the first token of the next document."""
     if end_id is None or not len(store):
         return
     other = np.flatnonzero(store.ids[store.offsets[1:] - 1] != end_id)
     if len(other):
         raise DataError(
-            f"Document {other[0]} does not end in token {end_id}, the end of a document; is this its vocabulary?"
+            f"Document {other[0]} does not end in token {end_id}, the end of a document; is this the right vocabulary?"
         )
 
 
 def _check_ext_len(ext_len: int, documents: str) -> None:
     if ext_len < 0:
-        raise ConfigError(f"ext_len is {ext_len}; it must not be negative.")
+        raise ConfigError(f"ext_len is {ext_len}; it must be at least 0.")
     if ext_len and documents == "separate":
         raise ConfigError(
-            f"ext_len is {ext_len}, but documents are kept separate, and begin in different rows; set ext_len to 0, or"
-            " read them joined."
+            f"ext_len is {ext_len}, but documents are separate and begin in different rows; set ext_len to 0, or"
+            " data.documents to 'joined'."
         )

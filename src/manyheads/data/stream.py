@@ -1,11 +1,11 @@
-"""The batches of training and validation by position, so that a resumed run asks for the next position."""
+"""The batches of training and validation by position, so that a run can resume at any position."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,43 +22,39 @@ __all__ = ["LengthReport", "TrainingStream", "eval_batches"]
 
 @dataclass(frozen=True)
 class LengthReport:
-    """Which training pairs are used, and why others are not. Lengths are in tokens, special ones included.
+    """The training pairs that are used, and why others are not. Lengths are in tokens, including special ones.
 
     Attributes:
-        policy: `drop`, `truncate` or `fail`.
-        available: pairs that there are.
-        total: pairs that were looked at: all, or as many as `data.num_train_pairs` says.
-        too_long: of those, how many were over a limit.
-        kept: pairs that are trained on.
-        longest_source: before the policy.
-        longest_target: before the policy.
-        max_source_len: the limit.
-        max_target_len: the limit.
+        settings: limits and policy.
+        available: number of pairs in the data.
+        total: number of pairs considered: all, or `data.num_train_pairs`.
+        too_long: number of these pairs over a limit.
+        kept: number of pairs used for training.
+        longest_source: before the policy is applied.
+        longest_target: before the policy is applied.
     """
 
-    policy: str
+    settings: DataSettings
     available: int
     total: int
     too_long: int
     kept: int
     longest_source: int
     longest_target: int
-    max_source_len: int
-    max_target_len: int
 
     def describe(self) -> str:
-        """One line for people: the counts, and what setting cut the data and how to keep all of it."""
-        done = {"drop": "dropped", "truncate": "truncated", "fail": "found"}[self.policy]
+        """Return one line for users: the counts, the setting that removed data, and how to keep all of it."""
+        done = {"drop": "dropped", "truncate": "truncated", "fail": "found"}[self.settings.too_long]
         line = (
             f"{self.kept} of {self.total} training pairs kept, {self.too_long} too long and {done}"
             f" (longest source {self.longest_source}, target {self.longest_target} tokens)"
         )
         if self.too_long:
             over = [
-                f"data.max_{side}_len is {limit}, {longest} would {'drop' if self.policy == 'drop' else 'cut'} none"
+                f"data.max_{side}_len is {limit}, {longest} would {'drop' if done == 'dropped' else 'cut'} none"
                 for side, limit, longest in (
-                    ("source", self.max_source_len, self.longest_source),
-                    ("target", self.max_target_len, self.longest_target),
+                    ("source", self.settings.max_source_len, self.longest_source),
+                    ("target", self.settings.max_target_len, self.longest_target),
                 )
                 if longest > limit
             ]
@@ -76,12 +72,12 @@ class TrainingStream:
 
     Args:
         store: the training pairs.
-        settings: budget, limits and policy; `num_train_pairs` > 0 takes only the first so many.
-        seed: of the order.
-        pad_id: the tokenizer's, as the next two.
-        bos_id: see pad_id.
-        eos_id: see pad_id.
-        available: pairs of the corpus, if the store holds a part of them; for the report alone.
+        settings: budget, limits and policy; `num_train_pairs` > 0 uses only the first pairs.
+        seed: determines the order.
+        pad_id: the tokenizer's id of padding.
+        bos_id: the tokenizer's first id of a target.
+        eos_id: the tokenizer's last id of a sentence.
+        available: number of pairs in the corpus, if the store contains fewer; only for the report.
 
     Raises: DataError: no pair is left, or a pair is too long and the policy is `fail`.
     """
@@ -105,25 +101,23 @@ class TrainingStream:
         source, target = store.source_lengths[:count] + 1, store.target_lengths[:count] + 2
         over = (source > settings.max_source_len) | (target > settings.max_target_len)
         self.report = LengthReport(
-            policy=settings.too_long,
+            settings=settings,
             available=max(available, len(store)),
             total=count,
             too_long=int(over.sum()),
             kept=count if settings.too_long != "drop" else int(count - over.sum()),
             longest_source=int(source.max(initial=0)),
             longest_target=int(target.max(initial=0)),
-            max_source_len=settings.max_source_len,
-            max_target_len=settings.max_target_len,
         )
         self._refuse(over, source, target)
         self._kept = np.flatnonzero(~over) if settings.too_long == "drop" else np.arange(count)
-        # What the plan counts is what collate will make of them.
-        self._source_lengths = self._padded(source, settings.max_source_len)
-        self._target_lengths = self._padded(target, settings.max_target_len)
-        self._plans: dict[int, BatchPlan] = {}
-
-    def _padded(self, lengths: NDArray[np.int32], limit: int) -> NDArray[np.integer[Any]]:
-        return round_up(np.minimum(lengths[self._kept], limit), self.settings.pad_to_multiple, limit)
+        padded_source, padded_target = (  # the lengths that `collate` gives them
+            round_up(np.minimum(lengths[self._kept], limit), settings.pad_to_multiple, limit)
+            for lengths, limit in ((source, settings.max_source_len), (target, settings.max_target_len))
+        )
+        budget = {"max_tokens": settings.max_tokens, "accumulate": settings.accumulate}
+        build = partial(BatchPlan.build, padded_source, padded_target, seed=seed, **budget)
+        self._plan = lru_cache(maxsize=2)(build)
 
     def _refuse(self, over: NDArray[np.bool_], source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         limits = f"max_source_len {self.settings.max_source_len}, max_target_len {self.settings.max_target_len}"
@@ -139,34 +133,23 @@ class TrainingStream:
             raise DataError(f"No training pairs are left: {why}.")
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return one line for users."""
         return self.report.describe()
 
     def plan(self, epoch: int) -> BatchPlan:
-        """The plan of an epoch, over the kept pairs; the last two are remembered."""
-        if epoch not in self._plans:
-            while len(self._plans) > 1:
-                del self._plans[next(iter(self._plans))]
-            self._plans[epoch] = BatchPlan.build(
-                self._source_lengths,
-                self._target_lengths,
-                max_tokens=self.settings.max_tokens,
-                seed=self.seed,
-                epoch=epoch,
-                accumulate=self.settings.accumulate,
-            )
-        return self._plans[epoch]
+        """Return the plan of an epoch, over the kept pairs; the last two are cached."""
+        return self._plan(epoch=epoch)
 
     def rows(self, epoch: int) -> int:
-        """Optimiser steps of an epoch; epochs may differ by a few."""
+        """Return the number of optimiser steps of an epoch; epochs can differ by a few."""
         return len(self.plan(epoch))
 
     def sample_ids(self, epoch: int, row: int) -> list[NDArray[np.int64]]:
-        """Positions in the store of the samples of each micro-batch."""
+        """Return the positions in the store of the samples of each micro-batch."""
         return [self._kept[share] for share in self.plan(epoch)[row]]
 
     def at(self, epoch: int, row: int) -> list[PairBatch]:
-        """The micro-batches of one optimiser step: at most `accumulate`, none of them empty.
+        """Return the micro-batches of one optimiser step: at most `accumulate`, none of them empty.
 
         Raises: IndexError: the epoch has no such row.
         """
@@ -176,19 +159,20 @@ class TrainingStream:
         return [collate(self.store, share, **self._special, **limits) for share in shares if len(share)]
 
     def next_position(self, epoch: int, row: int) -> tuple[int, int]:
-        """Where to go on after a step: the next row, or the first of the next epoch."""
+        """Return the position after a step: the next row, or the first row of the next epoch."""
         return (epoch, row + 1) if row + 1 < self.rows(epoch) else (epoch + 1, 0)
 
 
 def eval_batches(store: PairStore, max_tokens: int, *, pad_id: int, bos_id: int, eos_id: int) -> Iterator[PairBatch]:
-    """Every pair once, shortest first, nothing dropped or cut; `sample_ids` restore the order.
+    """Yield every pair once, shortest first, without dropping or truncating any; `sample_ids` give the original order.
 
     Args:
-        store: pairs to evaluate on.
-        max_tokens: bound of max(rows x longest source, rows x longest target); a pair beyond it comes alone.
-        pad_id: the tokenizer's, as the next two.
-        bos_id: see pad_id.
-        eos_id: see pad_id.
+        store: the pairs to evaluate on.
+        max_tokens: upper bound of max(rows x longest source, rows x longest target); a longer pair is a batch of its
+            own.
+        pad_id: the tokenizer's id of padding.
+        bos_id: the tokenizer's first id of a target.
+        eos_id: the tokenizer's last id of a sentence.
     """
     source, target = store.source_lengths + 1, store.target_lengths + 2
     order = np.lexsort((source, target))

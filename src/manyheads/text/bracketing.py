@@ -51,18 +51,14 @@ _TOKEN = re.compile(r"\([^()\s]*|\)[^()\s]*|[^()\s]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A tree over the words of a sentence. repairs: the number of repairs of each kind in REPAIRS; empty if none was
-    needed.
-    """
+    """A tree over the words of a sentence. repairs: number of repairs of each kind in REPAIRS; can be empty."""
 
     tree: Node
     repairs: Counter[str]
 
 
 def category(label: str) -> str:
-    """Return a label without functions and indices: `NP-SBJ=2` -> `NP`; a label that begins with a sign stays
-    (`-LRB-`).
-    """
+    """Return a label without functions and indices: `NP-SBJ=2` -> `NP`; a label that begins with a sign is kept."""
     return label if label[:1] in ("-", "=") else re.split("[-=]", label, maxsplit=1)[0]
 
 
@@ -82,8 +78,7 @@ def normal_form(tree: Node, settings: ParsingSettings) -> Node:
     kept = _kept(tree, settings, 1)
     if kept is None:
         raise DataError("The tree holds no word, only traces.")
-    if isinstance(kept, Leaf):
-        raise TypeError("a constituent stays a constituent")
+    assert isinstance(kept, Node)
     return kept
 
 
@@ -94,11 +89,7 @@ def _kept(part: Node | Leaf, settings: ParsingSettings, depth: int) -> Node | Le
         return part if settings.tags == "keep" else Leaf(SLOT, part.word)
     if depth > MAX_DEPTH:
         raise DataError(f"The tree is nested more than {MAX_DEPTH} deep.")
-    children = []
-    for child in part.children:
-        kept = _kept(child, settings, depth + 1)
-        if kept is not None:
-            children.append(kept)
+    children = [kept for child in part.children if (kept := _kept(child, settings, depth + 1)) is not None]
     label = category(part.label) if settings.functions == "strip" else part.label
     return Node(label, tuple(children)) if children else None
 
@@ -164,9 +155,7 @@ class _Open:
 
 
 class _Builder:
-    """A stack of open brackets. The first entry is not a bracket of the text; it collects everything outside all
-    brackets.
-    """
+    """A stack of open brackets. The first entry is not a bracket of the text; it collects what is outside brackets."""
 
     def __init__(self, words: Sequence[str], settings: ParsingSettings, tags: Sequence[str] | None) -> None:
         self.repairs: Counter[str] = Counter()

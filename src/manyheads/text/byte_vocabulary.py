@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyheads.text.tokenizer import check_encodable
+from manyheads.text.tokenizer_file import check_encodable
 from manyheads.text.vocabulary import Documents, Vocabulary
 
 __all__ = ["NUM_BYTES", "ByteVocabulary"]
@@ -42,9 +42,7 @@ class ByteVocabulary(Vocabulary):
         return b"".join(bytes([index]) if index < NUM_BYTES else end for index in self._checked(ids))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return visible ASCII characters unchanged, a space as `▁`, other bytes as `<0xE2>`, the end of a document as
-        `<eod>`.
-        """
+        """Return visible ASCII as it is, a space as `▁`, other bytes as `<0xE2>`, the end of a document as `<eod>`."""
         return [_shown(index) for index in self._checked(ids)]
 
     def to_json(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 __all__ = ["legible"]
 
@@ -18,28 +19,18 @@ def legible(tokens: Sequence[str]) -> list[str]:
     """
     labels = list(tokens)
     values = [int(found[1], 16) if (found := _BYTE.fullmatch(token)) else None for token in tokens]
-    place = 0
-    while place < len(labels):
-        first = values[place]
-        if first is not None and 0x20 < first < 0x7F:
+    for place, first in enumerate(values):
+        if first is None:
+            continue
+        if 0x20 < first < 0x7F:
             labels[place] = chr(first)
-        length = 0 if first is None else _length(first)
-        run = values[place : place + length]
-        if not length or None in run:
-            place += 1
-            continue
-        try:
-            char = bytes(value for value in run if value is not None).decode("utf-8")
-        except UnicodeDecodeError:
-            place += 1
-            continue
-        labels[place : place + length] = [char + _DIGITS[number] for number in range(1, length + 1)]
-        place += length
+        run = [value for value in values[place : place + _length(first)] if value is not None]
+        with suppress(UnicodeDecodeError):
+            char = bytes(run).decode("utf-8")
+            labels[place : place + len(run)] = [char + _DIGITS[number] for number in range(1, len(run) + 1)]
     return labels
 
 
 def _length(first: int) -> int:
-    """Return the number of bytes of a UTF-8 character that begins with this byte; 0 if it begins no multi-byte
-    character.
-    """
+    """Return the number of bytes of a UTF-8 character that begins with this byte; 0 if it begins none of several."""
     return 2 if 0xC2 <= first < 0xE0 else 3 if 0xE0 <= first < 0xF0 else 4 if 0xF0 <= first < 0xF5 else 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import tokenizers
@@ -57,13 +57,15 @@ def learn_pieces(
         symbols: pieces that are always included; encoding almost never produces one, unless the text also teaches it.
     """
     texts = [text[:MAX_LEARNED_CHARS] for text in texts]
+    blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
+    texts = [blank.normalizer.normalize_str(text) for text in texts]
     if kind == "word":
-        return _learn_words(texts, vocab_size, lowercase, symbols)
+        words = (word for text in texts for word, _ in blank.pre_tokenizer.pre_tokenize_str(text))
+        return _learn_words(words, vocab_size, symbols)
     heads = [*heads_of(kind), *symbols]
     room = vocab_size - len(heads)
     known = set(symbols)
-    blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
-    texts = _without_rare([blank.normalizer.normalize_str(text) for text in texts], room // 2)
+    texts = _without_rare(texts, room // 2)
     extra = [] if kind == "bpe" else [0.0] * len(heads)
     # Without added tokens: otherwise "</s>" in a text would be one word.
     blueprint = {**assemble(kind, lowercase, heads, extra), "added_tokens": []}
@@ -88,20 +90,14 @@ def learn_pieces(
     return heads + [piece for _, piece in scored], scores + [-cost for cost, _ in scored]
 
 
-def _learn_words(
-    texts: list[str], vocab_size: int, lowercase: bool, symbols: Sequence[str]
-) -> tuple[list[str], list[Any]]:
+def _learn_words(words: Iterable[str], vocab_size: int, symbols: Sequence[str]) -> tuple[list[str], list[Any]]:
     """Return the most frequent words; ties are sorted by character."""
-    blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
-    counts: Counter[str] = Counter()
-    for text in texts:
-        normal = blank.normalizer.normalize_str(text)
-        counts.update(word for word, _ in blank.pre_tokenizer.pre_tokenize_str(normal))
+    counts = Counter(words)
     heads = [*SPECIAL_PIECES, *symbols]
     for piece in heads:
         counts.pop(piece, None)
-    words = sorted(counts, key=lambda word: (-counts[word], word))
-    return [*heads, *words[: vocab_size - len(heads)]], []
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return [*heads, *ranked[: vocab_size - len(heads)]], []
 
 
 def _without_rare(texts: list[str], most: int) -> list[str]:

@@ -28,9 +28,8 @@ def in_parts(text: str, most: int, *, through_words: bool) -> Iterator[tuple[str
     """Split a text into parts whose ids, concatenated, are the ids of the text.
 
     The text is split at a single space between two words; the tokenizer adds this space to the second part again. If
-    there
-    is no such space nearby, it is split inside a word, but not before a character that combines with the one before. In
-    this case the ids can differ from those of the whole word, but they decode to the same text.
+    there is no such space nearby, it is split inside a word, but not before a character that combines with the one
+    before. In this case the ids can differ from those of the whole word, but they decode to the same text.
 
     Args:
         most: maximum number of characters of a part.

@@ -22,7 +22,7 @@ from typing import Any
 
 from manyheads.errors import DataError, MissingExtraError
 from manyheads.text.marian_files import MarianOptions, own_part, read_files, read_vocab
-from manyheads.text.tokenizer import check_encodable
+from manyheads.text.tokenizer_file import check_encodable
 
 __all__ = ["MarianSide", "MarianTokenizer"]
 
@@ -65,30 +65,18 @@ class MarianSide:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text; raises the same errors as `encode`."""
         check_encodable(texts)
-        parts: list[str] = []
-        plans: list[list[int | tuple[int, str | None]]] = []
-        for text in texts:
-            plan: list[int | tuple[int, str | None]] = []
-            for part in self._split(text):
-                if part in self._special:
-                    plan.append(self._special[part])
-                elif part:
-                    code, rest = _language_code(part)
-                    plan.append((len(parts), code))
-                    parts.append(rest)
-            plans.append(plan)
-        cut: list[list[str]] = self._spm.encode(parts, out_type=str) if parts else []
-        known, unk = self._vocab, self.unk_id
+        split = [[part for part in self._split(text) if part] for text in texts]
+        coded = [_language_code(part) for parts in split for part in parts if part not in self._special]
+        cut: list[list[str]] = self._spm.encode([rest for _, rest in coded], out_type=str) if coded else []
+        segments = iter([[code, *pieces] if code else pieces for (code, _), pieces in zip(coded, cut, strict=True)])
         rows = []
-        for plan in plans:
+        for parts in split:
             ids: list[int] = []
-            for step in plan:
-                if isinstance(step, int):
-                    ids.append(step)
+            for part in parts:
+                if part in self._special:
+                    ids.append(self._special[part])
                 else:
-                    place, code = step
-                    ids += [known.get(code, unk)] if code else []
-                    ids += [known.get(piece, unk) for piece in cut[place]]
+                    ids += [self._vocab.get(piece, self.unk_id) for piece in next(segments)]
             rows.append(ids)
         return rows
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 
 from manyheads.errors import DataError
 from manyheads.files.guarded import read_limited
+from manyheads.text.tokenizer_file import MAX_FILE_BYTES, parse_json
 
 __all__ = ["MarianOptions", "file_names", "own_part", "read_bytes", "read_files", "read_json", "read_vocab"]
 
 FORMAT_VERSION = 1
 OWN = "manyheads"  # the key of our entry in tokenizer_config.json
-MAX_FILE_BYTES = 64 * 2**20
 MAX_PIECES = 1_000_000
 _TEXTS = ("unk_token", "eos_token", "pad_token")
 # A vocabulary may list more unsplittable pieces; they are not supported, because no model has needed them yet.
@@ -160,10 +159,7 @@ def read_bytes(path: Path) -> bytes:
 
 def read_json(content: bytes, where: str) -> dict[str, Any]:
     """Raises: DataError: the content is not one JSON object in UTF-8."""
-    try:
-        values = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not JSON: {error}.") from None
+    values = parse_json(content, where)
     if not isinstance(values, dict):
         raise DataError(f"{where} must hold one JSON object, not a {type(values).__name__}.")
     return values

@@ -30,9 +30,7 @@ _WHITE = " \t\n\r\v\f"
 
 
 def words_of(sentence: str) -> list[str]:
-    """Return the words of a tokenised sentence. Unlike `str.split`, keep a no-break space as part of a word, as in
-    trees.
-    """
+    """Return the words of a tokenised sentence. Unlike `str.split`, keep no-break spaces inside words, as in trees."""
     return [word for word in sentence.translate(str.maketrans(_WHITE, " " * len(_WHITE))).split(" ") if word]
 
 

@@ -28,9 +28,7 @@ BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259 of
 SPACE_SIGN = "▁"  # shown for a space inside a piece
 BYTE_SCORE = -100.0  # unigram log-probability of a byte; low, so that bytes are used only if no piece fits
 MAX_PIECES = 1_000_000
-LANGUAGE_FORMAT = (
-    "manyheads.vocabulary"  # what a language model's tokenizer.json names itself; a translator's names nothing
-)
+LANGUAGE_FORMAT = "manyheads.vocabulary"  # `format` in the tokenizer.json of a language model; a translator has none
 MODEL_TYPES = {"bpe": "BPE", "unigram": "Unigram", "word": "WordLevel"}
 
 # A word includes the space before it and apostrophes inside it. Digits are grouped by three, other signs are separate.
@@ -46,9 +44,7 @@ WORD_PATTERN = (
 
 
 def normalizer(kind: str, lowercase: bool) -> dict[str, Any]:
-    """Normalise to NFC, fold case if requested, and add a space in front, so that the first word of a line is not
-    special.
-    """
+    """Normalise to NFC, fold case if requested, and add a space in front, so that a first word is like any other."""
     stages: list[dict[str, Any]] = [{"type": "NFC"}]
     if lowercase:
         stages.append({"type": "Lowercase"})
@@ -126,8 +122,7 @@ def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any], nu
 
 
 def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], int]:
-    """Return kind, case folding, pieces, extra and number of symbols of a parsed tokenizer.json: the inverse of
-    `assemble`.
+    """Return kind, case folding, pieces, extra and number of symbols of a parsed file: the inverse of `assemble`.
 
     Raises: DataError: the content differs from the result of `assemble`; `where` is its name in the message.
     """
@@ -135,8 +130,8 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], 
     kinds = [kind for kind, name in MODEL_TYPES.items() if isinstance(part, dict) and part.get("type") == name]
     if isinstance(data, dict) and data.get("format") == LANGUAGE_FORMAT:
         raise DataError(
-            f"{where} is the vocabulary of a language model, which goes on from texts (`manyheads generate`) and cannot"
-            " translate; name a translator's."
+            f"{where} is the vocabulary of a language model, which continues texts (`manyheads generate`) and cannot"
+            " translate; give the tokenizer of a translation model."
         )
     if not kinds or not isinstance(part, dict):
         raise DataError(

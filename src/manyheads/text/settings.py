@@ -47,18 +47,15 @@ class VocabularySettings:
 
     Args:
         level: `bytes` (of any encoding); `bpe`, subwords that fall back to bytes (Sennrich et al. 2016); `words`, split
-            at
-            white space, with a line break as a token.
+            at white space, with a line break as a token.
         vocab_size: the total number of ids for `bpe`, the maximum number of words for `words`; 0 means 8,000 subwords,
-            or
-            every word. Bytes always have 256.
+            or every word. Bytes always have 256.
         min_count: for `words`, the minimum count of a word in the training text; rarer words become `<unk>`.
         lowercase: fold case first; for `bpe` and `words`.
         line_end: for `words`, the token of a line break; WikiText uses `<eos>`, the One Billion Word Benchmark `<S>`.
         documents: what counts as a document: `none` (one endless text), `files` (each file), or `lines` (each line,
-            whose
-            line break is then the end of the document). The end of a document is a separate token, which the model also
-            reads before each document.
+            whose line break is then the end of the document). The end of a document is a separate token, which the
+            model also reads before each document.
 
     Raises: ConfigError: a number is out of range or does not match the level.
     """
@@ -146,8 +143,7 @@ class ParsingSettings:
     Args:
         tags: parts of speech: `XX` for all of them, or `keep`.
         words: the tokens for a word: only its tag (`leave`), or the tag followed by the word's subwords (`write`),
-            which
-            tell the decoder its position in the sentence.
+            which tell the decoder its position in the sentence.
         functions: the part of a label after - or = (`NP-SBJ`): `strip` or `keep`.
         traces: leaves tagged -NONE-, which are not words: `strip` (also constituents without other leaves) or `keep`.
         root: the label at the top of every tree. It is not a constituent and not written; roots named TOP, S1 or empty

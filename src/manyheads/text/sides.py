@@ -19,17 +19,12 @@ __all__ = ["Side", "TranslationTokenizer", "has_tokenizer", "load_tokenizer"]
 
 
 class Side(Protocol):
-    """Conversion between text and ids for one language."""
+    """Conversion between text and ids for one language. bos_id: the first input id of the decoder."""
 
-    @property
-    def pad_id(self) -> int: ...
-    @property
-    def bos_id(self) -> int:
-        """The first input id of the decoder."""
-        ...
+    pad_id: int
+    bos_id: int
+    eos_id: int
 
-    @property
-    def eos_id(self) -> int: ...
     @property
     def vocab_size(self) -> int:
         """Upper bound (exclusive) of the ids."""
@@ -56,8 +51,8 @@ class TranslationTokenizer(Protocol):
     kind: a name of the kind. digest: SHA-256 of everything that determines the behaviour.
     """
 
-    @property
-    def kind(self) -> str: ...
+    kind: str
+
     @property
     def source(self) -> Side: ...
     @property

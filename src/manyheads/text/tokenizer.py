@@ -12,7 +12,6 @@ targets are below `num_target_ids`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,20 +20,19 @@ from typing import Any
 import tokenizers
 from tokenizers import normalizers
 
-from manyheads.errors import ConfigError, DataError, SaveError
-from manyheads.files.guarded import read_limited
+from manyheads.errors import ConfigError, DataError
 from manyheads.text.learning import learn_pieces
 from manyheads.text.long_lines import grouped, in_parts
 from manyheads.text.pipeline import SPACE_SIGN, SPECIAL_PIECES, assemble, heads_of, take_apart
 from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer_file import TokenizerFile, check_encodable, parse_json, read_tokenizer_file
 
-__all__ = ["Tokenizer", "check_encodable", "read_tokenizer_file"]
+__all__ = ["Tokenizer"]
 
-MAX_FILE_BYTES = 64 * 2**20
 MAX_CHARS_AT_ONCE = 500_000
 
 
-class Tokenizer:
+class Tokenizer(TokenizerFile):
     """A trained tokenizer; immutable. Create one with `train`, `load` or `from_json`.
 
     Ids 0 to 3 are padding, begin of sentence, end of sentence and unknown; `encode` never returns the first three.
@@ -96,11 +94,7 @@ class Tokenizer:
 
         Raises: DataError: the text is damaged or not written by manyheads.
         """
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where} is not valid JSON: {error}.") from None
-        return cls(*take_apart(data, where))
+        return cls(*take_apart(parse_json(text, where), where))
 
     def to_json(self) -> str:
         """Return the content of tokenizer.json, which the `tokenizers` library can read."""
@@ -119,20 +113,6 @@ class Tokenizer:
     def describe(self) -> dict[str, object]:
         """Return the properties to show to users."""
         return {"vocab_size": self.vocab_size, "lowercase": self.lowercase}
-
-    def files(self) -> dict[str, bytes]:
-        """Return the name and the content of tokenizer.json."""
-        return {"tokenizer.json": self._json.encode("utf-8")}
-
-    def save(self, path: str | Path) -> None:
-        """Write tokenizer.json without syncing it; a caller that commits a whole folder syncs the files.
-
-        Raises: SaveError: the path cannot be written.
-        """
-        try:
-            Path(path).write_bytes(self._json.encode("utf-8"))
-        except OSError as error:
-            raise SaveError(f"Cannot write the tokenizer {path}: {error.strerror or error}.") from error
 
     @property
     def vocab_size(self) -> int:
@@ -157,22 +137,8 @@ class Tokenizer:
 
     @property
     def num_target_ids(self) -> int:
-        """Upper bound (exclusive) of the ids from `encode_targets`: the end of the symbols, or vocab_size without
-        symbols.
-        """
+        """Upper bound (exclusive) of the ids from `encode_targets`: without symbols, vocab_size."""
         return self.symbol_ids.stop if self._symbols else self.vocab_size
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the file's bytes, in hexadecimal."""
-        return hashlib.sha256(self._json.encode("utf-8")).hexdigest()
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of one text, without BOS and EOS.
-
-        Raises: DataError: the text contains an unpaired surrogate.
-        """
-        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, using all threads of the library.
@@ -205,8 +171,7 @@ class Tokenizer:
         """Return the ids of target texts: the same as `encode_batch`, unless there are symbols.
 
         With symbols, a text consists of words separated by single spaces: symbols, and other words, which are encoded
-        as bytes
-        (for kind `word`: unknown).
+        as bytes (for kind `word`: unknown).
 
         Raises: DataError: a text contains an unpaired surrogate; the message gives its position.
         """
@@ -244,32 +209,9 @@ class Tokenizer:
         """
         return [self._pieces[index].replace(" ", SPACE_SIGN) for index in self._checked(ids)]
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        known = [int(index) for index in ids]
-        if known and not (min(known) >= 0 and max(known) < self.vocab_size):
-            wrong = next(index for index in known if not 0 <= index < self.vocab_size)
-            raise DataError(f"Id {wrong} is outside the vocabulary; ids are 0 to {self.vocab_size - 1}.")
-        return known
-
     def __repr__(self) -> str:
         case = ", lowercase" if self.lowercase else ""
         return f"Tokenizer({self.kind}, {self.vocab_size} pieces{case}, {self.digest[:12]})"
-
-
-def read_tokenizer_file(path: str | Path) -> str:
-    """Return the text of a tokenizer.json.
-
-    Raises: DataError: it is missing, not a regular file, too large, or not UTF-8.
-    """
-    path = Path(path)
-    try:
-        raw = read_limited(path, MAX_FILE_BYTES)
-    except OSError as error:
-        raise DataError(f"Cannot read the tokenizer {path}: {error.strerror or error}.") from None
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 at byte {error.start}; it is damaged or not a tokenizer file.") from None
 
 
 def _ids(library: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -298,17 +240,3 @@ def _check_symbols(symbols: Sequence[str], settings: TokenizerSettings) -> None:
             f"tokenizer.vocab_size is {settings.vocab_size}, but {len(symbols)} symbols of the target side need at"
             f" least {least}."
         )
-
-
-def check_encodable(texts: Sequence[str]) -> None:
-    """Raise DataError for unpaired surrogates, which Python and JSON can store but UTF-8 and the library cannot."""
-    try:
-        "".join(texts).encode("utf-8")
-    except UnicodeEncodeError:
-        for number, text in enumerate(texts):
-            for position, char in enumerate(text):
-                if "\ud800" <= char <= "\udfff":
-                    raise DataError(
-                        f"Text {number} holds half a surrogate pair (U+{ord(char):04X}) at character {position};"
-                        " it is not valid Unicode text. Remove or replace that character."
-                    ) from None

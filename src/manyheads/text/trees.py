@@ -166,23 +166,14 @@ def format_tree(tree: Node | Leaf) -> str:
     """Return a tree as one line with single spaces; `parse_tree` reads it back."""
     if isinstance(tree, Leaf):
         return f"({tree.tag} {tree.word})"
-    parts = [f"({tree.label}"]
-    for child in tree.children:
-        parts.append(format_tree(child))
-    return " ".join(parts) + ")"
+    return " ".join([f"({tree.label}", *map(format_tree, tree.children)]) + ")"
 
 
 def leaves_of(tree: Node | Leaf) -> list[Leaf]:
     """Return the leaves from left to right."""
-    found: list[Leaf] = []
-    waiting: list[Node | Leaf] = [tree]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Leaf):
-            found.append(part)
-        else:
-            waiting.extend(reversed(part.children))
-    return found
+    if isinstance(tree, Leaf):
+        return [tree]
+    return [leaf for child in tree.children for leaf in leaves_of(child)]
 
 
 def unescape(word: str) -> str:

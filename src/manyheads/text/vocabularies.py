@@ -15,7 +15,8 @@ from manyheads.text.long_lines import in_parts
 from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.pipeline import LANGUAGE_FORMAT
 from manyheads.text.settings import ITEM_BYTES, TokenizerSettings, VocabularySettings
-from manyheads.text.tokenizer import Tokenizer, read_tokenizer_file
+from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.tokenizer_file import parse_json, read_tokenizer_file
 from manyheads.text.vocabulary import FORMAT_VERSION, Documents, Vocabulary
 from manyheads.text.word_vocabulary import WordVocabulary
 
@@ -67,10 +68,7 @@ def vocabulary_from_json(text: str, *, where: str = "The text") -> Vocabulary:
 
     Raises: DataError: the text is damaged, of a newer version, or not a language model's vocabulary.
     """
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not valid JSON: {error}.") from None
+    content = parse_json(text, where)
     if not is_vocabulary(content):
         raise DataError(f"{where} is not the vocabulary of a language model: its format is not {LANGUAGE_FORMAT}.")
     version = content.get("format_version")
@@ -81,43 +79,36 @@ def vocabulary_from_json(text: str, *, where: str = "The text") -> Vocabulary:
     documents = content.get("documents")
     if documents not in get_args(Documents):
         raise DataError(f"{where}: documents is {documents!r}; it must be one of {', '.join(get_args(Documents))}.")
-    made = _build(content, documents, where)
+    try:
+        made = _build(content, documents)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
     if made.to_json() != text:  # the values read above determine the whole file
         raise DataError(f"{where} was changed or damaged. Prepare the data again, or copy the file once more.")
     return made
 
 
-def _build(content: dict[str, Any], documents: Documents, where: str) -> Vocabulary:
+def _build(content: dict[str, Any], documents: Documents) -> Vocabulary:
     level = content.get("level")
-    if documents == "fixed" and level != "ids":
-        raise DataError(f"{where}: documents is 'fixed', which only vocabularies of ids can have.")
+    if level == "ids":
+        sizes = {name: content.get(name) for name in ("num_ids", "document_len", "image_size")}
+        if any(type(size) is not int for size in sizes.values()) or content.get("form") not in ITEM_BYTES:
+            raise DataError("the form or the sizes of its ids are not valid.")
+        return IdVocabulary(form=content["form"], documents=documents, **sizes)  # type: ignore[arg-type]
+    if documents == "fixed":
+        raise DataError("documents is 'fixed', which only vocabularies of ids can have.")
     if level == "bytes":
         return ByteVocabulary(documents)
-    if level == "ids":
-        return _ids(content, documents, where)
     if level == "words":
         words, lowercase = content.get("words"), content.get("lowercase")
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-            raise DataError(f"{where}: the words are missing, or are not text.")
+            raise DataError("the words are missing, or are not text.")
         if not isinstance(lowercase, bool):
-            raise DataError(f"{where}: lowercase is {lowercase!r}; it must be true or false.")
-        try:
-            return WordVocabulary(words, documents, lowercase=lowercase)
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from None
+            raise DataError(f"lowercase is {lowercase!r}; it must be true or false.")
+        return WordVocabulary(words, documents, lowercase=lowercase)
     if level == "bpe":
-        inner = Tokenizer.from_json(json.dumps(content.get("tokenizer"), ensure_ascii=False), where=where)
+        inner = Tokenizer.from_json(json.dumps(content.get("tokenizer"), ensure_ascii=False), where="its tokenizer")
         if inner.kind == "word" or inner.symbols:
-            raise DataError(f"{where}: its pieces are those of a {inner.kind} tokenizer, or of a parser.")
+            raise DataError(f"its pieces are those of a {inner.kind} tokenizer, or of a parser.")
         return PieceVocabulary(inner, documents)
-    raise DataError(f"{where}: level is {level!r}; this program knows bytes, bpe, words and ids.")
-
-
-def _ids(content: dict[str, Any], documents: Documents, where: str) -> IdVocabulary:
-    sizes = {name: content.get(name) for name in ("num_ids", "document_len", "image_size")}
-    if any(type(size) is not int for size in sizes.values()) or content.get("form") not in ITEM_BYTES:
-        raise DataError(f"{where}: the form or the sizes of its ids are not valid.")
-    try:
-        return IdVocabulary(form=content["form"], documents=documents, **sizes)  # type: ignore[arg-type]
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from None
+    raise DataError(f"level is {level!r}; this program knows bytes, bpe, words and ids.")

@@ -7,15 +7,13 @@ document can end, and ids decode to bytes.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from manyheads.errors import DataError, SaveError
 from manyheads.text.pipeline import LANGUAGE_FORMAT
+from manyheads.text.tokenizer_file import TokenizerFile
 
 __all__ = ["FORMAT_VERSION", "Documents", "Vocabulary"]
 
@@ -23,7 +21,7 @@ FORMAT_VERSION = 1
 Documents = Literal["none", "files", "lines", "fixed"]
 
 
-class Vocabulary(ABC):
+class Vocabulary(TokenizerFile):
     """Conversion between text and ids for a language model; immutable.
 
     Attributes:
@@ -42,11 +40,6 @@ class Vocabulary(ABC):
     end_id: int | None
     unk_id: int | None
     document_len: int = 0
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """Number of ids."""
 
     @property
     def is_text(self) -> bool:
@@ -72,15 +65,11 @@ class Vocabulary(ABC):
         Raises: DataError: a line contains an unpaired surrogate.
         """
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text. A last line without a line break gets no id for one.
-
-        Raises: DataError: the text contains an unpaired surrogate.
-        """
-        return self.encode_batch([text])[0]
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text, see `encode`."""
+        """Return the ids of each text. A last line without a line break gets no id for one.
+
+        Raises: DataError: a text contains an unpaired surrogate.
+        """
         split = [text.split("\n") for text in texts]
         known = iter(self.encode_lines([line for lines in split for line in lines]))
         return [_joined([next(known) for _ in lines], self.line_id) for lines in split]
@@ -96,8 +85,7 @@ class Vocabulary(ABC):
         """Return the bytes that `ids` add after `before`: `decode_bytes(before + ids)` without the bytes of `before`.
 
         Cost: proportional to the number of new ids plus the preceding ids without visible text, so a text can be shown
-            token
-            by token.
+            token by token.
         """
         last: list[int] = []
         for index in reversed(before):  # an id without bytes does not tell whether a new line begins after it
@@ -124,42 +112,12 @@ class Vocabulary(ABC):
         Raises: DataError: an id is outside the vocabulary.
         """
 
-    @abstractmethod
-    def to_json(self) -> str:
-        """Return the content of tokenizer.json; `vocabularies.vocabulary_from_json` reads it."""
-
-    def files(self) -> dict[str, bytes]:
-        """Return the name and the content of tokenizer.json."""
-        return {"tokenizer.json": self.to_json().encode("utf-8")}
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the file's bytes, in hexadecimal."""
-        return hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
-
-    def save(self, path: str | Path) -> None:
-        """Write tokenizer.json without syncing it; a caller that commits a whole folder syncs the files.
-
-        Raises: SaveError: the path cannot be written.
-        """
-        try:
-            Path(path).write_bytes(self.to_json().encode("utf-8"))
-        except OSError as error:
-            raise SaveError(f"Cannot write the tokenizer {path}: {error.strerror or error}.") from error
-
     def describe(self) -> dict[str, object]:
         """Return the properties to show to users."""
         return {"vocab_size": self.vocab_size, "documents": self.documents}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.vocab_size} ids, documents={self.documents}, {self.digest[:12]})"
-
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        known = [int(index) for index in ids]
-        if known and not (min(known) >= 0 and max(known) < self.vocab_size):
-            wrong = next(index for index in known if not 0 <= index < self.vocab_size)
-            raise DataError(f"Id {wrong} is outside the vocabulary; ids are 0 to {self.vocab_size - 1}.")
-        return known
 
     def _render(self, **content: Any) -> str:
         head = {

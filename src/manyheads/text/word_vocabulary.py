@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from manyheads.errors import DataError
 from manyheads.text.parsing import words_of
 from manyheads.text.settings import VocabularySettings
-from manyheads.text.tokenizer import check_encodable
+from manyheads.text.tokenizer_file import check_encodable
 from manyheads.text.vocabulary import Documents, Vocabulary
 
 __all__ = ["DOCUMENT_END", "MAX_WORDS", "UNKNOWN", "WordVocabulary"]
@@ -100,9 +100,7 @@ class WordVocabulary(Vocabulary):
         return [[known.get(word, unknown) for word in words_of(line)] for line in lines]
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """Return the words joined by single spaces, without spaces beside a line break; the end of a file gives
-        nothing.
-        """
+        """Return the words joined by single spaces, without spaces beside a line break; `<eod>` gives nothing."""
         parts: list[str] = []
         begins = True
         for index in self._checked(ids):

@@ -78,7 +78,7 @@ def test_orders_look_random() -> None:
 
 @pytest.mark.parametrize("size", [-1, 10**12 + 1])
 def test_sizes_out_of_range(size: int) -> None:
-    with pytest.raises(ConfigError, match="sizes are 0 to"):
+    with pytest.raises(ConfigError, match="must be from 0 to"):
         Permutation(size, 0, 0)
 
 

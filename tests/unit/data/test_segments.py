@@ -305,9 +305,9 @@ def test_what_cannot_be_read_is_refused() -> None:
         SegmentStream(store, SegmentSettings(lanes=3), 0, end_id=None)
     with pytest.raises(DataError, match="too few"):
         SegmentStream(store_of([]), SegmentSettings(), 0, end_id=END)
-    with pytest.raises(ConfigError, match="ext_len is 2, but documents are kept separate"):
+    with pytest.raises(ConfigError, match="ext_len is 2, but documents are separate"):
         SegmentStream(store, SegmentSettings(lanes=1, documents="separate"), 0, end_id=END, ext_len=2)
-    with pytest.raises(ConfigError, match="negative"):
+    with pytest.raises(ConfigError, match="at least 0"):
         eval_segments(store, lanes=1, segment_len=1, end_id=None, ext_len=-1)
     with pytest.raises(ConfigError, match="at least 1"):
         eval_segments(store, lanes=0, segment_len=1, end_id=None)

@@ -32,7 +32,7 @@ from manyheads.tasks.table import TASKS, task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes
 from manyheads.text.parsing import load_task
-from manyheads.text.tokenizer import read_tokenizer_file
+from manyheads.text.tokenizer_file import read_tokenizer_file
 from manyheads.visualise.attention_page import save_page
 from manyheads.visualise.curves import MOST_BYTES, read_metrics
 

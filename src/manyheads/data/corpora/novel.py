@@ -1,6 +1,7 @@
 """The embedded novel: Crime and Punishment by Fyodor Dostoevsky, translated by Constance Garnett; public domain.
 
-1,159,819 bytes of UTF-8 with curly quotes. The first 90 percent are for training, 5 for validation, the last 5 for test.
+1,159,819 bytes of UTF-8 with curly quotes. The first 90 percent are for training, the next 5 for validation, the last 5
+for test.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The embedded English-German pairs: 60,000 for training, 500 for validation, 1,000 for test.
 
-Sentences from tatoeba.org by way of www.manythings.org/anki, CC BY 2.0 FR. `cut_tatoeba` describes how they were chosen.
+Sentences from tatoeba.org by way of www.manythings.org/anki, CC BY 2.0 FR. `cut_tatoeba` describes their selection.
 """
 
 from __future__ import annotations
