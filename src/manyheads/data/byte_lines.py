@@ -1,7 +1,7 @@
-"""Bytes and lines of them, from a file, a FIFO or standard input, plain or gzip, cut at "\\n" and nowhere else.
+"""Reading of bytes and lines from a file, a FIFO or standard input, plain or gzip; lines end at "\\n" only.
 
-`str.splitlines` also cuts at U+2028, U+0085 and others that stand inside real sentences; it would shift one language
-against the other. So lines are cut while they are still bytes.
+`str.splitlines` also splits at U+2028, U+0085 and other characters that occur inside sentences, which would shift one
+language against the other. Therefore lines are split before they are decoded.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ _CanRead = Callable[[float], bool]
 
 
 def describe(path: str | Path) -> str:
-    """How messages call a path: as it is, but for what cannot be shown on one line or is no Unicode."""
+    """Return a path as shown in messages: unchanged, unless it cannot be shown on one line or is not Unicode."""
     name = str(path)
     return "standard input" if name == "-" else name if name.isprintable() else repr(name)[1:-1]
 
 
 class ByteLines:
-    """Lines without their "\\n"; a last line needs none. Made by `opened`.
+    """Lines without their "\\n", which a last line does not need. Created by `opened`.
 
     Args:
-        read: some more bytes, at least one; none at the end. May wait, but for no more than there is.
-        can_read: whether `read` would return within so many seconds.
+        read: returns available bytes, at most the given number; waits until there is at least one; empty at the end.
+        can_read: whether `read` would return within the given number of seconds.
 
     Attributes:
-        given: lines given so far.
-        unended: whether the last line has been read, and had no "\n".
+        given: number of lines returned so far.
+        unended: whether the last line was read and had no "\\n".
     """
 
     def __init__(self, read: _Read, can_read: _CanRead) -> None:
         self._read = read
         self._can_read = can_read
         self._whole: deque[bytes] = deque()
-        self._begun: list[bytes] = []  # of a line whose end is not here yet
+        self._begun: list[bytes] = []  # of a line whose end was not read yet
         self._begun_bytes = 0
         self._ended = False
         self.given = 0
         self.unended = False
 
     def next(self) -> bytes | None:
-        """The next line, or None at the end. Of a line above MAX_LINE_BYTES only somewhat more than that is read."""
+        """Return the next line, or None at the end. A line above MAX_LINE_BYTES is cut off soon after that many."""
         while not self._whole and not self._ended:
             self._fill()
         if not self._whole:
@@ -68,7 +68,7 @@ class ByteLines:
         return self._whole.popleft()
 
     def ready(self, seconds: float) -> bool:
-        """Whether another line, or the end, can be had without waiting longer than this."""
+        """Return whether another line, or the end, can be read within this time."""
         until = time.monotonic() + seconds
         while not self._whole and not self._ended:
             if not self._can_read(max(0.0, until - time.monotonic())):
@@ -91,9 +91,9 @@ class ByteLines:
 
 
 class _Pushed:
-    """A stream that cannot be rewound (pipe, FIFO), with the bytes already taken from it put back in front.
+    """A stream that cannot be rewound (pipe, FIFO), with the bytes already read from it put back in front.
 
-    It reads what is there now: a person at the keyboard waits for no full block.
+    It returns the bytes that are available, so interactive input does not wait for a full block.
     """
 
     def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
@@ -111,7 +111,7 @@ class _Pushed:
 
 
 def _has_bytes(file: io.BufferedReader, seconds: float) -> bool:
-    """Whether a read would not wait; yes, too, where that cannot be asked: it never waits long for a file on disk."""
+    """Return whether a read would not wait. True where the system cannot tell, because a disk file never waits long."""
     try:
         poll = select.poll()
         poll.register(file.fileno(), select.POLLIN)
@@ -122,7 +122,7 @@ def _has_bytes(file: io.BufferedReader, seconds: float) -> bool:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[ByteLines]:
-    """The lines of a file, of a FIFO, or of standard input for `-`; unpacked if they begin as gzip does.
+    """Open a file, a FIFO, or standard input (`-`) and yield its lines; data that begins like gzip is unpacked.
 
     Raises: DataError: the file cannot be opened or read.
     """
@@ -136,30 +136,44 @@ def opened(path: str | Path) -> Iterator[ByteLines]:
         yield lines
 
 
-def read_chunks(path: str | Path) -> Iterator[bytes]:
-    """The bytes of a file, a FIFO or standard input, a block at a time; unpacked if they begin as gzip does.
+def read_chunks(path: str | Path, *, unpack: bool = True, expected: str = "a text file") -> Iterator[bytes]:
+    """Yield the bytes of a file, a FIFO or standard input in blocks.
+
+    Args:
+        path: file, FIFO or `-`.
+        unpack: unpack data that begins like gzip.
+        expected: the kind of file, for the message about a directory.
 
     Raises: DataError: the file cannot be opened or read.
     """
     given = 0
-    with _reading(path, lambda: f"after byte {given}" if given else "") as (read, _):
+    with _reading(path, lambda: f"after byte {given}" if given else "", unpack, expected) as (read, _):
         while chunk := read(CHUNK_BYTES):
             given += len(chunk)
             yield chunk
 
 
 @contextmanager
-def _reading(path: str | Path, place: Callable[[], str]) -> Iterator[tuple[_Read, _CanRead]]:
-    """The two functions that `ByteLines` takes. place: how far reading has come, in words; empty at the beginning."""
+def _reading(
+    path: str | Path, place: Callable[[], str], unpack: bool = True, expected: str = "a text file"
+) -> Iterator[tuple[_Read, _CanRead]]:
+    """Open a file and yield the two functions that `ByteLines` takes.
+
+    Args:
+        path: file, FIFO or `-`.
+        place: returns the current position for messages; empty at the beginning.
+        unpack: see `read_chunks`, also for `expected`.
+        expected: see `unpack`.
+    """
     name = describe(path)
     try:
         if str(path) == "-":
             if sys.stdin is None:
                 raise DataError("Standard input is closed; name a file, or give the text through a pipe.")
-            yield _unpacked(cast(io.BufferedReader, sys.stdin.buffer))
+            yield _readers(cast(io.BufferedReader, sys.stdin.buffer), unpack)
         else:
             with Path(path).open("rb") as file:
-                yield _unpacked(file)
+                yield _readers(file, unpack)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         reason = str(error).rstrip(".")
         raise DataError(
@@ -167,20 +181,20 @@ def _reading(path: str | Path, place: Callable[[], str]) -> Iterator[tuple[_Read
             " Copy or pack it once more."
         ) from None
     except IsADirectoryError:
-        raise DataError(f"{name} is a directory; a text file was expected.") from None
+        raise DataError(f"{name} is a directory; {expected} was expected.") from None
     except OSError as error:
         raise DataError(f"Cannot read {name}: {error.strerror or error}.") from None
     except ValueError as error:  # a NUL inside the path
         raise DataError(f"Cannot read {name}: {error}.") from None
 
 
-def _unpacked(file: io.BufferedReader) -> tuple[_Read, _CanRead]:
-    head = file.read1(len(GZIP_MAGIC))
+def _readers(file: io.BufferedReader, unpack: bool) -> tuple[_Read, _CanRead]:
+    head = file.read1(len(GZIP_MAGIC)) if unpack else b""
     if head == GZIP_MAGIC[:1]:
         head += file.read1(1)
     stream = _Pushed(head, file)
     if head != GZIP_MAGIC:
         return stream.read, stream.can_read
-    # What waits inside the decompressor cannot be asked for, so packed text is read in full blocks.
+    # The decompressor does not tell whether it has data, so packed text is read in full blocks.
     unpacked = gzip.GzipFile(fileobj=cast(IO[bytes], stream), mode="rb")
     return unpacked.read1, lambda seconds: True

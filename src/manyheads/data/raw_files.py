@@ -1,58 +1,54 @@
-"""Binary files and pictures as sources of ids for models of what is no text."""
+"""Binary files and images as sources of ids, for models of data that is not text."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
+from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import describe
+from manyheads.data.texts import Files
 from manyheads.errors import ConfigError, DataError, MissingExtraError
 from manyheads.text.settings import ITEM_BYTES
 
 __all__ = ["IdSource", "Pictures", "RawFiles"]
 
-BLOCK_BYTES = 2**20
-MOST_NAMED = 3
 PACKED = (".gz", ".xz", ".bz2", ".zip", ".zst")
 
 
 class IdSource(Protocol):
-    """Where a split's ids come from: `RawFiles` or `Pictures`."""
+    """The input of a split: `RawFiles` or `Pictures`."""
 
     def read(self) -> Iterator[tuple[str, bytes, bool]]:
-        """A file's name, some of its bytes, and whether it ends with them."""
+        """Yield a file's name, some of its bytes, and whether it ends with them."""
         ...
 
     def describe(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class RawFiles:
-    """The bytes of some files as they are, in the order given.
+class RawFiles(Files):
+    """The unchanged bytes of files.
 
     Args:
-        paths: at least one; `-` is standard input.
-        form: of the ids in them: `bytes` or `u16`.
+        paths: see `Files`.
+        form: encoding of the ids in them: `bytes` or `u16`.
 
-    Raises: ConfigError: there is no path, standard input is named twice, or a file is packed by its name.
+    Raises: ConfigError: see `Files`; or the name of a file is that of a packed file.
     """
 
-    paths: Sequence[str | Path]
     form: str = "bytes"
+    needed = "Ids need at least one file."
 
     def __post_init__(self) -> None:
-        if not self.paths:
-            raise ConfigError("Ids need at least one file.")
-        if [str(path) for path in self.paths].count("-") > 1:
-            raise ConfigError("Standard input can be read once, but two files are -.")
+        super().__post_init__()
         packed = next((str(path) for path in self.paths if str(path).endswith(PACKED)), None)
         if packed is not None:
-            raise ConfigError(f"{packed} is packed, and would be learned as it is packed; unpack it first.")
+            raise ConfigError(f"{packed} is packed, and its packed bytes would be learned; unpack it first.")
 
     def read(self) -> Iterator[tuple[str, bytes, bool]]:
         """See `IdSource.read`.
@@ -61,69 +57,47 @@ class RawFiles:
         """
         for path in self.paths:
             name, size = describe(path), 0
-            for block in self._blocks(path, name):
+            for block in read_chunks(path, unpack=False, expected="a file of ids (for pictures: --layout images)"):
                 size += len(block)
                 yield name, block, False
             if size % ITEM_BYTES[self.form]:
                 raise DataError(
-                    f"{name} has {size:,} bytes, no whole number of ids of {ITEM_BYTES[self.form]} bytes each. Is it"
-                    " cut off, or are its ids bytes (--format bytes)?"
+                    f"{name} has {size:,} bytes, which is not a multiple of {ITEM_BYTES[self.form]}, the size of an id."
+                    " Is the file incomplete, or are its ids bytes (--format bytes)?"
                 )
             yield name, b"", True
 
-    def _blocks(self, path: str | Path, name: str) -> Iterator[bytes]:
-        try:
-            if str(path) == "-":
-                if sys.stdin is None:
-                    raise DataError("Standard input is closed; name a file, or give the ids through a pipe.")
-                yield from _parts(cast(IO[bytes], sys.stdin.buffer))
-            else:
-                with Path(path).open("rb") as file:
-                    yield from _parts(file)
-        except IsADirectoryError:
-            raise DataError(f"{name} is a directory; a file of ids was expected (pictures: --layout images).") from None
-        except (OSError, ValueError) as error:
-            raise DataError(f"Cannot read {name}: {getattr(error, 'strerror', None) or error}.") from None
-
-    def describe(self) -> str:
-        """The files' names, for messages and manifests; of many the first few and their number."""
-        return _named([describe(path) for path in self.paths])
-
-
-def _parts(file: IO[bytes]) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
-
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """Square RGB pictures as bytes: row by row, pixel by pixel, red, green and blue (raster order).
+class Pictures(Files):
+    """Square RGB images as bytes: row by row, pixel by pixel, red, green and blue (raster order).
 
-    Grey and palette pictures become RGB; how transparent a pixel is does not count.
+    Grey and palette images are converted to RGB; transparency is ignored.
 
     Args:
-        paths: PNG files, and folders, of which every `*.png` at any depth is taken, in the order of their names.
-        size: pixels a side.
-        resize: cut the middle square out of pictures of other sizes and scale it, each new pixel being the mean of
-            those below it; without it they are refused.
+        paths: PNG files, and folders, of which every `*.png` at any depth is read, sorted by name.
+        size: side in pixels.
+        resize: take the middle square of images of other sizes and scale it; each new pixel is the mean of those that
+            it covers. Otherwise such images are refused.
 
-    Raises: ConfigError: there is no path, or the size is none.
+    Raises: ConfigError: there is no path, or the size is below 1.
     """
 
-    paths: Sequence[str | Path]
     size: int
     resize: bool = False
+    needed = "Pictures need a folder of PNG files, or files."
 
     def __post_init__(self) -> None:
-        if not self.paths:
-            raise ConfigError("Pictures need a folder of PNG files, or files.")
+        super().__post_init__()
         if self.size < 1:
-            raise ConfigError(f"--image-size is {self.size}; give pixels a side, such as 64.")
+            raise ConfigError(f"--image-size is {self.size}; give the side in pixels, such as 64.")
 
     def read(self) -> Iterator[tuple[str, bytes, bool]]:
-        """See `IdSource.read`; one block a picture.
+        """See `IdSource.read`; one block per picture.
 
-        Raises: DataError: a picture is missing, damaged, or of another size. MissingExtraError: Pillow is not there.
+        Raises:
+            DataError: a picture is missing, damaged, or of another size.
+            MissingExtraError: Pillow is not installed.
         """
         try:
             from PIL import Image
@@ -153,20 +127,11 @@ class Pictures:
         if (width, height) != (self.size, self.size):
             if not self.resize:
                 raise DataError(
-                    f"{path} is a picture of {width} x {height} pixels, but {self.size} x {self.size} are asked for"
-                    " (--image-size); give --resize, which cuts out the middle and scales it."
+                    f"{path} is a picture of {width} x {height} pixels, but --image-size is {self.size}; give"
+                    " --resize, which cuts out the middle and scales it."
                 )
             side = min(width, height)
             left, top = (width - side) // 2, (height - side) // 2
             image = image.convert("RGB").crop((left, top, left + side, top + side))
             image = image.resize((self.size, self.size), Image.Resampling.BOX)
         return np.asarray(image.convert("RGB"), np.uint8).tobytes()
-
-    def describe(self) -> str:
-        """The names given."""
-        return _named([str(path) for path in self.paths])
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return " + ".join(names[:MOST_NAMED]) + more

@@ -1,31 +1,31 @@
-"""Whole texts as a source of training data for language models: files, one after the other, as bytes or as lines."""
+"""Whole texts as training data for language models: several files in order, as bytes or as lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, refuse_packed
 from manyheads.errors import ConfigError
 
-__all__ = ["Text", "TextBlock", "TextFiles"]
+__all__ = ["Files", "Text", "TextBlock", "TextFiles"]
 
 BLOCK_BYTES = 2**20
 MOST_NAMED = 3
-LONGEST_MAGIC = 16  # bytes by which a packed file is known
+LONGEST_MAGIC = 16  # number of first bytes that identify a packed file
 
 
 class Text(Protocol):
-    """Where a split of a language model's data comes from: `TextFiles` or `TextBlock`."""
+    """The input of a split of a language model's data: `TextFiles` or `TextBlock`."""
 
     def read(self, *, as_bytes: bool, report: ReadReport | None = None) -> Iterator[tuple[bytes, bool]]:
-        """Blocks of bytes in order, and whether a file ends with each.
+        """Yield blocks of bytes in order, and whether a file ends with each.
 
         Args:
-            as_bytes: as they are; otherwise lines of UTF-8, each with its "\\n".
+            as_bytes: the unchanged bytes; otherwise lines of UTF-8, each with its "\\n".
             report: counts lines that are not UTF-8.
         """
         ...
@@ -35,13 +35,13 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class TextBlock:
-    """A text at hand, with a name for the manifest; one file."""
+    """A text in memory, with a name for the manifest; it counts as one file."""
 
     name: str
     content: bytes
 
     def read(self, *, as_bytes: bool, report: ReadReport | None = None) -> Iterator[tuple[bytes, bool]]:
-        """All of it. The content is UTF-8 in either case; a last line gets its line break."""
+        """Yield all of it. The content is UTF-8 in either case; as lines, a last line gets its line break."""
         content = self.content if as_bytes or self.content.endswith(b"\n") else self.content + b"\n"
         yield content, True
 
@@ -50,25 +50,41 @@ class TextBlock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextFiles:
-    """The text of some files, plain or gzip, in the order given.
+class Files:
+    """Files in a given order.
 
-    Args:
-        paths: at least one; `-` is standard input.
-        on_bad_utf8: what happens to a line that is not UTF-8: `fail`, `replace` its bad bytes by U+FFFD, or `skip` it;
-            counted. Has no meaning where bytes are read as they are.
+    Args: paths: at least one; `-` is standard input.
 
     Raises: ConfigError: there is no path, or standard input is named twice.
     """
 
     paths: Sequence[str | Path]
-    on_bad_utf8: OnBadUtf8 = "fail"
+    needed: ClassVar[str] = "A text needs at least one file."
 
     def __post_init__(self) -> None:
         if not self.paths:
-            raise ConfigError("A text needs at least one file.")
+            raise ConfigError(self.needed)
         if [str(path) for path in self.paths].count("-") > 1:
-            raise ConfigError("Standard input can be read once, but two files of a text are -.")
+            raise ConfigError("Standard input can be read once, but two files are -.")
+
+    def describe(self) -> str:
+        """Return the names of the files, for messages and manifests: the first few, and the number of others."""
+        names = [describe(path) for path in self.paths[:MOST_NAMED]]
+        more = f" and {len(self.paths) - MOST_NAMED} more" if len(self.paths) > MOST_NAMED else ""
+        return " + ".join(names) + more
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles(Files):
+    """The text of files, plain or gzip.
+
+    Args:
+        paths: see `Files`.
+        on_bad_utf8: for lines that are not UTF-8: `fail`, `replace` bad bytes by U+FFFD, or `skip` the line; counted.
+            Not used if the bytes are read unchanged.
+    """
+
+    on_bad_utf8: OnBadUtf8 = "fail"
 
     def read(self, *, as_bytes: bool, report: ReadReport | None = None) -> Iterator[tuple[bytes, bool]]:
         """See `Text.read`.
@@ -77,7 +93,7 @@ class TextFiles:
         """
         report = report if report is not None else ReadReport()
         for path in self.paths:
-            blocks = _as_they_are(path) if as_bytes else self._lines(path, report)
+            blocks = _unchanged(path) if as_bytes else self._lines(path, report)
             for block in blocks:
                 yield block, False
             yield b"", True
@@ -97,25 +113,12 @@ class TextFiles:
         if block:
             yield b"".join(block)
 
-    def describe(self) -> str:
-        """The files' names, for messages and manifests; of many the first few and their number."""
-        names = [describe(path) for path in self.paths[:MOST_NAMED]]
-        more = f" and {len(self.paths) - MOST_NAMED} more" if len(self.paths) > MOST_NAMED else ""
-        return " + ".join(names) + more
 
-
-def _as_they_are(path: str | Path) -> Iterator[bytes]:
-    kept = b""  # a first block may be two bytes long
-    known = False
-    for block in read_chunks(path):
-        kept += block
-        if not known and len(kept) < LONGEST_MAGIC:
-            continue
-        if not known:
-            refuse_packed(kept[:LONGEST_MAGIC], describe(path))
-            known = True
-        yield kept
-        kept = b""
-    if kept:
-        refuse_packed(kept, describe(path))
-        yield kept
+def _unchanged(path: str | Path) -> Iterator[bytes]:
+    head = b""
+    chunks = read_chunks(path)
+    while len(head) < LONGEST_MAGIC and (chunk := next(chunks, b"")):  # a first block can be two bytes long
+        head += chunk
+    refuse_packed(head[:LONGEST_MAGIC], describe(path))
+    yield head
+    yield from chunks

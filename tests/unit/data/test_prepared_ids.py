@@ -75,7 +75,7 @@ def test_wrong_files_are_refused_by_name(tmp_path: Path) -> None:
     np.arange(300, dtype="<u2").tofile(tmp_path / "good.u16")
     (tmp_path / "odd.u16").write_bytes(b"abc")
     for paths, settings, message in (
-        (["odd.u16"], IdSettings(form="u16"), r"odd\.u16 has 3 bytes, no whole number of ids of 2 bytes"),
+        (["odd.u16"], IdSettings(form="u16"), r"odd\.u16 has 3 bytes, which is not a multiple of 2"),
         (["good.u16"], IdSettings(form="u16", vocab_size=256), r"good\.u16 \(train\) holds the id 256, .* 256 ids"),
         (
             ["good.u16"],
@@ -133,7 +133,9 @@ def test_pictures_are_documents_of_raster_bytes(tmp_path: Path) -> None:
 
 def test_pictures_of_other_sizes_are_refused_or_scaled(tmp_path: Path) -> None:
     [drawn] = draw_pictures(tmp_path / "in", 1, 16)
-    with pytest.raises(DataError, match=r"picture-000\.png is a picture of 16 x 16 pixels, but 8 x 8 .* --resize"):
+    with pytest.raises(
+        DataError, match=r"picture-000\.png is a picture of 16 x 16 pixels, but --image-size is 8; .* --resize"
+    ):
         list(Pictures(paths=[tmp_path / "in"], size=8).read())
     [(_, content, ends)] = Pictures(paths=[tmp_path / "in"], size=8, resize=True).read()
     means = drawn.reshape(8, 2, 8, 2, 3).astype(np.float64).mean((1, 3))
