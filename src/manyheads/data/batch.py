@@ -15,7 +15,7 @@ class PairBatch:
     """Aligned sentence pairs as ids, padded on the right.
 
     Shape: source (batch, source_len), each row tokens + EOS; target (batch, target_len), each row BOS + tokens + EOS;
-        lengths (batch,) count those, padding excluded; sample_ids (batch,) are positions in the store.
+        lengths (batch,), without padding; sample_ids (batch,), positions in the store.
     """
 
     source: Tensor
@@ -26,7 +26,7 @@ class PairBatch:
 
     @property
     def target_input(self) -> Tensor:
-        """The decoder's input: BOS and all tokens but the last. (batch, target_len - 1)"""
+        """The decoder's input: the target without its last column. (batch, target_len - 1)"""
         return self.target[:, :-1]
 
     @property
@@ -36,24 +36,24 @@ class PairBatch:
 
     @property
     def size(self) -> int:
-        """Numbers that the longer side takes, padding included."""
+        """Number of ids of the larger side, including padding."""
         return max(self.source.numel(), self.target.numel())
 
     def describe(self) -> str:
-        """Its shape in words."""
+        """Return the shape in words."""
         rows, source_len = self.source.shape
         return f"{rows} rows of {source_len} source and {self.target.shape[1]} target tokens"
 
     def num_target_tokens(self) -> int:
-        """Labels that count in the loss: every real target token and EOS, neither BOS nor padding."""
+        """Return the number of labels that count in the loss: real target tokens and EOS, without BOS and padding."""
         return int(self.target_lengths.sum()) - self.target_lengths.numel()
 
     def twice(self) -> PairBatch:
-        """Every pair two times, the second ones after all of the first."""
+        """Return a batch that contains the whole batch twice, one after the other."""
         return replace(self, **{name: torch.cat([getattr(self, name)] * 2) for name in self.__dataclass_fields__})
 
     def rows(self, which: slice) -> PairBatch:
-        """Some of the rows, padded as they are."""
+        """Return some of the rows, with the same padding."""
         return replace(self, **{name: getattr(self, name)[which] for name in self.__dataclass_fields__})
 
     def to(self, device: torch.device | str) -> PairBatch:

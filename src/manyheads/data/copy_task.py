@@ -1,6 +1,6 @@
-"""The copy task: the target is the source. The smallest proof that a translator learns.
+"""The copy task: the target equals the source. It is the smallest test of whether a translation model learns.
 
-Paper: none; The Annotated Transformer (Rush 2018), "A First Example". Differs: sequences have various lengths, and
+Paper: none; The Annotated Transformer (Rush 2018), "A First Example". Differs: sequences have different lengths, and
 validation and test sequences never occur in training.
 """
 
@@ -21,20 +21,20 @@ MOST_TRAIN = 10_000_000
 
 
 def copy_pairs(seed: int, num_train_pairs: int = 0) -> dict[str, list[tuple[str, str]]]:
-    """Pairs of equal texts, `train`, `valid` and `test`: words out of `w1` to `w16`, 4 to 10 of them, no text twice.
+    """Return pairs of equal texts for `train`, `valid` and `test`: 4 to 10 of the words `w1` to `w16`, no text twice.
 
     Args:
-        seed: which sequences. The test and validation pairs do not depend on the number of training pairs.
+        seed: determines the texts. Test and validation pairs do not depend on the number of training pairs.
         num_train_pairs: 0 means 20,000.
 
-    Raises: ConfigError: more training pairs than ten million.
+    Raises: ConfigError: num_train_pairs is above ten million.
     """
     num_train = num_train_pairs or NUM_TRAIN
     if num_train > MOST_TRAIN:
-        raise ConfigError(f"data.num_train_pairs is {num_train}; the copy task gives at most {MOST_TRAIN}.")
+        raise ConfigError(f"data.num_train_pairs is {num_train}; it must be at most {MOST_TRAIN} for the copy task.")
     wanted = NUM_TEST + NUM_VALID + num_train
     base = np.uint64(derive_seed(seed, "copy-task"))
-    known: dict[str, None] = {}  # a set that keeps its order
+    known: dict[str, None] = {}  # an ordered set
     start = 0
     while len(known) < wanted:
         rows = np.arange(start, start + wanted, dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""The duplication task: 0w0w, w being random symbols. The second half can be told only by looking half a sequence back.
+"""The duplication task: 0w0w with random symbols w. Only attention to the first half can predict the second half.
 
-Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 5.1. Differs: sequences are drawn anew for every step, and those that
-validate and test come from streams of their own.
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 5.1. Differs: every step has new sequences, and validation and test
+sequences come from separate random streams.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ HELD_OUT = {"valid": 64, "test": 256}
 
 
 def duplicated(seed: int, name: str, first: int, count: int, length: int) -> NDArray[np.int64]:
-    """Sequences by number: 0, then w of symbols 1 to 127, then 0 and the same w.
+    """Return sequences by number: 0, then w of symbols 1 to 127, then 0 and the same w.
 
     Args:
-        seed: of the run.
-        name: `train`, `valid` or `test`; each has a stream of its own.
-        first: number of the first sequence. A sequence depends on seed, name, length and its number alone.
-        count: how many.
-        length: of each, even.
+        seed: the run's seed.
+        name: `train`, `valid` or `test`; each is a separate random stream.
+        first: number of the first sequence. A sequence depends only on seed, name, length and its number.
+        count: number of sequences.
+        length: length of each; even.
 
     Returns: (count, length) ids.
     """
@@ -49,7 +49,7 @@ def duplicated(seed: int, name: str, first: int, count: int, length: int) -> NDA
 
 
 def _batch(sequences: NDArray[np.int64], first: int) -> SegmentBatch:
-    """Sequences to be predicted from what stands before each token; only second halves count."""
+    """Return a batch in which each token is predicted from the tokens before it; only second halves count."""
     count, length = sequences.shape
     begins = np.full((count, 1), NUM_SYMBOLS + 1, np.int64)
     return SegmentBatch(
@@ -63,11 +63,11 @@ def _batch(sequences: NDArray[np.int64], first: int) -> SegmentBatch:
 
 
 class DuplicationStream:
-    """The training sequences of a run by epoch and row, as `SegmentStream` gives segments of a text.
+    """The training sequences of a run by epoch and row, with the interface of `SegmentStream`.
 
     Args:
-        settings: `lanes` sequences of `segment_len` tokens a step, in `accumulate` parts.
-        seed: which sequences.
+        settings: `lanes` sequences of `segment_len` tokens per step, in `accumulate` parts.
+        seed: determines the sequences.
     """
 
     def __init__(self, settings: SegmentSettings, seed: int) -> None:
@@ -75,11 +75,11 @@ class DuplicationStream:
         self.seed = seed
 
     def rows(self, epoch: int) -> int:
-        """Steps of an epoch, which has no meaning here but that validation and plots speak of it."""
+        """Return the number of steps of an epoch, which only determines validation and plots."""
         return ROWS_AN_EPOCH
 
     def at(self, epoch: int, row: int) -> list[SegmentBatch]:
-        """The micro-batches of one optimiser step; no sequence comes twice. Raises: IndexError: no such row."""
+        """Return the micro-batches of one optimiser step; no sequence occurs twice. Raises: IndexError: no such row."""
         if not 0 <= row < ROWS_AN_EPOCH:
             raise IndexError(f"row {row} of {ROWS_AN_EPOCH}")
         options = self.settings
@@ -88,23 +88,23 @@ class DuplicationStream:
         return _batch(sequences, first).split(options.accumulate)
 
     def next_position(self, epoch: int, row: int) -> tuple[int, int]:
-        """Where to go on after a step."""
+        """Return the position after a step."""
         return (epoch, row + 1) if row + 1 < ROWS_AN_EPOCH else (epoch + 1, 0)
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return one line for users."""
         options = self.settings
         return f"{options.lanes} new sequences of {options.segment_len} tokens a step, their second halves predicted"
 
 
 def held_out(seed: int, split: str, length: int, rows: int) -> Iterator[SegmentBatch]:
-    """Validation or test sequences, so many at a time.
+    """Yield validation or test sequences in batches.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
         split: `valid` (64 sequences) or `test` (256).
-        length: of a sequence.
-        rows: sequences of a batch.
+        length: length of a sequence.
+        rows: number of sequences in a batch.
     """
     count = HELD_OUT[split]
     for first in range(0, count, rows):
@@ -114,11 +114,11 @@ def held_out(seed: int, split: str, length: int, rows: int) -> Iterator[SegmentB
 
 @dataclass(frozen=True)
 class DuplicationData:
-    """The task's data for a run, in place of prepared data.
+    """The task's data for a run, with the interface of prepared data.
 
     Args:
-        seed: which sequences.
-        length: of each.
+        seed: determines the sequences.
+        length: length of each.
 
     Raises: ConfigError: the length is odd, or too short for a symbol.
     """
@@ -129,26 +129,25 @@ class DuplicationData:
     def __post_init__(self) -> None:
         if self.length < 4 or self.length % 2:
             raise ConfigError(
-                f"data.segment_len is {self.length}; the duplication task has 0w0w in it, an even number of tokens, at"
-                " least 4."
+                f"data.segment_len is {self.length}; for the duplication task it must be even and at least 4."
             )
 
     @property
     def vocabulary(self) -> IdVocabulary:
-        """0, the symbols, and what stands before a sequence."""
+        """The ids of 0, of the symbols, and of the beginning of a sequence."""
         return IdVocabulary(NUM_SYMBOLS + 1, documents="fixed", document_len=self.length)
 
     @property
     def tokenizer(self) -> IdVocabulary:
-        """The vocabulary, by the name that every task's data has for it."""
+        """The vocabulary, under the name that the data of every task has for it."""
         return self.vocabulary
 
     @property
     def digest(self) -> str:
-        """Equal exactly where the sequences are."""
+        """The same for the same sequences."""
         sample = duplicated(self.seed, "train", 0, 2, self.length).tobytes()
         return hashlib.sha256(sample + f"duplication {self.seed} {self.length}".encode()).hexdigest()
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return one line for users."""
         return f"the duplication task 0w0w of {self.length} tokens, {NUM_SYMBOLS} symbols"

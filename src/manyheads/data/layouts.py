@@ -1,8 +1,8 @@
-"""The corpora that language models are compared on, as their makers hand them out: which files, units and splits.
+"""The corpora on which language models are compared, in the form in which they are published: files, units and splits.
 
 Papers: WikiText, Merity et al. 2016, arXiv:1609.07843; enwik8 and text8, Mahoney 2006 (splits as in Al-Rfou et
 al. 2018, arXiv:1808.04444); One Billion Word Benchmark, Chelba et al. 2013, arXiv:1312.3005.
-Nothing is downloaded; the files are found on disk, plain or gzip.
+Nothing is downloaded; the files must be on disk, plain or gzip.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Layout:
     """A corpus.
 
     Args:
-        files: of each split, names that its files may have, in the order they are tried in; `*` stands for many files.
-        vocabulary: fields of `VocabularySettings` that go with it.
-        holdout: what of one file is validation and test text.
-        tokens: of each split, as the literature counts them.
-        inside: folders in which the files may lie, besides the one that is named.
+        files: for each split the possible names of its files, in the order of preference; `*` matches several files.
+        vocabulary: fields of `VocabularySettings` for this corpus.
+        holdout: the part of a single file that is validation and test text.
+        tokens: number of tokens of each split in the literature.
+        inside: subfolders that can contain the files.
     """
 
     files: Mapping[str, tuple[str, ...]]
@@ -43,7 +43,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class FoundLayout:
-    """A layout's files on this disk."""
+    """The files of a layout on this disk."""
 
     layout: Layout
     paths: Mapping[str, list[Path]]
@@ -71,7 +71,7 @@ LAYOUTS: dict[str, Layout] = {
     "wikitext-103": _wikitext(103_227_021),
     "enwik8": _hundred_million("enwik8"),
     "text8": _hundred_million("text8"),
-    # The official script makes one held-out file both validation and test text; here they are two.
+    # The official script uses one held-out file as both validation and test text; here they are two files.
     "lm1b": Layout(
         files={
             "train": (f"{_TRAINING}-*-of-00100",),
@@ -85,13 +85,13 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def find_layout(name: str, place: str | Path) -> FoundLayout:
-    """The files of a corpus.
+    """Return the files of a corpus.
 
     Args:
         name: one of `LAYOUTS`.
-        place: the folder that holds them, or, of a corpus in one file, that file.
+        place: the folder that contains them, or the file if the corpus is one file.
 
-    Raises: DataError: a file is missing; what was looked for is named.
+    Raises: DataError: a file is missing; the message gives the names that were tried.
     """
     layout, place = LAYOUTS[name], Path(place)
     if place.exists() and not place.is_dir() and len(layout.files) == 1:

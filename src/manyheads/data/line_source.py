@@ -1,4 +1,4 @@
-"""Where commands that write a line for each item read the items from: in blocks, in order."""
+"""Input of commands that write one line per item: the items, in blocks and in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Source(Protocol[T]):
     report: ReadReport
 
     def blocks(self, *, full: bool) -> Iterator[list[T]]:
-        """The input from its beginning. full: every block but the last has all its items, however slowly they come."""
+        """Yield the input from its beginning. full: wait until a block is full, even if the input is slow."""
         ...
 
 
@@ -29,7 +29,7 @@ class LinesOf:
 
     Args:
         file: its name; `-` is standard input.
-        size: lines in a block.
+        size: number of lines in a block.
         on_bad_utf8: see `data.lines`.
     """
 
@@ -41,7 +41,7 @@ class LinesOf:
 
     def blocks(self, *, full: bool) -> Iterator[list[str]]:
         """See `Source.blocks`."""
-        self.report = ReadReport()  # several ranks read the file twice, and count once
+        self.report = ReadReport()  # several ranks read the file twice, but must count it once
         [file] = self.files
         if full:
             lines = read_lines(file, on_bad_utf8=self._on_bad_utf8, report=self.report)
@@ -50,13 +50,13 @@ class LinesOf:
 
 
 class GivenItems(Generic[T]):
-    """Items that were read before.
+    """Items in memory.
 
     Args:
-        items: all of them.
-        size: items in a block.
-        files: where they come from.
-        report: what was found in the files.
+        items: all items.
+        size: number of items in a block.
+        files: names of the files that contained them.
+        report: counts of unusual lines in these files.
     """
 
     def __init__(self, items: Sequence[T], size: int, files: Sequence[str], report: ReadReport) -> None:
@@ -71,7 +71,7 @@ class GivenItems(Generic[T]):
 
 
 def blocks_of(things: Iterable[T], size: int) -> Iterator[list[T]]:
-    """So many at a time, whatever the time that they take to come."""
+    """Yield lists of `size` items; the last one can be shorter."""
     rest = iter(things)
     while block := list(islice(rest, size)):
         yield block

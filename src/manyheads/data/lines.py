@@ -1,4 +1,4 @@
-"""Lines of text files: UTF-8, plain or gzip, cut at "\\n" and nowhere else, whatever stands in them."""
+"""Lines of text files: UTF-8, plain or gzip; lines end at "\\n" only."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ __all__ = [
 OnBadUtf8 = Literal["fail", "replace", "skip"]
 PAUSE_SECONDS = 0.1
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# First bytes of what is no UTF-8 text -> what it is, and how to make text of it. UTF-32 before UTF-16: it begins alike.
-OTHER_KINDS = {
+# First bytes -> kind of the file, and how to convert it. UTF-32 before UTF-16, because their first bytes are the same.
+ENCODINGS = {
     b"\xff\xfe\0\0": ("begins with the byte order mark of UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
     b"\0\0\xfe\xff": ("begins with the byte order mark of UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
     b"\xff\xfe": ("begins with the byte order mark of UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("begins with the byte order mark of UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
+}
+PACKED = {
     b"\xfd7zXZ\0": ("is an xz file", "unpack it: xz -dc"),
     b"\x28\xb5\x2f\xfd": ("is a zstd file", "unpack it: zstd -dc"),
     b"PK\x03\x04": ("is a zip file", "unpack it: unzip -p"),
@@ -41,14 +43,14 @@ OTHER_KINDS = {
 
 @dataclass
 class ReadReport:
-    """Counts of unusual lines. They only grow, so one report can serve several files.
+    """Counts of lines and of unusual lines, over one or several files.
 
     Attributes:
-        lines: lines (of pairs: pairs of lines) read.
-        bad_utf8_replaced: lines with bad bytes, each of which became U+FFFD.
+        lines: lines (or pairs of lines) that were read.
+        bad_utf8_replaced: lines with bad bytes, which were replaced by U+FFFD.
         bad_utf8_skipped: lines or pairs left out because of bad bytes.
-        line_breaks_replaced: pairs whose JSON text held line breaks, which became spaces.
-        columns_ignored: lines of a TSV with more than two columns, the rest of which was left out.
+        line_breaks_replaced: pairs whose JSON text contained line breaks, which were replaced by spaces.
+        columns_ignored: lines of a TSV with more than two columns; the others were ignored.
     """
 
     lines: int = 0
@@ -59,9 +61,9 @@ class ReadReport:
 
 
 def decoded_lines(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
-    """Each line without its "\\n" or "\\r\\n"; None in the place of a line that is skipped for its bad bytes.
+    """Yield each line without its "\\n" or "\\r\\n"; None for a line that is skipped because of bad bytes.
 
-    A byte order mark at the beginning is dropped, and a last line needs no "\\n".
+    A byte order mark at the beginning is removed, and a last line needs no "\\n".
 
     Raises: DataError: the file cannot be read, a line is longer than MAX_LINE_BYTES, or bytes are bad under `fail`.
     """
@@ -81,7 +83,7 @@ def _decoded(lines: ByteLines, name: str, on_bad_utf8: OnBadUtf8, report: ReadRe
         if lines.given == 1:
             _refuse_other_kinds(raw, name)
             if raw == BYTE_ORDER_MARK and lines.unended:
-                return  # an empty file, as some editors write it
+                return  # some editors write an empty file like this
             if raw.startswith(BYTE_ORDER_MARK):
                 raw, start = raw.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
         try:
@@ -98,11 +100,9 @@ def _decoded(lines: ByteLines, name: str, on_bad_utf8: OnBadUtf8, report: ReadRe
 
 
 def _refuse_other_kinds(raw: bytes, name: str) -> None:
-    """Name the kind of a file that is no text, such as gzip or UTF-16."""
-    for beginning, (what, remedy) in OTHER_KINDS.items():
-        if raw.startswith(beginning):
-            raise DataError(f"{name} {what}; {remedy}.")
-    _refuse_bzip2(raw, name)
+    """Raise DataError for a first line that is not UTF-8 text but a packed file or another encoding."""
+    _refuse_beginnings(raw, name, ENCODINGS)
+    refuse_packed(raw, name)
     odd, even = raw[0::2], raw[1::2]
     if len(raw) >= 8 and any(set(half) == {0} and 0 not in other for half, other in ((odd, even), (even, odd))):
         raise DataError(
@@ -111,20 +111,17 @@ def _refuse_other_kinds(raw: bytes, name: str) -> None:
         )
 
 
-def _refuse_bzip2(raw: bytes, name: str) -> None:
-    if raw.startswith(b"BZh") and raw[4:10] == b"1AY&SY":  # pi, as every bzip2 block has it
+def refuse_packed(beginning: bytes, name: str) -> None:
+    """Raise DataError if the first bytes of a file are those of a packed file, which nobody wants to learn."""
+    _refuse_beginnings(beginning, name, PACKED)
+    if beginning.startswith(b"BZh") and beginning[4:10] == b"1AY&SY":  # the digits of pi begin every bzip2 block
         raise DataError(f"{name} is a bzip2 file; unpack it: bzip2 -dc.")
 
 
-def refuse_packed(beginning: bytes, name: str) -> None:
-    """Where bytes are read as they are: refuse packed files, which are given by mistake.
-
-    Raises: DataError: the bytes are the beginning of one.
-    """
-    for start, (what, remedy) in OTHER_KINDS.items():
-        if "file" in what and beginning.startswith(start):
+def _refuse_beginnings(raw: bytes, name: str, kinds: dict[bytes, tuple[str, str]]) -> None:
+    for beginning, (what, remedy) in kinds.items():
+        if raw.startswith(beginning):
             raise DataError(f"{name} {what}; {remedy}.")
-    _refuse_bzip2(beginning, name)
 
 
 def _bad_utf8_message(name: str, number: int, start: int, error: UnicodeDecodeError) -> str:
@@ -138,11 +135,15 @@ def _bad_utf8_message(name: str, number: int, start: int, error: UnicodeDecodeEr
 def read_blocks(
     path: str | Path, most: int, *, on_bad_utf8: OnBadUtf8 = "fail", report: ReadReport | None = None
 ) -> Iterator[list[str]]:
-    """The lines of `read_lines` in lists of `most`, or of fewer where a pipe has no more to give at the moment.
+    """Yield the lines of `read_lines` in lists of `most`, or fewer if a pipe has no more at the moment.
 
-    So whoever types, or follows a log by `tail -f`, is answered at once, and a file is read in full blocks.
+    Therefore interactive input, or a log followed by `tail -f`, is processed at once, and a file in full blocks.
 
-    Args: most: lines of a block; else as of `read_lines`.
+    Args:
+        path: see `read_lines`, also for the other arguments.
+        most: maximum number of lines of a block.
+        on_bad_utf8: see `path`.
+        report: see `path`.
 
     Raises: DataError: the file cannot be read or decoded.
     """
@@ -161,12 +162,12 @@ def read_blocks(
 
 
 def read_lines(path: str | Path, *, on_bad_utf8: OnBadUtf8 = "fail", report: ReadReport | None = None) -> Iterator[str]:
-    """The lines of one file (`-` is standard input), plain or gzip, one string for each line whatever happens.
+    """Yield one string for each line of a file, plain or gzip.
 
     Args:
-        path: file, FIFO or `-`.
-        on_bad_utf8: `fail`, `replace` bad bytes by U+FFFD, or `skip`, which gives an empty line in the line's place.
-        report: counts what was replaced or skipped.
+        path: file, FIFO or `-`, which is standard input.
+        on_bad_utf8: `fail`, `replace` bad bytes by U+FFFD, or `skip`, which gives an empty line in its place.
+        report: counts the lines, and those replaced or skipped.
 
     Raises: DataError: the file cannot be read or decoded.
     """
@@ -183,9 +184,9 @@ def _noted(line: str | None, report: ReadReport) -> str:
 
 
 def stored_lines(path: Path) -> Iterator[str]:
-    """The lines of a file of our own, of which nothing but the "\\n" is taken away: no mark, no "\\r", no limit.
+    """Yield the lines of a file in prepared data without their "\\n"; a byte order mark and "\\r" are kept.
 
-    Raises: DataError: the file cannot be read, or is not as it was written.
+    Raises: DataError: the file cannot be read, or is damaged.
     """
     try:
         with path.open(encoding="utf-8", newline="\n") as file:

@@ -1,4 +1,4 @@
-"""Contiguous shares of a row of things: which of them each of several parts takes."""
+"""Division of a sequence into contiguous shares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["share"]
 
 
 def share(count: int, part: int, parts: int) -> slice:
-    """The positions that part number `part` of `parts` takes of `count`: sizes differ by one at most, larger first.
+    """Return the positions of share `part` of `parts` in `count` items: sizes differ by one at most, larger first.
 
     >>> [share(5, part, 3) for part in range(3)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]

@@ -1,7 +1,7 @@
-"""The batches of an epoch, planned as a whole: row n of the plan is what optimiser step n of that epoch trains on.
+"""The plan of an epoch: row n of the plan contains the samples of optimiser step n of that epoch.
 
-A pure function of the lengths, the budget, the seed and the epoch. Rows are formed over all micro-batches and ranks,
-which take contiguous shares, so neither changes what a step sees.
+The plan is a pure function of the lengths, max_tokens, the seed and the epoch. A row contains the samples of all
+micro-batches and ranks, which take contiguous shares, so their numbers do not change the samples of a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IntArray = NDArray[np.integer[Any]]
 
 
 class BatchPlan:
-    """Batches of similar lengths in random order; every sample stands in exactly one. Make one by `build`.
+    """Batches of similar lengths in random order; every sample is in exactly one. Create a plan with `build`.
 
     `plan[n]` is a list of `accumulate` arrays of sample ids; `len(plan)` is the number of optimiser steps of the epoch.
     """
@@ -43,21 +43,22 @@ class BatchPlan:
         epoch: int,
         accumulate: int = 1,
     ) -> BatchPlan:
-        """Plan an epoch.
+        """Return the plan of an epoch.
 
-        Samples are shuffled, then sorted by length, then cut into rows as large as the budget allows, then the rows are
-        shuffled. The length is that of the target or of the source, whichever is longer once the sources are shifted by
-        the mean difference: within a length the order stays random, so each epoch mixes its batches anew.
+        Samples are shuffled, sorted by length, divided into rows as large as max_tokens allows, and then the rows are
+        shuffled. The length of a sample is the maximum of its target length and its source length plus the mean
+        difference between targets and sources. Samples of equal length stay in random order, so that batches differ
+        between epochs.
 
         Args:
             source_lengths: (samples,) tokens of each source, EOS included.
             target_lengths: (samples,) tokens of each target, BOS and EOS included.
-            max_tokens: bound of max(rows x longest source, rows x longest target) over a whole row of the plan.
+            max_tokens: upper bound of max(rows x longest source, rows x longest target) over a row of the plan.
             seed: the run's seed.
-            epoch: which pass over the samples.
-            accumulate: micro-batches that each row is split into.
+            epoch: number of the epoch.
+            accumulate: number of micro-batches in a row.
 
-        Raises: DataError: one sample alone is over the budget.
+        Raises: DataError: a single sample is longer than max_tokens.
         """
         order = Permutation(len(source_lengths), seed, epoch).all()
         source, target = np.asarray(source_lengths, np.int64)[order], np.asarray(target_lengths, np.int64)[order]
@@ -80,14 +81,14 @@ class BatchPlan:
         return len(self._starts) - 1
 
     def __getitem__(self, row: int) -> list[NDArray[np.int64]]:
-        """The sample ids of each micro-batch of a row: contiguous shares whose sizes differ by one at most.
+        """Return the sample ids of each micro-batch of a row: contiguous shares whose sizes differ by at most one.
 
-        A share is empty only where the row has fewer samples than there are micro-batches.
+        A share is empty only if the row has fewer samples than there are micro-batches.
         """
         return np.array_split(self.samples(row), self.accumulate)
 
     def samples(self, row: int) -> NDArray[np.int64]:
-        """All sample ids of a row, shortest first.
+        """Return all sample ids of a row, shortest first.
 
         Raises: IndexError: there is no such row.
         """
@@ -97,7 +98,7 @@ class BatchPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the whole plan, equal exactly where the order of training is."""
+        """SHA-256 of the whole plan; the same for the same order of training."""
         content = hashlib.sha256(f"{self.accumulate}:{len(self)}:".encode())
         for part in (self._starts, self._order):
             content.update(np.ascontiguousarray(part, "<i8").tobytes())
@@ -105,11 +106,11 @@ class BatchPlan:
 
 
 def cut_rows(longest: IntArray, max_tokens: int) -> NDArray[np.int64]:
-    """Bounds of consecutive rows, each as long as rows x longest <= max_tokens allows (and never empty).
+    """Return the bounds of consecutive rows, each as large as rows x longest <= max_tokens allows, and never empty.
 
     Args:
-        longest: (samples,) the longer side of each sample, in the order they are cut in.
-        max_tokens: the budget.
+        longest: (samples,) length of the longer side of each sample, in order.
+        max_tokens: see `BatchPlan.build`.
 
     Returns: (rows + 1,) positions.
     """

@@ -12,11 +12,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from manyheads.data.manifest import file_record, write_data
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
+from manyheads.text.tokenizer_file import TokenizerFile
 
 __all__ = [
     "CONTROL",
@@ -38,18 +39,6 @@ LANGUAGE_TASK = "language-modelling"  # the task of a folder made by `preparing_
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")  # control characters except tab and line feed; rarely intended in text
 
 T = TypeVar("T")
-
-
-class Vocabulary(Protocol):
-    """A tokenizer or vocabulary."""
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def save(self, path: Path, /) -> None: ...
 
 
 class Source(ABC):
@@ -74,7 +63,7 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def learn(self) -> Vocabulary:
+    def learn(self) -> TokenizerFile:
         """Return the vocabulary: the given one, or one learned from the training split."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""How work tells how far it is: a function that is called with a phase, what is done, and the total."""
+"""Progress of long work: a function that is called with a phase, the amount done, and the total."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def telling(show: Progress, phase: str, total: int, first: int = 0) -> Callable[
     """Begin a phase.
 
     Args:
-        show: shows it.
-        phase: its name.
-        total: 0 while it is unknown.
-        first: how much was done before.
+        show: displays the progress.
+        phase: name of the phase.
+        total: 0 if it is unknown.
+        first: amount that was done before.
 
-    Returns: a function to be called with how much more is done.
+    Returns: a function to call with the amount done since then.
     """
     show(phase, first, total)
     return lambda done: show(phase, first + done, total)

@@ -20,18 +20,18 @@ PREVIEW = 60
 
 @dataclass(frozen=True, kw_only=True)
 class PairFiles:
-    """Where the pairs of one split come from: either `source` and `target`, or `tsv`, or `jsonl`.
+    """The pairs of one split, from files: either `source` and `target`, or `tsv`, or `jsonl`.
 
     Args:
-        source: file of source sentences, one a line.
-        target: file of their translations, line by line.
-        tsv: file of `source<TAB>target` lines; further columns are ignored, and counted.
-        jsonl: file of JSON objects, one a line.
+        source: file of source sentences, one per line.
+        target: file of their translations, in the same order.
+        tsv: file of `source<TAB>target` lines; further columns are ignored and counted.
+        jsonl: file of JSON objects, one per line.
         source_key: key of the source sentence in `jsonl`.
         target_key: key of the target sentence in `jsonl`.
         on_bad_utf8: `fail`, `replace` bad bytes by U+FFFD, or `skip` the pair; counted.
 
-    Raises: ConfigError: no form is given, or two, or one aligned file alone.
+    Raises: ConfigError: not exactly one of the three forms is given, or one of two aligned files is missing.
     """
 
     source: str | Path | None = None
@@ -45,18 +45,18 @@ class PairFiles:
     def __post_init__(self) -> None:
         if (self.source is None) != (self.target is None):
             given, missing = ("source", "target") if self.target is None else ("target", "source")
-            raise ConfigError(f"A {given} file is given without a {missing} file; aligned files come in twos.")
+            raise ConfigError(f"There is a {given} file but no {missing} file; give both aligned files.")
         forms = [name for name in ("source", "tsv", "jsonl") if getattr(self, name) is not None]
         if len(forms) != 1:
-            found = "none is given" if not forms else "given are " + " and ".join(forms)
-            raise ConfigError(f"Pairs come from two aligned files, or from a TSV, or from a JSONL file; {found}.")
+            found = " and ".join(forms) or "none of them"
+            raise ConfigError(f"Give the pairs as two aligned files, a TSV file or a JSONL file; given: {found}.")
         if self.on_bad_utf8 not in ("fail", "replace", "skip"):
             raise ConfigError(f"on_bad_utf8 is {self.on_bad_utf8!r}; it must be fail, replace or skip.")
         if str(self.source) == "-" and str(self.target) == "-":
             raise ConfigError("Source and target cannot both be standard input; use --tsv - or --jsonl -.")
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        """The pairs in order, those with empty sides too. See `read_pairs`."""
+        """Yield the pairs in order, including pairs with an empty side. See `read_pairs`."""
         report = report if report is not None else ReadReport()
         if self.tsv is not None:
             pairs = _tsv_pairs(self.tsv, self.on_bad_utf8, report)
@@ -74,7 +74,7 @@ class PairFiles:
                 yield pair
 
     def describe(self) -> str:
-        """The files' names, for messages and manifests."""
+        """Return the names of the files, for messages and manifests."""
         if self.source is not None and self.target is not None:
             return f"{describe(self.source)} + {describe(self.target)}"
         return describe(self.tsv if self.tsv is not None else self.jsonl or "")
@@ -91,14 +91,14 @@ def read_pairs(
     on_bad_utf8: OnBadUtf8 = "fail",
     report: ReadReport | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Sentence pairs in the files' order; a pair with an empty side is given too, so that positions hold.
+    """Yield sentence pairs in the order of the files, including pairs with an empty side, so that positions agree.
 
-    Args: as of `PairFiles`; report: counts lines, and bad bytes replaced or skipped.
+    Args: see `PairFiles`; report: counts lines, and lines with bad bytes that were replaced or skipped.
 
     Raises:
-        DataError: a file cannot be read or decoded (file, line and byte offset are named), the line counts of aligned
-            files differ (both counts are named), or a line is no pair.
-        ConfigError: the arguments do not name one form of files.
+        DataError: a file cannot be read or decoded (the message gives file, line and byte offset), the line counts of
+            aligned files differ (it gives both counts), or a line is not a pair.
+        ConfigError: the arguments do not name exactly one form of files.
     """
     files = PairFiles(
         source=source,
@@ -115,7 +115,7 @@ def read_pairs(
 def _aligned_pairs(
     source: str | Path, target: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport
 ) -> Iterator[tuple[str, str] | None]:
-    """Pairs of lines of two files; both are read to their ends before unequal counts are reported."""
+    """Yield pairs of lines of two files; both are read completely before unequal counts are reported."""
     counts = [0, 0]
     suspicion = ""
     sides = (decoded_lines(path, on_bad_utf8, report) for path in (source, target))
@@ -138,7 +138,7 @@ def _aligned_pairs(
 
 
 def _is_suspicious(source: str, target: str) -> bool:
-    """One side empty, or one side at least five times the other, and long: what a shift by a line looks like."""
+    """Return whether one side is empty, or much longer than five times the other, as after a shift by one line."""
     short, long = sorted((len(source.strip()), len(target.strip())))
     return (short == 0) != (long == 0) or long > 5 * short + 20
 
@@ -176,7 +176,7 @@ def _jsonl_pairs(
             if broken and on_bad_utf8 == "fail":
                 raise DataError(
                     f"{where} holds half a surrogate pair (as \\ud800), which is not valid Unicode text."
-                    " Mend it, or let --on-bad-utf8 replace it."
+                    " Correct it, or let --on-bad-utf8 replace it."
                 )
             if broken and on_bad_utf8 == "skip":
                 yield None
@@ -198,12 +198,12 @@ def _json_values(line: str, keys: tuple[str, str], where: str) -> list[str]:
             found = ", ".join(sorted(record)[:8]) or "none"
             raise DataError(f"{where} has no key {key!r}; its keys are: {found}. Name the keys of your file.")
         if not isinstance(record[key], str):
-            raise DataError(f"{where}: the value of {key!r} is not a text: {_preview(str(record[key]))}.")
+            raise DataError(f"{where}: the value of {key!r} is not text: {_preview(str(record[key]))}.")
     return [record[key] for key in keys]
 
 
 def _mended(text: str) -> str:
-    """Half surrogate pairs become U+FFFD, and line breaks spaces, since every sentence must fit in a line."""
+    """Replace half surrogate pairs by U+FFFD, and line breaks by spaces, because every sentence must fit in a line."""
     if not text.isascii():
         text = "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
     return text.replace("\r\n", " ").replace("\n", " ")

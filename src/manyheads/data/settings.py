@@ -1,4 +1,4 @@
-"""Settings of the data room: where pairs or texts come from and how they are cut into batches."""
+"""Settings of training data: the source of pairs or texts, and how they are divided into batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of bracketed trees as a source of training pairs: a sentence, and its tree as a line of text."""
+"""Files of bracketed trees as a source of training pairs: a sentence, and its tree as one line of text."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.bracketing import normal_form
 from manyheads.text.parsing import ParsingTask
-from manyheads.text.trees import Leaf, Node, leaves_of, read_trees
+from manyheads.text.trees import Node, leaves_of, read_trees
 
 __all__ = ["TreeFile", "read_sentences"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeFile:
-    """The pairs of one split from a file of trees; plain or gzip, each tree on a line or over several.
+    """The pairs of one split from a file of trees, plain or gzip; a tree can span several lines.
 
     Args:
         path: the file; `-` is standard input.
-        task: what of the trees is learned.
-        subtrees: also give every constituent with at least so many words as a pair of its own; 0 gives none. For
-            training alone: a small treebank teaches more when its parts are seen by themselves too.
+        task: the parts of the trees that are learned.
+        subtrees: also yield every constituent with at least this number of words as a pair of its own; 0: none. For
+            training only: a model learns more from a small treebank if it also sees parts of the sentences.
         on_bad_utf8: `fail`, or `replace` bad bytes by U+FFFD.
 
-    Raises: ConfigError: `skip` (half a tree cannot be left out), or subtrees is negative.
+    Raises: ConfigError: on_bad_utf8 is `skip` (half a tree cannot be left out), or subtrees is negative.
     """
 
     path: str | Path
@@ -41,28 +41,30 @@ class TreeFile:
             raise ConfigError(f"subtrees is {self.subtrees}; it must be at least 0 (none).")
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        """The pairs in order.
+        """Yield the pairs in order.
 
-        Raises: DataError: the file cannot be read, or holds what is no tree; its line is named.
+        Raises: DataError: the file cannot be read, or contains text that is not a tree; the message names its line.
         """
         report = report if report is not None else ReadReport()
         for tree in read_tree_file(self.path, self.on_bad_utf8, report, self.task):
             yield self.task.pair(tree)
             if not self.subtrees:
                 continue
-            words = replace(self.task.settings, tags="keep", functions="keep", root=None)  # all but traces, if need be
+            words = replace(
+                self.task.settings, tags="keep", functions="keep", root=None
+            )  # only traces are removed, if the task says so
             for part in _parts(normal_form(tree, words), self.subtrees):
                 report.lines += 1
                 yield self.task.pair(part)
 
     def describe(self) -> str:
-        """The file's name, for messages and manifests."""
+        """Return the name of the file, for messages and manifests."""
         more = f" and its constituents of {self.subtrees} words or more" if self.subtrees else ""
         return describe(self.path) + more
 
 
 def read_tree_file(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport, task: ParsingTask) -> Iterator[Node]:
-    """The trees of a file; `report.lines` counts them. Errors as of `TreeFile.read`."""
+    """Yield the trees of a file; `report.lines` counts them. For errors see `TreeFile.read`."""
     name = describe(path)
     for number, tree in read_trees(decoded_lines(path, on_bad_utf8, report), name):
         try:
@@ -74,20 +76,16 @@ def read_tree_file(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport,
 
 
 def read_sentences(path: str | Path, task: ParsingTask, on_bad_utf8: OnBadUtf8 = "fail") -> list[tuple[str, str]]:
-    """All sentences of a file with their trees as lines of text. Errors as of `TreeFile`."""
+    """Return all sentences of a file, with their trees as lines of text. For errors see `TreeFile`."""
     return list(TreeFile(path=path, task=task, on_bad_utf8=on_bad_utf8).read())
 
 
 def _parts(tree: Node, least: int) -> Iterator[Node]:
-    """Constituents of at least so many words, without the whole sentence; a unary chain gives its uppermost alone."""
+    """Yield the constituents below `tree` with at least `least` words; of a unary chain only the uppermost one."""
     num_words = len(leaves_of(tree))
-    waiting: list[tuple[Node | Leaf, int]] = [(tree, num_words)]
-    while waiting:
-        part, above = waiting.pop()
-        if isinstance(part, Leaf):
-            continue
-        here = len(leaves_of(part))
-        if least <= here < above:
-            yield part
-        if here >= least:
-            waiting.extend((child, here) for child in reversed(part.children))
+    for child in tree.children:
+        num_inside = len(leaves_of(child))
+        if isinstance(child, Node) and num_inside >= least:
+            if num_inside < num_words:
+                yield child
+            yield from _parts(child, least)

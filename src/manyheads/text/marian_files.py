@@ -18,6 +18,7 @@ FORMAT_VERSION = 1
 OWN = "manyheads"  # the key of our entry in tokenizer_config.json
 MAX_PIECES = 1_000_000
 _TEXTS = ("unk_token", "eos_token", "pad_token")
+_OPTIONS = {"separate_vocabs": bool, "clean_up_tokenization_spaces": bool, "source_lang": str, "target_lang": str}
 # A vocabulary may list more unsplittable pieces; they are not supported, because no model has needed them yet.
 _MORE_SPECIAL = (
     *("additional_special_tokens", "extra_special_tokens"),
@@ -59,21 +60,17 @@ class MarianOptions:
         """
         more = {name: value for name, value in values.items() if name != OWN}
         texts = {name: _text(more.pop(name, getattr(cls, name)), name, where) for name in _TEXTS}
-        flags = {name: more.pop(name, None) for name in ("separate_vocabs", "clean_up_tokenization_spaces")}
-        languages = {name: more.pop(name, None) for name in ("source_lang", "target_lang")}
-        for name, value in [*flags.items(), *languages.items()]:
-            kind = bool if name in flags else str
-            if value is not None and not isinstance(value, kind):
-                raise DataError(f"{where}: {name} is {value!r}; it must be of type {kind.__name__}, or null.")
+        given = {name: more.pop(name, None) for name in _OPTIONS}
+        for name, kind in _OPTIONS.items():
+            if given[name] is not None and not isinstance(given[name], kind):
+                raise DataError(f"{where}: {name} is {given[name]!r}; it must be of type {kind.__name__}, or null.")
         _refuse_more(more, texts, where)
         return cls(
-            source_lang=languages["source_lang"],
-            target_lang=languages["target_lang"],
-            unk_token=texts["unk_token"],
-            eos_token=texts["eos_token"],
-            pad_token=texts["pad_token"],
-            separate_vocabs=bool(flags["separate_vocabs"]),
-            clean_up_spaces=bool(flags["clean_up_tokenization_spaces"]),
+            **texts,
+            source_lang=given["source_lang"],
+            target_lang=given["target_lang"],
+            separate_vocabs=bool(given["separate_vocabs"]),
+            clean_up_spaces=bool(given["clean_up_tokenization_spaces"]),
             start_id=start_id,
             peer={name: value for name, value in values.items() if name != OWN},
         )

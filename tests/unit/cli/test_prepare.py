@@ -125,7 +125,7 @@ def test_mistakes_leave_nothing(
     cases: list[tuple[list[str | Path], str]] = [
         (train, "--valid-count 500"),
         ([], "no training pairs"),
-        (train[:2], "aligned files come in twos"),
+        (train[:2], "give both aligned files"),
         ([*train, "--tsv", files["tsv"]], "The train pairs"),
         ([*train, "--valid-tsv", files["tsv"], "--valid-count", "1"], "--valid-count"),
         ([*train, "--valid-count", "12"], "none is left to train on"),
