@@ -21,15 +21,15 @@ class DataSettings:
         path: a folder written by `manyheads prepare`, or `embedded:tatoeba-en-de`, or `copy-task`.
         max_tokens: size of one optimiser step: max(rows x longest source, rows x longest target), with padding, BOS and
             EOS, over all micro-batches and ranks.
-        accumulate: micro-batches that one optimiser step is split into.
-        max_source_len: longest source in tokens, EOS included.
-        max_target_len: longest target in tokens, BOS and EOS included.
-        too_long: what happens to a training pair over a limit: drop it, truncate it (EOS is kept), or fail; it is
+        accumulate: number of micro-batches per optimiser step.
+        max_source_len: maximum length of a source in tokens, including EOS.
+        max_target_len: maximum length of a target in tokens, including BOS and EOS.
+        too_long: for training pairs over a limit: `drop` them, `truncate` them (EOS is kept), or `fail`. They are
             always counted.
-        pad_to_multiple: batches are padded up to a multiple of so many tokens (never beyond the limits above). Kernels
-            are made a shape, so fewer shapes can be worth the padding; 1 pads to the longest sentence alone.
-        num_train_pairs: use only the first so many training pairs, or of the copy task generate so many; 0 means all.
-            A preset's number holds for the preset's own data.path only.
+        pad_to_multiple: pad batches to a multiple of this number of tokens, but not beyond the limits above. Kernels
+            are compiled for each shape, so fewer shapes can be worth the padding; 1 pads to the longest sentence only.
+        num_train_pairs: number of training pairs to use, from the beginning, or to generate for the copy task; 0: all.
+            The number in a preset applies only to the preset's own data.path.
 
     Raises: ConfigError: a number is out of range.
     """
@@ -53,7 +53,7 @@ class DataSettings:
         if self.max_tokens // self.accumulate < longest:
             raise ConfigError(
                 f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than {longest}"
-                " tokens a micro-batch, the longest sentence allowed; raise max_tokens, or lower accumulate,"
+                " tokens per micro-batch, the maximum length of a sentence; raise max_tokens, or lower accumulate,"
                 " max_source_len or max_target_len.",
                 fields=("max_tokens", "accumulate", "max_source_len", "max_target_len"),
             )
@@ -61,19 +61,20 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSettings:
-    """Text for a language model, and how it is read: in lanes side by side, a segment of each at a time.
+    """Text for a language model, which is read in parallel lanes, one segment of each at a time.
 
     Args:
         path: a folder written by `manyheads prepare --task lm`, or `embedded:crime-and-punishment`, or
             `duplication-task` (Kitaev et al. 2020, sec. 5.1), whose sequences have segment_len tokens.
-        lanes: how many places of the text are read at once: the rows of a batch, over all micro-batches and ranks.
-        segment_len: tokens that each lane is read on by in one optimiser step.
-        segment_lengths: `fixed`; or `varied`, as the official Transformer-XL can: nineteen times of twenty around
-            segment_len, else around half of it, with a standard deviation of 5 tokens.
-        order: of the documents: as in the `text`, or `shuffled` anew for each epoch.
-        documents: `joined` into one text that lanes cut anywhere and read across; or `separate`: a lane reads whole
-            documents, forgets at the beginning of each, and no segment holds parts of two.
-        accumulate: micro-batches, groups of lanes, that one optimiser step is split into.
+        lanes: number of positions in the text that are read at once: the rows of a batch, over all micro-batches and
+            ranks.
+        segment_len: number of tokens of each lane per optimiser step.
+        segment_lengths: `fixed`; or `varied`, an option of the official Transformer-XL: with probability 0.95 around
+            segment_len, otherwise around half of it, with a standard deviation of 5 tokens.
+        order: order of the documents: that of the `text`, or `shuffled` differently in each epoch.
+        documents: `joined` into one text, in which lanes and segments can begin anywhere; or `separate`: a lane reads
+            whole documents, its memory is cleared at the beginning of each, and no segment contains parts of two.
+        accumulate: number of micro-batches (groups of lanes) per optimiser step.
 
     Raises: ConfigError: a number is out of range, or options contradict each other.
     """
@@ -90,13 +91,13 @@ class SegmentSettings:
         check(self, "data.", at_least(1), "lanes", "segment_len", "accumulate")
         if self.accumulate > self.lanes:
             raise ConfigError(
-                f"data.accumulate is {self.accumulate}, but there are {self.lanes} lanes to split; choose at most as"
-                " many, or raise data.lanes.",
+                f"data.accumulate is {self.accumulate}, but data.lanes is {self.lanes}; accumulate must be at most"
+                " lanes.",
                 fields=("accumulate", "lanes"),
             )
         if self.segment_lengths == "varied" and self.documents == "separate":
             raise ConfigError(
-                "data.segment_lengths is 'varied' and data.documents 'separate', but documents vary in length by"
-                " themselves; use 'fixed', or 'joined'.",
+                "data.segment_lengths is 'varied' and data.documents 'separate', but separate documents already differ"
+                " in length; set segment_lengths to 'fixed', or documents to 'joined'.",
                 fields=("segment_lengths", "documents"),
             )

@@ -33,6 +33,7 @@ class IdVocabulary(Vocabulary):
 
     kind = "ids"
     unk_id = None
+    is_text = False
 
     def __init__(
         self,
@@ -45,12 +46,15 @@ class IdVocabulary(Vocabulary):
     ) -> None:
         most = 256 ** ITEM_BYTES[form]
         if not 1 <= num_ids <= most:
-            raise DataError(f"a vocabulary of {num_ids} ids cannot be; in the form {form!r} there are 1 to {most:,}.")
+            raise DataError(f"the number of ids is {num_ids}; in the form {form!r} it must be from 1 to {most:,}.")
         if documents == "lines" or (documents == "fixed") != (document_len > 0) or document_len < 0:
-            raise DataError(f"documents {documents!r} of length {document_len} cannot be; ids have no lines.")
+            raise DataError(
+                f"documents is {documents!r} and document_len {document_len}; ids have no lines, and a length above 0"
+                " belongs to 'fixed' only."
+            )
         if image_size and (document_len != CHANNELS * image_size**2 or (num_ids, form) != (256, "bytes")):
             raise DataError(
-                f"pictures of {image_size} pixels a side are documents of {CHANNELS * image_size**2} bytes."
+                f"image_size is {image_size}; each image must be a document of {CHANNELS * image_size**2} bytes."
             )
         self.num_ids = num_ids
         self.form: Literal["bytes", "u16"] = form
@@ -59,11 +63,6 @@ class IdVocabulary(Vocabulary):
         self.image_size = image_size
         self.end_id = num_ids if documents == "files" else None
         self.line_id = 0 if documents == "none" else num_ids
-
-    @property
-    def is_text(self) -> bool:
-        """Always false."""
-        return False
 
     @property
     def vocab_size(self) -> int:
@@ -93,7 +92,8 @@ class IdVocabulary(Vocabulary):
         size = ITEM_BYTES[self.form]
         if len(content) % size:
             raise DataError(
-                f"{name} has {len(content):,} bytes, no whole number of ids of {size} bytes; is it cut off?"
+                f"{name} has {len(content):,} bytes, which is not a multiple of {size}, the size of an id. Is it"
+                " incomplete?"
             )
         ids = np.frombuffer(content, self.dtype)
         above = np.flatnonzero(ids >= self.num_ids)
@@ -122,7 +122,7 @@ class IdVocabulary(Vocabulary):
         content = self.decode_bytes(ids)
         if not self.image_size or len(content) > self.document_len:
             raise DataError(
-                f"{len(content):,} bytes are no picture of this vocabulary, whose pictures have {self.document_len:,}."
+                f"{len(content):,} bytes are not an image of this vocabulary, whose images have {self.document_len:,}."
             )
         pixels = np.frombuffer(content.ljust(self.document_len, b"\0"), np.uint8)
         return pixels.reshape(self.image_size, self.image_size, CHANNELS)

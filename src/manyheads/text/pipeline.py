@@ -193,4 +193,6 @@ def _check_texts(pieces: list[str], where: str) -> None:
     try:
         "".join(pieces).encode("utf-8")
     except UnicodeEncodeError:
-        raise DataError(f"{where}: a piece of the vocabulary holds half a surrogate pair, which is no text.") from None
+        raise DataError(
+            f"{where}: a piece of the vocabulary holds half a surrogate pair, which is not valid Unicode."
+        ) from None

@@ -16,7 +16,7 @@ from manyheads.errors import DataError
 __all__ = ["MAX_DEPTH", "Leaf", "Node", "escape", "format_tree", "leaves_of", "parse_tree", "read_trees", "unescape"]
 
 MAX_DEPTH = 200
-"""Constituents above a word, at most, in trees that are learned from or given out; real ones have some 40."""
+"""Maximum number of constituents above a word, in training data and in output; real trees have about 40."""
 
 _TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)  # ASCII: a no-break space is part of a word
 _ESCAPED = {"-LRB-": "(", "-RRB-": ")"}
@@ -126,7 +126,7 @@ class _Reader:
 
     def _name_or_word(self, token: str, number: int, line: str) -> None:
         if not self._open:
-            raise self._wrong(number, line, f"{token!r} stands outside of all brackets")
+            raise self._wrong(number, line, f"{token!r} is outside all brackets")
         bracket = self._open[-1]
         if bracket.label is None:
             bracket.label = token
@@ -150,7 +150,7 @@ class _Reader:
             self._open[-1].children.append(closed)
             return None
         if isinstance(closed, Leaf):
-            raise self._wrong(number, line, f"the word {closed.word!r} is no tree; put it into one: (ROOT (TAG word))")
+            raise self._wrong(number, line, f"the word {closed.word!r} is not a tree; write (ROOT (TAG word))")
         return closed
 
     def _wrong(self, number: int, line: str, what: str) -> DataError:

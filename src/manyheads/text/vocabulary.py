@@ -30,6 +30,7 @@ class Vocabulary(TokenizerFile):
         line_id: id of a line break.
         end_id: id of the end of a document; None without documents. If documents are lines, it equals `line_id`.
         unk_id: id of unknown words; None if no text is unknown.
+        is_text: whether ids stand for readable text.
         document_len: number of tokens of each document if all have the same number, otherwise 0.
     """
 
@@ -40,11 +41,7 @@ class Vocabulary(TokenizerFile):
     end_id: int | None
     unk_id: int | None
     document_len: int = 0
-
-    @property
-    def is_text(self) -> bool:
-        """Whether ids stand for readable text."""
-        return True
+    is_text: ClassVar[bool] = True
 
     @property
     def begin_id(self) -> int | None:

@@ -127,7 +127,7 @@ def test_pictures_are_documents_of_raster_bytes(tmp_path: Path) -> None:
     assert ids_of(data) == expected
     assert np.array_equal(vocabulary.picture(data.train.documents[2].tolist()), drawn[2])
     assert not vocabulary.picture([1, 2, 3])[1:].any()
-    with pytest.raises(DataError, match="are no picture"):
+    with pytest.raises(DataError, match="are not an image"):
         vocabulary.picture([0] * 193)
 
 

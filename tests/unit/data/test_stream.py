@@ -185,7 +185,7 @@ def test_evaluation_keeps_what_is_over_the_budget_and_what_is_empty() -> None:
         ({"max_tokens": 0}, "data.max_tokens is 0"),
         ({"accumulate": 0}, "data.accumulate is 0"),
         ({"num_train_pairs": -1}, "data.num_train_pairs"),
-        ({"max_tokens": 512, "accumulate": 4}, "leaves fewer than 256 tokens a micro-batch"),
+        ({"max_tokens": 512, "accumulate": 4}, "leaves fewer than 256 tokens per micro-batch"),
     ],
 )
 def test_settings_out_of_range(options: dict[str, int], message: str) -> None:
