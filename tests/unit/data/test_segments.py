@@ -315,7 +315,7 @@ def test_what_cannot_be_read_is_refused() -> None:
         ({"lanes": 0}, "lanes is 0"),
         ({"segment_len": 0}, "segment_len is 0"),
         ({"accumulate": 17}, "accumulate is 17"),
-        ({"segment_lengths": "varied", "documents": "separate"}, "vary in length"),
+        ({"segment_lengths": "varied", "documents": "separate"}, "differ in length"),
     ):
         with pytest.raises(ConfigError, match=message):
             SegmentSettings(**options)  # type: ignore[arg-type]
