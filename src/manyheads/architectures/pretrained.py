@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
@@ -193,13 +194,27 @@ def load(
         _verify(folder)
     config = read_config(folder)
     tensors = _read_weights(folder, config)
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialised():
         model: Seq2Seq | LanguageModel = build_model(config)
     _check_fit(tensors, portable_state(model), str(folder / WEIGHTS))  # before allocating memory for the config's sizes
     model.to_empty(device=device)
     model.tie_weights()
     load_portable_state(model, tensors, where=str(folder / WEIGHTS))
     return model.eval()
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Skips random initial values: on the meta device there are none, and torch would import its compiler for them,
+    which takes half of the time that a command needs to start.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func.__name__ in ("normal_", "uniform_"):
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

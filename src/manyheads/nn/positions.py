@@ -80,8 +80,9 @@ class SinusoidalPositions(nn.Module):
         self.layout: Literal["interleaved", "halves"] = layout
         # A cache, not a limit: it grows with the longest sequence seen and is never saved. On the meta device, where
         # a model stands before its weights are loaded, there is nothing to compute yet.
-        rows = 0 if torch.get_default_device().type == "meta" else 512
-        self.register_buffer("table", sinusoidal_table(torch.arange(float(rows)), d_model, layout), persistent=False)
+        is_meta = torch.get_default_device().type == "meta"
+        table = torch.empty(0, d_model) if is_meta else sinusoidal_table(torch.arange(512.0), d_model, layout)
+        self.register_buffer("table", table, persistent=False)
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0

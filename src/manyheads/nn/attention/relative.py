@@ -39,7 +39,8 @@ class DistanceEncoding(nn.Module):
         super().__init__()
         self.d_model = d_model
         # A cache, not a limit; see `nn.positions.SinusoidalPositions`.
-        self.register_buffer("table", self._rows(0 if torch.get_default_device().type == "meta" else 512), False)
+        is_meta = torch.get_default_device().type == "meta"
+        self.register_buffer("table", torch.empty(0, d_model) if is_meta else self._rows(512), persistent=False)
 
     def _rows(self, count: int, device: torch.device | None = None) -> Tensor:
         return sinusoidal_table(torch.arange(float(count), device=device), self.d_model, "halves")
