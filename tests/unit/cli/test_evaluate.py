@@ -154,7 +154,7 @@ def test_mistakes(
         ([], "Say what to evaluate"),
         ([model_folder], "is no run folder"),
         ([model_folder, *files[:2]], "give both or neither"),
-        ([model_folder, *files, "--data", "x"], "--data brings"),
+        ([model_folder, *files, "--data", "x"], "--data contains"),
         ([model_folder, *files, "--split", "test"], "--split"),
         ([model_folder, "--data", "embedded:tatoeba"], "embedded:tatoeba-en-de"),
         ([model_folder, "--data", tmp_path / "none"], "no folder"),
