@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import LanguageBody, Output
-from manyheads.data.segments import SegmentBatch
+from manyheads.data.batch import SegmentBatch
 from manyheads.errors import ShapeError
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import policy
+from manyheads.nn.shapes import Bool, Float, Int
 
 __all__ = ["LanguageModel"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Seq2Seq"]
 

@@ -1,13 +1,14 @@
-"""The input of a model: token ids and lengths, never masks."""
+"""The input of a model: token ids and lengths, never masks. This module needs torch alone, as the models do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-__all__ = ["PairBatch"]
+__all__ = ["PairBatch", "SegmentBatch"]
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,54 @@ class PairBatch:
     def to(self, device: torch.device | str) -> PairBatch:
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
         return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """One segment of each lane.
+
+    Shape: tokens (lanes, length) ids that the model reads, padded on the right with 0; targets (lanes, length) the
+        token after each; lengths (lanes,) number of real tokens of each row, including context; resets (lanes,) bool:
+        clear the lane's memory before this segment; sample_ids (lanes,) position in the store where the row begins.
+        The first `num_context` tokens of each row are read again (`ext_len`), so their targets do not count.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    lengths: Tensor
+    resets: Tensor
+    sample_ids: Tensor
+    num_context: int = 0
+
+    def num_target_tokens(self) -> int:
+        """Return the number of targets that count in the loss."""
+        return int((self.lengths - self.num_context).clamp(min=0).sum())
+
+    @property
+    def size(self) -> int:
+        """Number of ids, including padding."""
+        return self.tokens.numel()
+
+    def describe(self) -> str:
+        """Return the shape in words."""
+        lanes, length = self.tokens.shape
+        return f"{lanes} lanes of {length} tokens"
+
+    def split(self, parts: int) -> list[SegmentBatch]:
+        """Return contiguous groups of lanes, at most one per lane, whose sizes differ by at most one."""
+        lanes = len(self.lengths)
+        parts = min(parts, lanes)
+        size, longer = divmod(lanes, parts)  # the first `longer` groups have one lane more
+        bounds = [number * size + min(number, longer) for number in range(parts + 1)]
+        return [self.rows(slice(first, last)) for first, last in pairwise(bounds)]
+
+    def to(self, device: torch.device | str) -> SegmentBatch:
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _SEGMENT_TENSORS}
+        return replace(self, **moved)
+
+    def rows(self, which: slice) -> SegmentBatch:
+        """Return some of the lanes, with the same padding."""
+        return replace(self, **{name: getattr(self, name)[which] for name in _SEGMENT_TENSORS})
+
+
+_SEGMENT_TENSORS = ("tokens", "targets", "lengths", "resets", "sample_ids")

@@ -1,4 +1,4 @@
-"""The input of a language model: segments of a text, one lane per row, by position.
+"""Segments of a text, one lane per row, by position; a language model reads them as `SegmentBatch`.
 
 Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.2: the memory of a lane after one segment is read with its next one.
 """
@@ -6,14 +6,14 @@ Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.2: the memory of a lane after o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from manyheads.data.batch import SegmentBatch
 from manyheads.data.lanes import DocumentLanes, Places, TextLanes, equal_lanes, even_lanes, varied_bounds
 from manyheads.data.sampler import Permutation
 from manyheads.data.settings import SegmentSettings
@@ -24,51 +24,6 @@ from manyheads.errors import ConfigError, DataError
 __all__ = ["SegmentBatch", "SegmentStream", "eval_segments"]
 
 LanePlan = TextLanes | DocumentLanes
-
-
-@dataclass(frozen=True)
-class SegmentBatch:
-    """One segment of each lane.
-
-    Shape: tokens (lanes, length) ids that the model reads, padded on the right with 0; targets (lanes, length) the
-        token after each; lengths (lanes,) number of real tokens of each row, including context; resets (lanes,) bool:
-        clear the lane's memory before this segment; sample_ids (lanes,) position in the store where the row begins.
-        The first `num_context` tokens of each row are read again (`ext_len`), so their targets do not count.
-    """
-
-    tokens: Tensor
-    targets: Tensor
-    lengths: Tensor
-    resets: Tensor
-    sample_ids: Tensor
-    num_context: int = 0
-
-    def num_target_tokens(self) -> int:
-        """Return the number of targets that count in the loss."""
-        return int((self.lengths - self.num_context).clamp(min=0).sum())
-
-    @property
-    def size(self) -> int:
-        """Number of ids, including padding."""
-        return self.tokens.numel()
-
-    def describe(self) -> str:
-        """Return the shape in words."""
-        lanes, length = self.tokens.shape
-        return f"{lanes} lanes of {length} tokens"
-
-    def split(self, parts: int) -> list[SegmentBatch]:
-        """Return contiguous groups of lanes, at most one per lane, whose sizes differ by at most one."""
-        shares = np.array_split(np.arange(len(self.lengths)), min(parts, len(self.lengths)))
-        return [self.rows(slice(share[0], share[-1] + 1)) for share in shares]
-
-    def to(self, device: torch.device | str) -> SegmentBatch:
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _TENSORS}
-        return replace(self, **moved)
-
-    def rows(self, which: slice) -> SegmentBatch:
-        """Return some of the lanes, with the same padding."""
-        return replace(self, **{name: getattr(self, name)[which] for name in _TENSORS})
 
 
 _TENSORS = ("tokens", "targets", "lengths", "resets", "sample_ids")

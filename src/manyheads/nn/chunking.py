@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+from manyheads.nn.shapes import Float
 
 __all__ = ["chunk_slices", "in_chunks"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["TokenEmbedding"]
 

@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
 from manyheads.nn.chunking import in_chunks
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.shapes import Float
 
 __all__ = ["ACTIVATIONS", "FeedForward"]
 

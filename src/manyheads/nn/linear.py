@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.nn.kernels.linear import Packed, linear_by
+from manyheads.nn.shapes import Float
 
 __all__ = ["Linear", "initialise"]
 

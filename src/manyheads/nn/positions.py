@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["AxialPositions", "LearnedPositions", "SinusoidalPositions", "sinusoidal_table"]
 

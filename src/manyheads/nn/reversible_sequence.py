@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.nn.kernels.reversible import through_sublayers
+from manyheads.nn.shapes import Float
 
 __all__ = ["ReversibleSequence"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.architectures.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
@@ -19,6 +18,7 @@ from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.precision import low_precision
+from manyheads.nn.shapes import Float
 from manyheads.seeding import derive_seed
 
 __all__ = ["AttentionSublayer", "Call", "FeedForwardSublayer", "ReformerLayer"]

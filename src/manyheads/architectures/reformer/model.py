@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.reformer.config import ReformerConfig
@@ -23,6 +22,7 @@ from manyheads.nn.kernels.recomputation import recomputed
 from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 from manyheads.nn.precision import low_precision
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Reformer"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.local import LocalCache
 from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.attention.state import copy_of, register_state
+from manyheads.nn.shapes import Bool, Int
 
 __all__ = ["ReformerState"]
 

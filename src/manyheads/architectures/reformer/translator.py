@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
@@ -27,6 +26,7 @@ from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+from manyheads.nn.shapes import Float, Int
 from manyheads.seeding import derive_seed
 
 __all__ = ["ReformerTranslator"]

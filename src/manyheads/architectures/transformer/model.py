@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import TransformerConfig
@@ -23,6 +22,7 @@ from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.norm import build_norm
 from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
 from manyheads.nn.precision import low_precision
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Decoder", "Encoder", "Transformer"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
@@ -15,6 +14,7 @@ from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAt
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.norm import build_norm
 from manyheads.nn.residual import Residual
+from manyheads.nn.shapes import Float
 
 __all__ = ["AbsoluteLayer", "RelativeLayer"]
 

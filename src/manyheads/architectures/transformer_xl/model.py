@@ -10,7 +10,6 @@ from functools import partial
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
@@ -23,6 +22,7 @@ from manyheads.nn.dropout import Dropout
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.precision import low_precision
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["TransformerXL", "distances_back"]
 

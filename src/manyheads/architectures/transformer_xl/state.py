@@ -15,7 +15,6 @@ from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -23,6 +22,7 @@ from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.state import copy_of, register_state
 from manyheads.nn.kernels import policy
+from manyheads.nn.shapes import Bool, Int
 
 __all__ = ["KeyValues", "LayerInputs", "XLState", "XLStep"]
 

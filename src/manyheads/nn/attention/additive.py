@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.nn.attention.dot_product import one_head
@@ -13,6 +12,7 @@ from manyheads.nn.attention.masks import Mask
 from manyheads.nn.kernels.attention import masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.shapes import Float
 
 __all__ = ["AdditiveAttention", "AdditiveScore"]
 

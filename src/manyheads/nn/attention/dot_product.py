@@ -6,13 +6,13 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.1, eq. 1: softmax(Q K^T /
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
 from manyheads.nn.kernels.dropout import dropout
+from manyheads.nn.shapes import Float
 
 __all__ = ["DotProductAttention", "one_head"]
 

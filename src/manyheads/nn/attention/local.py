@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
@@ -20,6 +19,7 @@ from manyheads.nn.attention.state import copy_of, register_state
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.shapes import Bool, Float, Int
 
 __all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "spread_chunks"]
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError, ShapeError
@@ -22,6 +21,7 @@ from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh import chunked_attention, ranks_of, sorting_order
 from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]
 

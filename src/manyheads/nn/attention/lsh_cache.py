@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_pairs import keys_of
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.state import copy_of, register_state
+from manyheads.nn.shapes import Bool, Float, Int
 
 __all__ = ["LSHCache"]
 

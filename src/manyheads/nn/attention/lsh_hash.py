@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.errors import ShapeError
 from manyheads.nn.chunking import chunk_slices
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["SortedPositions", "hash_vectors", "mark_padding", "rotations", "sort_positions"]
 

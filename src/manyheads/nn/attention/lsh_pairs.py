@@ -7,12 +7,12 @@ visible, the exact attention with shared queries and keys.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.kernels.dropout import dropout
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["keys_of", "near_pairs", "pair_weights", "shared_qk_attention", "visible_pairs"]
 

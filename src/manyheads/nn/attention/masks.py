@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.state import register_state
+from manyheads.nn.shapes import Bool, Float, Int
 
 __all__ = ["Bias", "Both", "Causal", "Dense", "KeyPadding", "Lengths", "Mask", "Window", "dense_bias", "dense_mask"]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
@@ -20,6 +19,7 @@ from manyheads.nn.kernels.attention import dot_product_attention, dot_product_sc
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.shapes import Float
 
 __all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads", "width_of_heads"]
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
@@ -21,6 +20,7 @@ from manyheads.nn.kernels.linear import Packed, linear
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
 from manyheads.nn.linear import Linear
 from manyheads.nn.positions import sinusoidal_table
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["DistanceEncoding", "LearnedRelativeAttention", "RelativeAttention"]
 

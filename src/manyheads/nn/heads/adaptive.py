@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.linear import linear
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
+from manyheads.nn.shapes import Bool, Float, Int
 
 __all__ = ["AdaptiveEmbedding", "AdaptiveHead", "Clusters"]
 

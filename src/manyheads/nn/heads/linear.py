@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
@@ -12,6 +11,7 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.consistency import consistent_loss
 from manyheads.nn.kernels.linear import Packed, linear_by
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["LinearHead"]
 

@@ -6,10 +6,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.errors import ConfigError
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["LogUniformCandidates", "sampled_loss"]
 

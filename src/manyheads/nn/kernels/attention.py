@@ -9,13 +9,13 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, dense_bias
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.softmax import masked_softmax, weighted_by_sums
+from manyheads.nn.shapes import Float
 
 __all__ = ["dot_product_attention", "dot_product_scores", "dot_product_weights", "masked_weights"]
 

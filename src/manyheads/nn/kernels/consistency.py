@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
 from manyheads.nn.kernels.loss import add_tiles, apply_loss, autocast_dtype, pad_rows, plain_loss
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["consistent_loss", "plain_consistent_loss"]
 

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.data.sampler import mix
 from manyheads.nn.kernels import policy
 
 __all__ = ["RowMasks", "dropout", "numbered_rows", "scaled_mask"]
@@ -136,6 +134,24 @@ def _keys_of(rows: int) -> Tensor:
 def _first_keys(count: int) -> Tensor:
     global _row_keys
     if len(_row_keys) < count:
-        numbers = np.arange(max(1024, 2 * count), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        _row_keys = torch.from_numpy(mix(mix(numbers)).view(np.int64) | 1)
+        # uint64 arithmetic modulo 2**64 on int64 numbers: torch has no product of uint64.
+        numbers = torch.arange(max(1024, 2 * count), device="cpu") * _signed(0x9E3779B97F4A7C15)
+        _row_keys = _mixed(_mixed(numbers)) | 1
     return _row_keys[:count]
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele et al. 2014), as `data.sampler.mix`, of the same 64 bits as int64."""
+    values = (values ^ _shifted_right(values, 30)) * _signed(0xBF58476D1CE4E5B9)
+    values = (values ^ _shifted_right(values, 27)) * _signed(0x94D049BB133111EB)
+    return values ^ _shifted_right(values, 31)
+
+
+def _shifted_right(values: Tensor, bits: int) -> Tensor:
+    """The bits of int64 numbers moved right, with zeros before them and not the sign."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(bits: int) -> int:
+    """The int64 number of 64 bits."""
+    return bits - (1 << 64) if bits >> 63 else bits

@@ -13,11 +13,11 @@ from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.nn.kernels import policy
 from manyheads.nn.precision import low_precision
+from manyheads.nn.shapes import Float
 
 __all__ = ["Packed", "define_packed_linear", "linear", "linear_by", "linears", "product", "product_of_rows"]
 

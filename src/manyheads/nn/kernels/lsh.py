@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -24,6 +23,7 @@ from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, places_of, sorted_groups
+from manyheads.nn.shapes import Float, Int
 
 __all__ = ["attend_pairs", "chunked_attention", "ranks_of", "sorting_order"]
 

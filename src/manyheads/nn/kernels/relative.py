@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -24,6 +23,7 @@ from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import RowMasks, dropout
 from manyheads.nn.kernels.softmax import masked_softmax, some_row_is_empty, weighted_by_sums
+from manyheads.nn.shapes import Float
 
 __all__ = ["relative_attention", "relative_shift", "relative_shift_both_ways", "relative_weights"]
 

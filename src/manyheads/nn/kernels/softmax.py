@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels import policy
+from manyheads.nn.shapes import Bool, Float
 
 __all__ = ["masked_softmax", "some_row_is_empty", "weighted_by_sums"]
 
