@@ -48,7 +48,8 @@ blocked = {name for name, owners in installed.items() if not distributions & {no
 
 class NotBlocked:
     def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in blocked else importlib.machinery.PathFinder.find_spec(name, path, target)
+        if name.partition(".")[0] not in blocked:
+            return importlib.machinery.PathFinder.find_spec(name, path, target)
 
 
 sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = NotBlocked()

@@ -39,6 +39,8 @@ __all__ = [
     "onednn_is_faster",
     "pads_rows_to",
     "packs",
+    "relative_path",
+    "runs_flex_eagerly",
     "sdpa_zeroes_empty_rows",
     "searches_blocks",
     "shares_draws",
@@ -47,10 +49,12 @@ __all__ = [
     "uses_onednn",
     "uses_packed",
     "uses_torch_dropout",
+    "using_relative_path",
     "wants_one_piece",
 ]
 
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
+RelativePath = Literal["products", "tiles", "sums", "sdpa", "flex"]
 
 _compiles = False
 
@@ -234,6 +238,49 @@ _RELATIVE_SCORES = 1 << 19
 def sums_relative_scores(query: Tensor) -> bool:
     """Whether sums are faster than products: for one query in a compiled step on a CPU."""
     return compiles_a_step() and query.shape[2] == 1 and query.device.type == "cpu"
+
+
+# The implementation on CUDA. "sdpa" is a default, not a measurement: it needs no compiler, has dropout, and its
+# gradients have been in torch for longest. `benchmarks/gpu.py` measures all of them, and `using_relative_path` takes
+# another one.
+_RELATIVE_ON_CUDA: RelativePath = "sdpa"
+_relative_path: RelativePath | None = None
+
+
+def relative_path(query: Tensor, dropout_rate: float, causal: bool) -> RelativePath:
+    """The implementation of attention with relative positions for these queries.
+
+    "sums" and "tiles" are for CPUs. "products" is the formula by autograd, which a compiler fuses. "sdpa" gives torch's
+    fused kernel the scores of the distances as an additive mask, and "flex" is FlexAttention, which reads them by
+    distance; it has no dropout, and on a CPU no gradients.
+    """
+    if _relative_path is not None:
+        return "sdpa" if _relative_path == "flex" and dropout_rate else _relative_path
+    if query.device.type == "cuda":
+        return _RELATIVE_ON_CUDA
+    if sums_relative_scores(query):
+        return "sums"
+    # Compilers do not see through our own autograd function, and both ways there is none.
+    return "products" if torch.compiler.is_compiling() or not causal else "tiles"
+
+
+def runs_flex_eagerly(query: Tensor) -> bool:
+    """Whether FlexAttention is not compiled by itself: on a CPU, for tests, or as part of what is compiled anyway."""
+    return query.device.type == "cpu" or torch.compiler.is_compiling()
+
+
+@contextmanager
+def using_relative_path(path: RelativePath) -> Iterator[None]:
+    """Within the block, relative attention takes this implementation, to measure or test it; "flex" where it can.
+
+    Not for several threads at once.
+    """
+    global _relative_path
+    before, _relative_path = _relative_path, path
+    try:
+        yield
+    finally:
+        _relative_path = before
 
 
 def lanes_at_once(batch: int, scores_each: int, device: torch.device) -> int:

@@ -11,6 +11,8 @@ with q, k projections of hidden states, r a projection of the encoding of a dist
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -109,14 +111,21 @@ def relative_attention(
     Returns: zeros for a query that may attend to nothing.
     Raises: ShapeError: more queries than keys and causal, or not as many rows of `positions` as there are distances.
     Cost: O(q_len x k_len) numbers a head and lane are kept for the backward pass once, none without gradients; never
-        (q_len, k_len, head_dim). Both ways, they are kept several times.
+        (q_len, k_len, head_dim). Both ways, and on GPUs, they are kept several times.
     """
     _check(query, key, positions, causal)
     q_len, k_len = query.shape[2], key.shape[2]
-    if policy.sums_relative_scores(query):
+    path = policy.relative_path(query, dropout_rate, causal)
+    if path == "sums":
         return _by_sums(query, key, value, positions, content_bias, position_bias, distance_bias, mask)
-    # Compilers fuse theirs, and do not see through ours; both ways there is no path of our own.
-    if policy.is_compiled() or not causal:
+    if path in ("sdpa", "flex"):
+        by_distance = _scores_of_distances(query, positions, position_bias, distance_bias)
+        asks = query + content_bias[:, None].to(query.dtype)
+        allowed = dense_mask(Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len)
+        if path == "sdpa":
+            return _by_sdpa(asks, key, value, by_distance, allowed, dropout_rate, causal)
+        return _by_flex(asks, key, value, by_distance, allowed)
+    if path == "products":
         weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask, causal)
         return torch.matmul(dropout(weights, dropout_rate), value)
     allowed = dense_mask(Causal() & mask, q_len, k_len, query.device, k_len - q_len)
@@ -166,6 +175,74 @@ def _by_sums(
         scores = scores + distance_bias[:, None].to(wide) * scale
     allowed = dense_mask(mask, 1, k_len, query.device, k_len - 1)
     return weighted_by_sums(scores, value, allowed).to(query.dtype)
+
+
+def _scores_of_distances(
+    query: Tensor, positions: Tensor, position_bias: Tensor | None, distance_bias: Tensor | None
+) -> Tensor:
+    """Each query's score of every distance, scaled, in the order of `positions`: (batch, heads, q_len, distances)."""
+    scale = 1 / math.sqrt(query.shape[-1])
+    asking = query if position_bias is None else query + position_bias[:, None].to(query.dtype)
+    # The scale is taken into the small side.
+    by_distance = torch.matmul(asking * scale, positions.transpose(-1, -2))
+    if distance_bias is not None:
+        by_distance = by_distance + (distance_bias[:, None] * scale).to(by_distance.dtype)
+    return by_distance
+
+
+def _by_sdpa(
+    asks: Tensor,
+    key: Tensor,
+    value: Tensor,
+    by_distance: Tensor,
+    allowed: Tensor | None,
+    dropout_rate: float,
+    causal: bool,
+) -> Tensor:
+    """By torch's fused kernel, with the scores of the distances as an additive mask, which gets a gradient.
+
+    Args: asks: query + u; by_distance: see `_scores_of_distances`; allowed: True = may attend, causal where `causal`.
+
+    A query that may attend to nothing is given all keys and its result is replaced by zeros: kernels differ in what
+    they return for a row of -inf, and its gradient would be NaN.
+    """
+    scores = relative_shift(by_distance) if causal else relative_shift_both_ways(by_distance)
+    some = None
+    if allowed is not None:
+        some = allowed.any(dim=-1, keepdim=True)
+        scores = scores.masked_fill(~allowed & some, -math.inf)
+    out = F.scaled_dot_product_attention(asks, key, value, attn_mask=scores.to(asks.dtype), dropout_p=dropout_rate)
+    return out if some is None else out.masked_fill(~some, 0.0)
+
+
+def _by_flex(asks: Tensor, key: Tensor, value: Tensor, by_distance: Tensor, allowed: Tensor | None) -> Tensor:
+    """By FlexAttention, which reads the score of each distance where it lies: nothing is shifted or copied.
+
+    Without dropout. On a CPU without gradients. Args: see `_by_sdpa`.
+    """
+    q_len, num_distances = asks.shape[2], by_distance.shape[-1]
+    some = None
+    if allowed is not None:
+        some = allowed.any(dim=-1, keepdim=True)
+        shown = (allowed | ~some).expand(asks.shape[0], asks.shape[1], q_len, key.shape[2])
+
+    def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, of_key: Tensor) -> Tensor:
+        # Keys after the query have no distance where attention is causal; what is read for them is hidden.
+        column = (of_key + (q_len - 1 - query)).clamp(max=num_distances - 1)
+        score = score + by_distance[batch, head, query, column]
+        return score if some is None else torch.where(shown[batch, head, query, of_key], score, -math.inf)
+
+    out = _flex_attention(policy.runs_flex_eagerly(asks))(asks, key, value, score_mod=score_mod)
+    assert isinstance(out, Tensor)
+    return out if some is None else out.masked_fill(~some, 0.0)
+
+
+@cache
+def _flex_attention(eager: bool) -> Callable[..., Any]:
+    """torch's FlexAttention. eager: without compiling it, in which case it writes out all scores."""
+    from torch.nn.attention.flex_attention import flex_attention  # takes a quarter of a second
+
+    return flex_attention if eager else torch.compile(flex_attention)
 
 
 def _shifted(by_distance: Tensor) -> Tensor:
