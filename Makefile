@@ -15,6 +15,10 @@ CLASSES ?=
 TASKS ?=
 SECONDS ?= 4
 BENCH ?=
+# `make bench-gpu`: the Python with torch for CUDA, the file of results, and which parts (all).
+GPU_PYTHON ?= python3
+GPU_OUTPUT ?= gpu.json
+PARTS ?=
 # Where the peers that it measures against are installed, apart from everything else.
 PEERS_VENV ?= .venv-peers
 
@@ -26,7 +30,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check check-long bench recipes docs setup clean
+.PHONY: demo test first-minute check check-long bench bench-gpu recipes docs setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -57,6 +61,10 @@ check-long: $(READY)
 # Without the shared peers only what needs none is measured, and none is installed.
 bench: $(READY) $(if $(wildcard $(SHARED)/peers.py),$(PEERS_READY))
 	$(BIN)/python benchmarks/run.py $(TASKS) --seconds $(SECONDS) --peer-python $(PEERS_VENV)/bin/python $(BENCH)
+
+# Nothing is installed: machines with GPUs bring their own torch. Parts that are in the file are not run again.
+bench-gpu:
+	$(GPU_PYTHON) benchmarks/gpu.py $(PARTS) --output $(GPU_OUTPUT)
 
 # The commands of every recipe, on a little of the data; needs the folder of large fixtures (MANYHEADS_SHARED).
 recipes: $(READY)

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -135,12 +136,16 @@ def _in_a_process(name: str, options: Options) -> dict[str, Any]:
         command += ["--device", options.device, "--seconds", str(options.seconds), "--rounds", str(options.rounds)]
         command += ["--tiny"] * options.tiny
         began = time.monotonic()
+        # A session of its own, so that the processes that a part starts end with it.
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         try:
-            done = subprocess.run(command, timeout=PART_SECONDS, stderr=subprocess.PIPE, text=True, check=False)
+            _, errors = process.communicate(timeout=PART_SECONDS)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
             return {"error": f"took longer than {PART_SECONDS} seconds"}
-        if done.returncode or not answer.exists():
-            return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+        if process.returncode or not answer.exists():
+            return {"error": (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]}
         part: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return {**part, "wall_seconds": round(time.monotonic() - began, 1)}
 
@@ -149,7 +154,7 @@ def _write(output: Path, record: dict[str, Any]) -> None:
     """In one piece: a run that is cut off leaves the file as it was."""
     beside = output.with_name(output.name + ".new")
     beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, output)
+    beside.replace(output)
 
 
 def _machine(options: Options) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""Every part of `benchmarks/gpu.py` runs, on a CPU and at the smallest sizes, and finished parts are not repeated."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu.py"
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    spec = importlib.util.spec_from_file_location("benchmarks_gpu", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+PARTS = ["products", "transformer-base", "transformer-big", "xl-enwik8", "reformer-16k", "reformer-64k"]
+
+
+def check(part: dict[str, Any]) -> None:
+    errors = {name: side["error"] for name, side in part["sides"].items() if "error" in side}
+    assert errors.keys() <= {"MarianMT"}, errors
+    assert all(ratio["lowest"] <= ratio["median"] <= ratio["highest"] for ratio in part["ratios"].values())
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_runs(gpu: Any, name: str) -> None:
+    part = gpu.PARTS[name](gpu.Options("cpu", True, 0.0, 1))
+    check(part)
+    assert bool(part["ratios"]) == (name != "products")
+
+
+@pytest.mark.unhooked
+@pytest.mark.compiles
+def test_decoding_runs(gpu: Any) -> None:
+    check(gpu.PARTS["decoding"](gpu.Options("cpu", True, 0.0, 1)))
+
+
+def test_no_part_was_forgotten(gpu: Any) -> None:
+    assert [*PARTS, "decoding", "ddp"] == list(gpu.PARTS)
+
+
+def run(output: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *more, "--device", "cpu", "--tiny", "--output", str(output)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+
+
+def test_a_finished_part_is_not_repeated(tmp_path: Path) -> None:
+    """DDP over two processes is the part that is run; a part that failed is run again."""
+    output = tmp_path / "gpu.json"
+    first = run(output, "ddp")
+    assert first.returncode == 0, first.stderr
+    record = json.loads(output.read_text("utf-8"))
+    check(record["parts"]["ddp"])
+    assert record["machine"]["torch"]
+    record["parts"]["products"] = {"error": "took longer than 180 seconds"}
+    output.write_text(json.dumps(record), encoding="utf-8")
+    again = run(output, "ddp", "products")
+    assert "ddp: already in" in again.stdout
+    after = json.loads(output.read_text("utf-8"))
+    assert after["parts"]["ddp"] == record["parts"]["ddp"]
+    check(after["parts"]["products"])
+
+
+def test_results_of_another_machine_are_not_mixed(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    output.write_text(json.dumps({"machine": {"name": "another"}, "parts": {}}), encoding="utf-8")
+    done = run(output, "products")
+    assert done.returncode == 2
+    assert "holds results with another name; give another --output" in done.stderr
+
+
+def test_an_unknown_part_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path / "gpu.json", "training")
+    assert done.returncode == 2
+    assert "there is no part 'training'; the parts are products," in done.stderr
