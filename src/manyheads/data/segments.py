@@ -26,9 +26,6 @@ __all__ = ["SegmentBatch", "SegmentStream", "eval_segments"]
 LanePlan = TextLanes | DocumentLanes
 
 
-_TENSORS = ("tokens", "targets", "lengths", "resets", "sample_ids")
-
-
 @dataclass(frozen=True)
 class _Reading:
     """The text of a store in some order of its documents.
