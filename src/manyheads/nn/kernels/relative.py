@@ -242,7 +242,9 @@ def _flex_attention(eager: bool) -> Callable[..., Any]:
     """torch's FlexAttention. eager: without compiling it, in which case it writes out all scores."""
     from torch.nn.attention.flex_attention import flex_attention  # takes a quarter of a second
 
-    return flex_attention if eager else torch.compile(flex_attention)
+    if eager:
+        return flex_attention
+    return torch.compile(flex_attention)
 
 
 def _shifted(by_distance: Tensor) -> Tensor:
