@@ -1,0 +1,268 @@
+"""Beam search whose outputs must contain given phrases: terminology, and words that are copied.
+
+Paper: Post and Vilar 2018, arXiv:1804.06609, sec. 3 (dynamic beam allocation): a hypothesis belongs to the bank of the
+number of forced tokens that it has produced, and the beam is divided among the banks. Differs: the beam is at least as
+large as the number of forced tokens plus 3 (at most 24), so no bank stays empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.decoding.device import inference
+from manyheads.decoding.fit import fit_sources
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.search import RULES, cut_batches
+from manyheads.decoding.search_problem import SearchProblem, length_limits
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.translator import Translator
+from manyheads.text.sides import Side
+
+__all__ = ["Forced", "can_force", "forced_search", "translate_forced"]
+
+MOST_BEAMS = 24
+Phrase = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """A translation that was to contain phrases.
+
+    Args:
+        text: detokenised.
+        missing: the phrases that are not in it: their tokens are outside the vocabulary, or the limit is too short.
+    """
+
+    text: str
+    missing: tuple[str, ...] = ()
+
+
+def can_force(side: Side, phrase: str) -> bool:
+    """Return whether the tokens of a phrase give the phrase again, except for upper and lower case."""
+    return bool(phrase.strip()) and side.decode(side.encode(phrase)).casefold() == phrase.strip().casefold()
+
+
+def translate_forced(
+    translator: Translator,
+    texts: Sequence[str],
+    phrases: Sequence[Sequence[str]],
+    *,
+    stop: Callable[[], bool] | None = None,
+    **overrides: Any,
+) -> list[Forced]:
+    """Translate texts so that each translation contains its phrases, each once, where they fit best.
+
+    Args:
+        texts: not empty.
+        phrases: of each text, in any order.
+        stop: see `Translator.translate`.
+        overrides: fields of `DecodingSettings`; sampling is not possible.
+
+    Raises: as `Translator.translate`.
+    """
+    settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
+    reader, writer = translator.tokenizer.source, translator.tokenizer.target
+    sources = [[*reader.encode(text), reader.eos_id] for text in texts]
+    sources = fit_sources(sources, range(1, len(texts) + 1), settings, translator.model.max_len)
+    wanted = [[phrase for phrase in each if can_force(writer, phrase)] for each in phrases]
+    ids = [[tuple(writer.encode(phrase)) for phrase in each] for each in wanted]
+    most = max((sum(map(len, each)) for each in ids), default=0)
+    settings = replace(settings, num_beams=max(settings.num_beams, min(most + 3, MOST_BEAMS)))
+    found: list[Forced] = [Forced("")] * len(texts)
+    with inference(translator.device, translator.precision):
+        for batch in cut_batches([len(source) for source in sources], settings.max_tokens, settings.num_beams):
+            problem = _problem(translator, [sources[place] for place in batch], settings, batch, stop)
+            results = forced_search(problem, [ids[place] for place in batch])
+            for place, (hypothesis, met) in zip(batch, results, strict=True):
+                possible = [phrase for index, phrase in enumerate(wanted[place]) if index in met]
+                missing = list(phrases[place])
+                for phrase in possible:
+                    missing.remove(phrase)
+                found[place] = Forced(writer.decode(hypothesis.ids), tuple(missing))
+    return found
+
+
+def _problem(
+    translator: Translator,
+    sources: Sequence[Sequence[int]],
+    settings: DecodingSettings,
+    indices: Sequence[int],
+    stop: Callable[[], bool] | None,
+) -> SearchProblem:
+    writer = translator.tokenizer.target
+    lengths = torch.tensor([len(source) for source in sources])
+    padded = torch.full((len(sources), int(lengths.max())), writer.pad_id)
+    for row, source in enumerate(sources):
+        padded[row, : len(source)] = torch.tensor(source)
+    lengths = lengths.to(translator.device)
+    return SearchProblem(
+        model=translator.model,
+        source=padded.to(translator.device),
+        source_lengths=lengths,
+        limits=length_limits(lengths, settings, translator.model.max_len),
+        indices=indices,
+        settings=settings,
+        pad_id=writer.pad_id,
+        bos_id=writer.bos_id,
+        eos_id=writer.eos_id,
+        rules=RULES[settings.rules].of(settings),
+        stop=stop,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A running hypothesis.
+
+    met: indices of the phrases that it contains. current, progress: the phrase that it is in the middle of, and the
+    number of its tokens that are there; progress 0: none.
+    """
+
+    sum: float
+    ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    met: frozenset[int] = frozenset()
+    current: int = 0
+    progress: int = 0
+
+    def num_met(self, phrases: Sequence[Phrase]) -> int:
+        return sum(len(phrases[index]) for index in self.met) + self.progress
+
+    def forced_tokens(self, phrases: Sequence[Phrase]) -> list[int]:
+        """The tokens that lead on: of the current phrase, or the first ones of all phrases that are missing."""
+        if self.progress:
+            return [phrases[self.current][self.progress]]
+        return [phrase[0] for index, phrase in enumerate(phrases) if index not in self.met]
+
+    def with_token(self, token: int, total: float, log_prob: float, phrases: Sequence[Phrase]) -> _Path:
+        current, progress = self.current, self.progress
+        if not progress or phrases[current][progress] != token:
+            missing = (i for i, phrase in enumerate(phrases) if i not in self.met and phrase[0] == token)
+            current = next(missing, -1)
+            progress = 0
+        met = self.met
+        if current >= 0:
+            progress += 1
+            if progress == len(phrases[current]):
+                met, progress = met | {current}, 0
+        return _Path(total, (*self.ids, token), (*self.log_probs, log_prob), met, max(current, 0), progress)
+
+
+@torch.no_grad()
+def forced_search(
+    problem: SearchProblem, phrases: Sequence[Sequence[Phrase]]
+) -> list[tuple[Hypothesis, frozenset[int]]]:
+    """Return the best hypothesis of each sentence with all of its phrases, and the indices of the phrases in it.
+
+    If the limit is too short for them, the hypothesis with the most forced tokens is returned.
+
+    Raises: SearchStopped: the hook returned true. NonFiniteError: the model gives NaN.
+    """
+    constraints, num_beams = problem.constraints(), problem.settings.num_beams
+    limits = problem.limits.tolist()
+    prefix = problem.prefix
+    running = {sentence: [_Path(0.0, prefix, (0.0,) * len(prefix))] for sentence in range(problem.source.size(0))}
+    ended: dict[int, list[tuple[float, _Path, float]]] = {sentence: [] for sentence in running}
+    results: dict[int, tuple[Hypothesis, frozenset[int]]] = {}
+    state = problem.model.start(problem.source, problem.source_lengths)
+    tokens = problem.prompt()
+    length = len(prefix)
+    while running:
+        problem.check_stop()
+        log_probs, state = problem.model.step(tokens, state)
+        problem.check_finite(bool(log_probs.isnan().any()), length + 1)
+        paths = [path for each in running.values() for path in each]
+        history = tokens.new_tensor([path.ids for path in paths]) if constraints.needs_history else None
+        adjusted = constraints.apply(log_probs, history, length, None)
+        length += 1
+        width = len(paths) // len(running)
+        rows: list[int] = []
+        new_tokens: list[int] = []
+        still: dict[int, list[_Path]] = {}
+        for number, (sentence, each) in enumerate(running.items()):
+            block = slice(number * width, (number + 1) * width)
+            found = _continue(each, adjusted[block], log_probs[block], phrases[sentence], num_beams, problem.eos_id)
+            for path, total, eos in found.ended:
+                score = float(problem.rules.score(torch.tensor(total), length))
+                ended[sentence].append((score, path, eos))
+            if len(ended[sentence]) >= num_beams or length >= limits[sentence] or not found.running:
+                finished, cut = ended[sentence], [path for path, _ in found.running] or each
+                results[sentence] = _result(problem, finished, cut, phrases[sentence], length)
+                continue
+            still[sentence] = [path for path, _ in found.running]
+            rows += [number * width + row for _, row in found.running]
+            new_tokens += [path.ids[-1] for path, _ in found.running]
+        running = still
+        if running:
+            state = state.reorder(torch.tensor(rows, device=problem.source.device).view(len(running), -1))
+            tokens = problem.source.new_tensor(new_tokens)[:, None]
+    return [results[sentence] for sentence in range(len(results))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """running: each new path and the row that it continues. ended: each path, its sum and log-probability with EOS."""
+
+    running: list[tuple[_Path, int]]
+    ended: list[tuple[_Path, float, float]]
+
+
+def _continue(
+    paths: Sequence[_Path],
+    adjusted: Tensor,
+    log_probs: Tensor,
+    phrases: Sequence[Phrase],
+    num_beams: int,
+    eos_id: int,
+) -> _Step:
+    """Return the paths of one sentence after one more token. adjusted, log_probs: (paths, vocab_size)."""
+    vocab_size = adjusted.size(1)
+    sums = adjusted + adjusted.new_tensor([path.sum for path in paths])[:, None]
+    places = sums.flatten().topk(min(2 * num_beams, sums.numel())).indices.tolist()
+    places += [row * vocab_size + token for row, token in enumerate(sums.argmax(1).tolist())]
+    places += [row * vocab_size + token for row, path in enumerate(paths) for token in path.forced_tokens(phrases)]
+    places = sorted(set(places))
+    totals = sums.flatten()[places].tolist()
+    raw = log_probs.flatten()[places].tolist()
+    banks: dict[int, list[tuple[_Path, int]]] = {}
+    ended = []
+    for place, total, log_prob in sorted(zip(places, totals, raw, strict=True), key=lambda one: -one[1]):
+        row, token = divmod(place, vocab_size)
+        path = paths[row]
+        if total == -torch.inf:
+            continue
+        if token == eos_id:
+            if len(path.met) == len(phrases) and path.sum > -torch.inf:
+                ended.append((path, total, log_prob))
+            continue
+        new = path.with_token(token, total, log_prob, phrases)
+        banks.setdefault(new.num_met(phrases), []).append((new, row))
+    chosen: list[tuple[_Path, int]] = []
+    while len(chosen) < num_beams and any(banks.values()):
+        for bank in sorted(banks, reverse=True):
+            if banks[bank] and len(chosen) < num_beams:
+                chosen.append(banks[bank].pop(0))
+    # All sentences of a batch have the same number of rows.
+    while chosen and len(chosen) < num_beams:
+        chosen.append((replace(chosen[-1][0], sum=-torch.inf), chosen[-1][1]))
+    return _Step(chosen, ended)
+
+
+def _result(
+    problem: SearchProblem,
+    ended: Sequence[tuple[float, _Path, float]],
+    cut: Sequence[_Path],
+    phrases: Sequence[Phrase],
+    length: int,
+) -> tuple[Hypothesis, frozenset[int]]:
+    if ended:
+        score, path, eos = max(ended, key=lambda one: one[0])
+        return Hypothesis(list(path.ids), score, [*path.log_probs, eos], True), path.met
+    path = max(cut, key=lambda one: (one.num_met(phrases), one.sum))
+    score = float(problem.rules.score_cut(torch.tensor(path.sum), length))
+    return Hypothesis(list(path.ids), score, list(path.log_probs), False), path.met

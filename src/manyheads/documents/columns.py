@@ -1,0 +1,191 @@
+"""Columns of CSV and TSV files, and keys of JSONL files: their values are text, everything else is copied."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import partial
+
+from manyheads.documents.parts import Document, Part, Segment, Text
+from manyheads.errors import ConfigError, DataError
+
+__all__ = ["read_csv", "read_jsonl"]
+
+SPACE = re.compile(r"[ \t]*[\r\n]\s*")
+_Field = tuple[int, int]
+
+
+def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None) -> Document:
+    """Return the values of some columns, without the header line.
+
+    Args:
+        columns: names in the first line; or numbers from 1, and then the first line is a row like the others.
+        delimiter: what separates values; None: the one of , ; tab | that is most frequent in the first line.
+
+    Raises: ConfigError: no column is named, or there is no such column. DataError: a quoted value has no end.
+    """
+    start = int(text.startswith("\ufeff"))
+    first_line = re.match(r"[^\r\n]*", text[start:])
+    if delimiter is None:
+        head = re.sub(r'"[^"]*"', "", first_line[0] if first_line else "")
+        delimiter = max(",;\t|", key=head.count)
+    rows = _rows(text, start, delimiter)
+    if not rows:
+        return Document(text, ())
+    header = [_value(text, field) for field in rows[0]]
+    if not columns:
+        raise ConfigError(f"Name the columns to translate by --column; the first line has: {', '.join(header)}.")
+    by_number = all(name.isdigit() for name in columns) and not any(name in header for name in columns)
+    chosen = [_column(name, header, by_number) for name in columns]
+    segments: list[Segment] = []
+    for row in rows[0 if by_number else 1 :]:
+        for column in sorted(set(chosen)):
+            if column < len(row) and (value := _value(text, row[column])).strip():
+                low, high = row[column]
+                build = partial(_build_csv, delimiter=delimiter, quoted=text[low] == '"', like=value)
+                segments.append(Segment(low, high, (Text(SPACE.sub(" ", value.strip())),), build))
+    return Document(text, tuple(segments))
+
+
+def _column(name: str, header: Sequence[str], by_number: bool) -> int:
+    names = [one.strip() for one in header]
+    if by_number:
+        if not 1 <= int(name) <= len(header):
+            raise ConfigError(f"--column {name}: the first line has {len(header)} columns, counted from 1.")
+        return int(name) - 1
+    if name not in names:
+        raise ConfigError(f"--column {name}: there is no such column; the first line has: {', '.join(names)}.")
+    return names.index(name)
+
+
+def _rows(text: str, start: int, delimiter: str) -> list[list[_Field]]:
+    """Return the place of every value of every row (RFC 4180)."""
+    pattern = re.compile(rf'("(?:[^"]|"")*"|(?!")[^{re.escape(delimiter)}\r\n]*)({re.escape(delimiter)}|\r\n|\r|\n|\Z)')
+    rows: list[list[_Field]] = [[]]
+    place = start
+    while place < len(text):
+        found = pattern.match(text, place)
+        if found is None:
+            line = text.count("\n", 0, place) + 1
+            raise DataError(f"line {line}: a quotation mark is not closed, or text follows after the closing one.")
+        rows[-1].append(found.span(1))
+        place = found.end()
+        if found[2] != delimiter:
+            rows.append([])
+    return [row for row in rows if row]
+
+
+def _value(text: str, field: _Field) -> str:
+    shown = text[field[0] : field[1]]
+    return shown[1:-1].replace('""', '"') if shown[:1] == '"' and len(shown) > 1 else shown
+
+
+def _build_csv(parts: Sequence[Part], *, delimiter: str, quoted: bool, like: str) -> str:
+    text = _with_spaces_of(like, _plain(parts))
+    if quoted or delimiter in text or any(char in text for char in '"\r\n'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def read_jsonl(text: str, keys: Sequence[str]) -> Document:
+    """Return the values of some keys of each line's object.
+
+    Args: keys: names; dots lead into nested objects (`translation.en`). A value may be a text or a list of texts.
+
+    Raises: ConfigError: no key is named. DataError: a line is not a JSON object, lacks a key, or its value is no text.
+    """
+    if not keys:
+        raise ConfigError("Name the keys to translate by --column, for example --column text.")
+    segments: list[Segment] = []
+    ascii_only = text.isascii() and "\\u" in text
+    start = int(text.startswith("\ufeff"))
+    for number, line in enumerate(text[start:].split("\n"), 1):
+        if line.strip():
+            found = [place for key in keys for place in _places(line, key, number)]
+            for low, high in sorted(found):
+                value = json.loads(line[low:high], strict=False)
+                if value.strip():
+                    build = partial(_build_json, ascii_only=ascii_only, like=value)
+                    parts = (Text(SPACE.sub(" ", value.strip())),)
+                    segments.append(Segment(start + low, start + high, parts, build))
+        start += len(line) + 1
+    return Document(text, tuple(segments))
+
+
+def _places(line: str, key: str, number: int) -> list[tuple[int, int]]:
+    """Return the places of the texts that a key leads to."""
+    try:
+        low, high = _find(line, _skip(line, 0), key.split("."))
+        if line[low] == '"':
+            return [(low, high)]
+        if line[low] == "[":
+            return _texts(line, low)
+    except (ValueError, IndexError, RecursionError) as error:
+        raise DataError(f"line {number} is not a JSON object: {error}.") from None
+    except KeyError:
+        record = json.loads(line, strict=False)
+        if not isinstance(record, dict):
+            raise DataError(f"line {number} is not a JSON object.") from None
+        names = ", ".join(sorted(record)[:8]) or "none"
+        raise DataError(f"line {number} has no key {key!r}; its keys are: {names}.") from None
+    except TypeError:
+        pass
+    raise DataError(f"line {number}: the value of {key!r} is neither a text nor a list of texts.")
+
+
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def _find(line: str, place: int, names: Sequence[str]) -> tuple[int, int]:
+    """Return the place of the value that names lead to, from the value at `place`."""
+    if not names:
+        return place, _DECODER.raw_decode(line, place)[1]
+    if line[place] != "{":
+        raise KeyError(names[0])
+    found = None
+    place = _skip(line, place + 1)
+    while line[place] != "}":
+        name, place = _DECODER.raw_decode(line, place)
+        place = _skip(line, _skip(line, place) + 1)  # the colon
+        if name == names[0]:
+            found = _find(line, place, names[1:])
+        place = _skip(line, _DECODER.raw_decode(line, place)[1])
+        if line[place] == ",":
+            place = _skip(line, place + 1)
+    if found is None:
+        raise KeyError(names[0])
+    return found
+
+
+def _texts(line: str, place: int) -> list[tuple[int, int]]:
+    found = []
+    place = _skip(line, place + 1)
+    while line[place] != "]":
+        value, end = _DECODER.raw_decode(line, place)
+        if not isinstance(value, str):
+            raise TypeError
+        found.append((place, end))
+        place = _skip(line, end)
+        if line[place] == ",":
+            place = _skip(line, place + 1)
+    return found
+
+
+def _skip(line: str, place: int) -> int:
+    while line[place] in " \t\r":
+        place += 1
+    return place
+
+
+def _build_json(parts: Sequence[Part], *, ascii_only: bool, like: str) -> str:
+    return json.dumps(_with_spaces_of(like, _plain(parts)), ensure_ascii=ascii_only)
+
+
+def _plain(parts: Sequence[Part]) -> str:
+    return "".join(part.text if isinstance(part, Text) else part.code for part in parts)
+
+
+def _with_spaces_of(like: str, text: str) -> str:
+    """Return the text with the white space around the source's value."""
+    return like[: len(like) - len(like.lstrip())] + text + like[len(like.rstrip()) :]

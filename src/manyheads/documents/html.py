@@ -1,0 +1,157 @@
+"""HTML: the text of elements; tags, attributes, comments, scripts, styles and code are copied.
+
+A tree cannot be written out as the bytes that it was read from. So the file is cut into tags and text here, as the
+HTML standard's tokenizer does, and only text is replaced.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+from manyheads.documents.parts import Document, Part, Segment, Tag, lay_out, tile
+
+__all__ = ["read_html"]
+
+TOKEN = re.compile(
+    r"<!--.*?(?:-->|\Z)"  # a comment
+    r"|<[!?][^>]*>"  # a doctype, a processing instruction
+    r"|<(?P<close>/?)(?P<name>[a-zA-Z][^\s/>]*)(?P<attributes>(?:[^>\"']|\"[^\"]*\"|'[^']*')*)>",
+    re.DOTALL,
+)
+INLINE = frozenset(
+    {
+        "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "data", "del", "dfn", "em", "font", "i", "img",
+        "input", "ins", "label", "mark", "output", "q", "ruby", "s", "small", "span", "strike", "strong", "sub", "sup",
+        "time", "tt", "u", "wbr",
+    }
+)  # fmt: skip
+# Elements whose content is no running text: kept whole; in a sentence they stand for a word.
+KEPT_WORDS = frozenset({"code", "kbd", "samp", "var", "math", "svg"})
+KEPT = frozenset(
+    {
+        "script", "style", "pre", "textarea", "template", "object", "iframe", "noembed", "noframes", "xmp", "canvas",
+        "select",
+    }
+)  # fmt: skip
+VOID = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"})
+NOT_TRANSLATED = re.compile(
+    r"translate\s*=\s*[\"']?no\b|class\s*=\s*(?:[\"'][^\"']*\bnotranslate\b|notranslate\b)", re.IGNORECASE
+)
+LINE_END = re.compile(r"\r\n|\r|\n")
+SPACE = re.compile(r"[ \t\r\n\f]+")
+
+_Range = tuple[int, int, Tag]
+
+
+def read_html(text: str) -> Document:
+    """Return the segments of an HTML text: each stretch of text and inline elements between two block tags."""
+    segments: list[Segment] = []
+    inline: list[_Range] = []
+    start = place = int(text.startswith("\ufeff"))
+
+    def end_segment(end: int) -> None:
+        segments.extend(_segment(text, start, end, inline))
+        inline.clear()
+
+    while found := TOKEN.search(text, place):
+        name = (found["name"] or "").lower()
+        end = found.end()
+        is_kept = not found["close"] and (
+            name in KEPT or name in KEPT_WORDS or bool(NOT_TRANSLATED.search(found["attributes"] or ""))
+        )
+        if is_kept and name not in VOID and not found[0].endswith("/>"):
+            end = _end_of_element(text, name, end)
+        if name in KEPT_WORDS or (is_kept and name in INLINE):
+            inline.append((found.start(), end, Tag(text[found.start() : end], "word")))
+        elif name in INLINE or not name:
+            kind = "alone" if not name or name in VOID else "close" if found["close"] else "open"
+            inline.append((found.start(), end, Tag(found[0], kind)))  # type: ignore[arg-type]
+        else:
+            end_segment(found.start())
+            start = end
+        place = end
+    end_segment(len(text))
+    return Document(text, tuple(segments))
+
+
+def _end_of_element(text: str, name: str, place: int) -> int:
+    """Return the place after the end tag of an element whose content begins at `place`."""
+    depth = 1
+    for found in re.compile(rf"<(/?){re.escape(name)}(?=[\s/>])[^>]*>", re.IGNORECASE).finditer(text, place):
+        depth += -1 if found[1] else name not in KEPT
+        if depth == 0:
+            return found.end()
+    return len(text)
+
+
+def _segment(text: str, start: int, end: int, inline: Sequence[_Range]) -> list[Segment]:
+    """Return the segment of a stretch, without white space and unpaired tags at its ends; none if it has no text."""
+    tags = list(inline)
+    while True:
+        start += len(text[start:end]) - len(text[start:end].lstrip(" \t\r\n\f"))
+        end = start + len(text[start:end].rstrip(" \t\r\n\f"))
+        pairs = _pairs(tags)
+        if tags and tags[0][0] == start and (tags[0][2].kind != "word") and 0 not in pairs:
+            start = tags.pop(0)[1]
+        elif tags and tags[-1][1] == end and (tags[-1][2].kind != "word") and len(tags) - 1 not in pairs:
+            end = tags.pop()[0]
+        else:
+            break
+    if start >= end:
+        return []
+    ranges: list[tuple[int, int, Tag | str]] = []
+    done = start
+    for index, (low, high, tag) in enumerate(tags):
+        ranges += _text(text, done, low)
+        if tag.kind in ("open", "close"):
+            tag = Tag(tag.code, tag.kind, pairs[index]) if index in pairs else Tag(tag.code, "alone")
+        ranges.append((low, high, tag))
+        done = high
+    ranges += _text(text, done, end)
+    parts = tile(text[start:end], [(low - start, high - start, tag) for low, high, tag in ranges])
+    lines = LINE_END.split(text[start:end])
+    found = LINE_END.search(text)
+    codes = Counter(part.code for part in parts if isinstance(part, Tag))
+    build = partial(_build, lines=lines, line_end=found[0] if found else "\n", codes=codes)
+    return [Segment(start, end, parts, build)]
+
+
+def _pairs(tags: Sequence[_Range]) -> dict[int, int]:
+    """Return index of a tag -> number of its pair, for the tags whose other half is there."""
+    opened: list[tuple[str, int]] = []
+    found: dict[int, int] = {}
+    for index, (_, _, tag) in enumerate(tags):
+        if tag.kind not in ("open", "close"):
+            continue
+        name = re.sub(r"^</?([^\s/>]*).*", r"\1", tag.code, flags=re.DOTALL).lower()
+        if tag.kind == "open":
+            opened.append((name, index))
+            continue
+        for place in range(len(opened) - 1, -1, -1):
+            if opened[place][0] == name:
+                first = opened[place][1]
+                found[first] = found[index] = first
+                del opened[place:]
+                break
+    return found
+
+
+def _text(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
+    """Return a stretch of text as a range with entities decoded and white space joined."""
+    shown = text[start:end]
+    decoded = SPACE.sub(" ", html.unescape(shown))
+    return [(start, end, decoded)] if decoded != shown else []
+
+
+def _build(parts: Sequence[Part], *, lines: Sequence[str], line_end: str, codes: Counter[str]) -> str | None:
+    if Counter(part.code for part in parts if isinstance(part, Tag) and not part.is_text) != codes:
+        return None
+    return lay_out(parts, _escaped, lines, line_end, prefix_characters=" \t")
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=False)

@@ -1,0 +1,357 @@
+"""Markdown: paragraphs, headings, list items and table cells are text; code, HTML, links' targets, math are not.
+
+markdown-it-py reads the blocks and the markup inside them. It does not record where inline markup stands, so its rules
+are wrapped here: what a rule consumes is the markup's place. The same parser checks each translation: it must have the
+same markup as its source and be one block of the same kind; otherwise special characters are escaped, and if that does
+not help, the paragraph keeps its source text.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from manyheads.documents.parts import Document, Part, Segment, Tag, lay_out, tile
+from manyheads.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import StateInline
+
+__all__ = ["read_markdown"]
+
+FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+LINE_END = re.compile(r"\r\n|\r|\n")
+# Directives of common extensions (admonitions, tabs, mkdocstrings): their first line is no text.
+DIRECTIVE = re.compile(r"(?:!!!|\?\?\?\+?|===|:::)\s")
+# Inline markup that CommonMark does not know: math, footnotes, attributes, check boxes at the beginning.
+EXTENSIONS = re.compile(
+    r"\$\$.+?\$\$|\$(?=\S)[^$\n]*?(?<=\S)\$(?!\d)|\[\^[^\]\s]+\](?!:)|\{:?\s*[#.][\w-][^{}\n]*\}", re.DOTALL
+)
+CHECK_BOX = re.compile(r"\[[ xX]\]\s+")
+SPECIAL = re.compile(r"[\\`*_\[\]<>$~{}]|&(?=[#\w])")
+ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+BLOCK_MARKER = re.compile(r"(?=[-+*#>=|:~])|\d+(?=[.)])")
+
+_Range = tuple[int, int, Tag | str]
+
+
+def read_markdown(text: str) -> Document:
+    """Return the segments of a Markdown text (CommonMark with tables and strikethrough).
+
+    Raises: MissingExtraError: markdown-it-py is not installed.
+    """
+    parser = _parser()
+    front = FRONT_MATTER.match(text)
+    skipped = front.end() if front else int(text.startswith("\ufeff"))
+    lines = _Lines(text, skipped)
+    env: dict[str, Any] = {}
+    tokens = parser.parse(text[skipped:], env)
+    segments: list[Segment] = []
+    left = 0
+    for index, token in enumerate(tokens):
+        if token.type != "inline" or not token.map or not token.content:
+            continue
+        kind = tokens[index - 1].type.removesuffix("_open")
+        places = lines.places(token.content, token.map[0], token.map[1], is_cell=kind in ("td", "th"))
+        if places is None:
+            left += 1
+            continue
+        segments += _segments(lines, token.content, places, kind, env)
+    return Document(text, tuple(segments), left)
+
+
+class _Lines:
+    """The lines of a text, and where the content of a block stands in them."""
+
+    def __init__(self, text: str, skipped: int) -> None:
+        self.text = text
+        ends = [found.end() for found in LINE_END.finditer(text, skipped)]
+        self._starts = [skipped, *ends]
+        self._ends = [*ends, len(text)]
+        found = LINE_END.search(text)
+        self.line_end = found[0] if found else "\n"
+        self._cell = (0, 0)  # line and end of the last table cell
+
+    def places(self, content: str, first: int, last: int, *, is_cell: bool) -> list[int] | None:
+        """Return the place of each character of a content, and of its end; None if it does not stand there."""
+        found: list[int] = []
+        number = first
+        for line in content.split("\n"):
+            if number >= last:
+                return None
+            begin = self._starts[number]
+            whole = self.text[begin : self._ends[number]]
+            shown = whole.rstrip("\r\n")
+            if is_cell:
+                after = self._cell[1] if self._cell[0] == number else 0
+                written = line if line in shown[after:] else line.replace("|", "\\|")
+                place = shown.find(written, after)
+                if place < 0:
+                    return None
+                self._cell = (number, place + len(written))
+                if written != line:  # a bar in a cell is written with a backslash, which is not part of the content
+                    ends = [found.end() for found in re.finditer(r"\\?[^\\]|\\", written)]
+                    if len(ends) != len(line):
+                        return None
+                    return [begin + place + end for end in [0, *ends]]
+            elif "\n" in content:
+                place = len(shown.rstrip()) - len(line.rstrip())
+                place = place if shown[place : place + len(line)] == line else shown.rfind(line)
+            else:
+                place = shown.find(line)
+            if place < 0:
+                return None
+            found += range(begin + place, begin + place + len(line) + 1)
+            number += 1
+        return found
+
+    def lines_of(self, start: int, end: int) -> list[str]:
+        """Return the text from start to end as lines without their ends."""
+        return LINE_END.split(self.text[start:end])
+
+
+def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: dict[str, Any]) -> list[Segment]:
+    """Return the segments of a block: one, or one for each stretch between hard line breaks."""
+    first = 0
+    while DIRECTIVE.match(content, first):
+        next_line = content.find("\n", first)
+        if next_line < 0:
+            return []
+        first = next_line + 1
+        first += len(content[first:]) - len(content[first:].lstrip(" "))
+    if first:  # what follows a directive is parsed as the block that it is
+        content, places = content[first:], places[first:]
+    ranges, breaks = _ranges(content, env)
+    segments = []
+    begin = 0
+    for stop, after in [*breaks, (len(content), len(content))]:
+        stretch = content[begin:stop]
+        start = begin + len(stretch) - len(stretch.lstrip())
+        end = begin + len(stretch.rstrip())
+        if start < end:
+            inside = [one for one in ranges if start <= one[0] and one[1] <= end]
+            parts = tile(content[start:end], [(low - start, high - start, tag) for low, high, tag in inside])
+            source_lines = lines.lines_of(places[start], places[end - 1] + 1)
+            build = partial(
+                _build,
+                codes=_codes(parts),
+                source_lines=source_lines,
+                line_end=lines.line_end,
+                kind="cell" if kind in ("td", "th") else "paragraph" if kind == "paragraph" else "line",
+                env=env,
+            )
+            segments.append(Segment(places[start], places[end - 1] + 1, _balanced(parts), build))
+        begin = after
+    return segments
+
+
+def _build(
+    parts: Sequence[Part],
+    *,
+    codes: Counter[str],
+    source_lines: list[str],
+    line_end: str,
+    kind: str,
+    env: dict[str, Any],
+) -> str | None:
+    """Return the Markdown of a translation: with as few escapes as keep the structure."""
+    for escape in (_as_is, _escaped):
+        built = lay_out(parts, partial(_in_cell, escape) if kind == "cell" else escape, source_lines, line_end)
+        plain = _without_prefixes(built, line_end)
+        if kind == "paragraph" and not _is_paragraph(plain):
+            marker = BLOCK_MARKER.match(built)
+            if marker is None:
+                continue
+            built = f"{built[: marker.end()]}\\{built[marker.end() :]}"
+            plain = _without_prefixes(built, line_end)
+            if not _is_paragraph(plain):
+                continue
+        ranges, breaks = _ranges(plain.replace("\\|", "|") if kind == "cell" else plain, env)
+        if not breaks and _codes([tag for _, _, tag in ranges if isinstance(tag, Tag)]) == codes:
+            return built
+    return None
+
+
+def _without_prefixes(built: str, line_end: str) -> str:
+    first, *rest = built.split(line_end)
+    return "\n".join([first, *(line.lstrip(" \t>") for line in rest)])
+
+
+def _is_paragraph(text: str) -> bool:
+    return [token.type for token in _parser().parse(text)] == ["paragraph_open", "inline", "paragraph_close"]
+
+
+def _codes(parts: Sequence[Part]) -> Counter[str]:
+    return Counter(part.code for part in parts if isinstance(part, Tag) and not part.is_text)
+
+
+def _as_is(text: str) -> str:
+    return text
+
+
+def _escaped(text: str) -> str:
+    return SPECIAL.sub(r"\\\g<0>", text)
+
+
+def _in_cell(escape: Callable[[str], str], text: str) -> str:
+    return escape(text).replace("|", "\\|")
+
+
+def _balanced(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Turn tags whose other half is missing (cut off by a hard line break, or HTML that is never closed) into single
+    ones."""
+    pairs = Counter(part.pair for part in parts if isinstance(part, Tag) and part.kind in ("open", "close"))
+    return tuple(
+        Tag(part.code, "alone") if isinstance(part, Tag) and part.pair >= 0 and pairs[part.pair] != 2 else part
+        for part in parts
+    )
+
+
+@cache
+def _parser() -> MarkdownIt:
+    """A parser of blocks, whose inline rules record the places of what they match in `env["recorder"]`."""
+    try:
+        from markdown_it import MarkdownIt
+    except ImportError:
+        raise MissingExtraError(
+            "Markdown needs the package markdown-it-py: pip install 'manyheads[documents]'."
+        ) from None
+    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    parser.core.ruler.disable(["inline", "text_join"], True)
+    parser.inline.ruler.before("escape", "extensions", _extension)
+    for rule in list(parser.inline.ruler.__rules__):
+        if rule.name not in ("text", "linkify"):
+            parser.inline.ruler.at(rule.name, partial(_recorded, rule.name, rule.fn))
+    return parser
+
+
+@dataclass
+class _Recorder:
+    """What the rules matched in one content: ranges, and the place of each delimiter of emphasis by its token."""
+
+    content: str
+    ranges: list[_Range] = field(default_factory=list)
+    breaks: list[tuple[int, int]] = field(default_factory=list)
+    delimiters: dict[int, int] = field(default_factory=dict)
+    num_pairs: int = 0
+    open_html: list[tuple[str, int]] = field(default_factory=list)
+
+
+def _ranges(content: str, env: dict[str, Any]) -> tuple[list[_Range], list[tuple[int, int]]]:
+    """Return markup and escaped characters of a content with their places, in order, and the hard line breaks."""
+    from markdown_it.rules_inline import StateInline
+
+    parser = _parser()
+    recorder = _Recorder(content)
+    state = StateInline(content, parser, {**env, "recorder": recorder}, [])
+    if box := CHECK_BOX.match(content):
+        recorder.ranges.append((0, box.end(), Tag(box[0], "alone")))
+        state.pos = box.end()
+    parser.inline.tokenize(state)
+    for rule in parser.inline.ruler2.getRules(""):
+        rule(state)
+    _record_emphasis(state, recorder)
+    return sorted(recorder.ranges, key=lambda one: one[:2]), sorted(recorder.breaks)
+
+
+def _record_emphasis(state: StateInline, recorder: _Recorder) -> None:
+    open_pairs: list[int] = []
+    for token in state.tokens:
+        if token.type not in ("em_open", "em_close", "strong_open", "strong_close", "s_open", "s_close"):
+            continue
+        place, size = recorder.delimiters[id(token)], len(token.markup)
+        if token.nesting == 1:
+            open_pairs.append(recorder.num_pairs)
+            recorder.num_pairs += 1
+            # Of two stars that open, the parser makes the inner one the tag; of two that close, the outer one.
+            start = place - (token.type == "strong_open")
+            recorder.ranges.append((start, start + size, Tag(token.markup, "open", open_pairs[-1])))
+        else:
+            recorder.ranges.append((place, place + size, Tag(token.markup, "close", open_pairs.pop())))
+
+
+def _extension(state: StateInline, silent: bool) -> bool:
+    found = EXTENSIONS.match(state.src, state.pos)
+    if found is None:
+        return False
+    if not silent:
+        state.push("text", "", 0).content = found[0]
+    state.pos = found.end()
+    return True
+
+
+def _recorded(name: str, rule: Callable[[StateInline, bool], bool], state: StateInline, silent: bool) -> bool:
+    """Run a rule and record what it matched."""
+    recorder = state.env.get("recorder")
+    # The text of an image is parsed in a state of its own.
+    if silent or recorder is None or state.src is not recorder.content:
+        return rule(state, silent)
+    start, first = state.pos, len(state.tokens) + bool(state.pending)
+    is_link = name == "link" and state.src[start] == "["
+    label_end = state.md.helpers.parseLinkLabel(state, start, True) if is_link else 0
+    if not rule(state, silent):
+        return False
+    end = state.pos
+    source = state.src[start:end]
+    if name in ("emphasis", "strikethrough"):
+        place = end
+        for token in reversed(state.tokens[first:]):
+            place -= len(token.content)
+            recorder.delimiters[id(token)] = place
+    elif name in ("backticks", "image", "autolink"):
+        # Backticks that are not closed are text.
+        if name != "backticks" or state.tokens[first:]:
+            recorder.ranges.append((start, end, Tag(_one_line(source), "word")))
+    elif name == "extensions":
+        recorder.ranges.append((start, end, Tag(_one_line(source), "word" if source[0] == "$" else "alone")))
+    elif name == "link":
+        recorder.num_pairs += 1
+        close = state.src[label_end:end]
+        if close in ("]", "][]"):  # the text is also the name of the reference; it must not be lost
+            close = f"][{state.src[start + 1 : label_end]}]"
+        recorder.ranges.append((start, start + 1, Tag("[", "open", recorder.num_pairs - 1)))
+        recorder.ranges.append((label_end, end, Tag(_one_line(close), "close", recorder.num_pairs - 1)))
+    elif name == "html_inline":
+        recorder.ranges.append((start, end, _html_tag(source, recorder)))
+    elif name == "entity":
+        recorder.ranges.append((start, end, html.unescape(source)))
+    elif name == "escape" and source[1] == "\n":
+        recorder.breaks.append((start, end))
+    elif name == "escape":
+        recorder.ranges.append((start, end, source[1:] if source[1] in ESCAPABLE else source))
+    elif name == "newline":
+        text_end = len(state.src[:start].rstrip(" "))
+        if start - text_end >= 2:
+            recorder.breaks.append((text_end, end))
+        else:
+            recorder.ranges.append((start, end, " "))
+    return True
+
+
+def _one_line(code: str) -> str:
+    """Markup that goes over several lines: a line break in it means a space."""
+    return re.sub(r"\s*\n\s*", " ", code) if "\n" in code else code
+
+
+def _html_tag(source: str, recorder: _Recorder) -> Tag:
+    found = re.match(r"<(/?)([a-zA-Z][\w-]*)[^>]*?(/?)>", source, re.DOTALL)
+    code = _one_line(source)
+    if found is None or found[3]:
+        return Tag(code, "alone")
+    name = found[2].lower()
+    if not found[1]:
+        recorder.open_html.append((name, recorder.num_pairs))
+        recorder.num_pairs += 1
+        return Tag(code, "open", recorder.num_pairs - 1)
+    for index in range(len(recorder.open_html) - 1, -1, -1):
+        if recorder.open_html[index][0] == name:
+            pair = recorder.open_html[index][1]
+            del recorder.open_html[index:]
+            return Tag(code, "close", pair)
+    return Tag(code, "alone")

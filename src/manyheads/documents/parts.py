@@ -1,0 +1,165 @@
+"""What a document consists of: segments, which are translated, and everything else, which is copied.
+
+A reader of a format (one file each) finds the segments and does nothing else. A segment is a stretch of the file's
+characters and the text and markup in it. `Document.with_translations` replaces these stretches; so everything outside
+of them stays as it is, byte for byte, whatever the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["PRIVATE", "Document", "Part", "Segment", "Tag", "Text", "lay_out", "tile"]
+
+PRIVATE = 0xF0000
+"""First of the private characters (plane 15) that stand for words that are kept. Documents hardly ever contain one."""
+GLUE = chr(PRIVATE + 0xFFF0)  # a space at which no line is broken
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text to be translated, without the format's escapes."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Markup, or a word that is kept.
+
+    Args:
+        code: its characters.
+        kind: `open` and `close` enclose text; `alone` marks a position; `word` takes the place of a word in its
+            sentence, for example code, an image, a URL.
+        pair: the same number for the two tags of a pair.
+        is_text: code is text without the format's escapes; otherwise it is written as it is.
+    """
+
+    code: str
+    kind: Literal["open", "close", "alone", "word"]
+    pair: int = -1
+    is_text: bool = False
+
+
+Part = Text | Tag
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a document that is translated as a whole: a paragraph, a heading, a cell, a subtitle.
+
+    Args:
+        start, end: its place in the document, in characters.
+        parts: its text and markup, in order.
+        build: the parts of the translation -> the characters for the document; None if they would change the
+            document's structure.
+    """
+
+    start: int
+    end: int
+    parts: tuple[Part, ...]
+    build: Callable[[Sequence[Part]], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text and its segments, which are in order and do not overlap.
+
+    Args: left: number of stretches of text that the reader cannot handle and leaves as they are.
+    """
+
+    text: str
+    segments: tuple[Segment, ...]
+    left: int = 0
+
+    def with_translations(self, translations: Sequence[Sequence[Part] | None]) -> tuple[str, list[int]]:
+        """Return the document with the translation of each segment; None keeps a segment as it is.
+
+        Returns: the text, and the indices of segments that are kept because their translation does not fit into the
+            document's structure.
+        """
+        pieces, kept, done = [], [], 0
+        for index, (segment, parts) in enumerate(zip(self.segments, translations, strict=True)):
+            if parts is None or tuple(parts) == segment.parts:
+                continue
+            built = segment.build(parts)
+            if built is None:
+                kept.append(index)
+                continue
+            pieces += [self.text[done : segment.start], built]
+            done = segment.end
+        return "".join([*pieces, self.text[done:]]), kept
+
+    def line_of(self, segment: Segment) -> int:
+        """Return the number of the line on which a segment begins, from 1."""
+        return self.text.count("\n", 0, segment.start) + 1
+
+
+def tile(text: str, tags: Sequence[tuple[int, int, Tag | str]]) -> tuple[Part, ...]:
+    """Return the parts of a text in which some stretches, in order, are tags or stand for other characters."""
+    parts: list[Part] = []
+    plain: list[str] = []
+    done = 0
+
+    def flush() -> None:
+        if joined := "".join(plain):
+            parts.append(Text(joined))
+        plain.clear()
+
+    for start, end, tag in tags:
+        plain.append(text[done:start])
+        if isinstance(tag, str):
+            plain.append(tag)
+        else:
+            flush()
+            parts.append(tag)
+        done = end
+    plain.append(text[done:])
+    flush()
+    return tuple(parts)
+
+
+def lay_out(
+    parts: Sequence[Part],
+    escape: Callable[[str], str],
+    lines: Sequence[str],
+    line_end: str,
+    *,
+    prefix_characters: str = " \t>",
+) -> str:
+    """Return the characters of a translation, on about as many lines as its source.
+
+    Args:
+        parts: of the translation.
+        escape: text -> the format's characters.
+        lines: the lines of the source, of which the first begins where the segment begins; the others with what stands
+            before their text (an indent, a `>`). With a single line, the translation gets a single line.
+        line_end: what ends a line.
+        prefix_characters: what can stand before the text of a line.
+    """
+    glued = [_characters(part, escape) for part in parts]
+    words = "".join(glued).split(" ")
+    if len(lines) == 1:
+        return " ".join(words).replace(GLUE, " ")
+    width = max(len(line) for line in lines)
+    prefix = lines[1][: len(lines[1]) - len(lines[1].lstrip(prefix_characters))]
+    written = [words[0]]
+    for word in words[1:]:
+        if len(written[-1]) + 1 + len(word) > width and not _begins_block(word):
+            written.append(prefix + word)
+        else:
+            written[-1] += " " + word
+    return line_end.join(written).replace(GLUE, " ")
+
+
+def _characters(part: Part, escape: Callable[[str], str]) -> str:
+    if isinstance(part, Text):
+        return escape(part.text)
+    return (escape(part.code) if part.is_text else part.code).replace(" ", GLUE)
+
+
+def _begins_block(word: str) -> bool:
+    """Whether Markdown might read a line that begins with this word as something else than text."""
+    return not word or word[0] in "-+*#>=|:~`<[!$" or word.rstrip(".)").isdigit()

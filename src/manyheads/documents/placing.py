@@ -1,0 +1,262 @@
+"""Markup in a translation: where attention says that the marked words went.
+
+Each target token is aligned to the source token that it attends to most. Markup that enclosed source words encloses the
+target words aligned to them. Markup whose words have no counterpart goes to the end of the sentence, and is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manyheads.documents.parts import PRIVATE, Part, Tag, Text
+from manyheads.documents.sentences import Sentence, kept_index
+
+__all__ = ["AlignedToken", "place", "unchanged"]
+
+AlignedToken = tuple[int, int, int, int]
+"""Begin and end of a target token and of the source token that it is aligned to, in characters."""
+
+WORD = re.compile(r"\S+")
+EDGE = re.compile(rf"^[^\w{chr(PRIVATE)}-\U000fffff]+|[^\w{chr(PRIVATE)}-\U000fffff]+$")
+
+
+@dataclass
+class _Span:
+    """Markup around source characters start to end, and where it goes in the target.
+
+    opening, closing: its tags; None if a tag is in another sentence. Both are the same for a tag that stands alone.
+    """
+
+    start: int
+    end: int
+    opening: Tag | None
+    closing: Tag | None
+    low: int = -1
+    high: int = -1
+
+    @property
+    def is_alone(self) -> bool:
+        return self.opening is self.closing
+
+
+def place(sentence: Sentence, target: str, alignment: Sequence[AlignedToken]) -> tuple[list[Part], int]:
+    """Return the parts of a sentence's translation, and the number of tags and kept words that were moved to its end.
+
+    Args:
+        sentence: the source.
+        target: its translation, with the private characters of the words that are kept.
+        alignment: of tokens that have one.
+    """
+    target, num_moved = _with_all_kept(sentence, target)
+    spans = _spans(sentence)
+    words = [found.span() for found in WORD.finditer(target)]
+    centres = _centres(words, alignment)
+    placed: list[_Span] = []
+    for span in sorted((one for one in spans if not one.is_alone), key=lambda one: (one.start, -one.end)):
+        _find(span, sentence.text, target, words, centres)
+        if span.low < 0 or not _fits(span, placed):
+            num_moved += 1
+            _to_the_end(span, words, target, placed)
+        placed.append(span)
+    for span in (one for one in spans if one.is_alone):
+        num_moved += not _find_alone(span, sentence.text, target, words, centres)
+        placed.append(span)
+    return _parts(target, placed, sentence.kept), num_moved
+
+
+def unchanged(sentence: Sentence) -> list[Part]:
+    """Return the parts of a sentence as they are, for one that has no text to translate."""
+    parts: list[Part] = []
+    done = 0
+    for where, tag in sentence.marks:
+        parts += [*_with_kept(sentence.text[done:where], sentence.kept), tag]
+        done = where
+    return [*parts, *_with_kept(sentence.text[done:], sentence.kept)]
+
+
+def _with_all_kept(sentence: Sentence, target: str) -> tuple[str, int]:
+    """Return the target with each kept word of the sentence exactly once, and how many were missing."""
+    wanted = [char for char in sentence.text if kept_index(char) is not None]
+    seen: set[str] = set()
+    chars = []
+    for char in target:
+        if kept_index(char) is not None and (char in seen or char not in wanted):
+            continue
+        seen.add(char)
+        chars.append(char)
+    missing = [char for char in wanted if char not in seen]
+    text = "".join(chars)
+    if not missing:
+        return text, 0
+    end = re.search(r"[.!?。！？…]*\s*$", text)
+    cut = end.start() if end else len(text)
+    return f"{text[:cut]} {' '.join(missing)}{text[cut:]}".lstrip(), len(missing)
+
+
+def _spans(sentence: Sentence) -> list[_Span]:
+    spans: list[_Span] = []
+    opened: dict[int, _Span] = {}
+    for where, tag in sentence.marks:
+        if tag.kind == "open":
+            opened[tag.pair] = _Span(where, len(sentence.text), tag, None)
+            spans.append(opened[tag.pair])
+        elif tag.kind == "close" and tag.pair in opened:
+            opened[tag.pair].end, opened[tag.pair].closing = where, tag
+        elif tag.kind == "close":
+            spans.append(_Span(0, where, None, tag))
+        else:
+            spans.append(_Span(where, where, tag, tag))
+    return spans
+
+
+def _centres(words: Sequence[tuple[int, int]], alignment: Sequence[AlignedToken]) -> list[list[float]]:
+    """Return for each target word the middles of the source tokens that its tokens are aligned to."""
+    return [[(s0 + s1) / 2 for t0, t1, s0, s1 in alignment if t0 < end and t1 > start] for start, end in words]
+
+
+def _find(
+    span: _Span, source: str, target: str, words: Sequence[tuple[int, int]], centres: Sequence[Sequence[float]]
+) -> None:
+    """Give a pair of tags the target words that are aligned to its source words; nothing if there are none."""
+    before, after = source[: span.start], source[span.end :]
+    if not re.search(r"\w", _shown(before)) and not re.search(r"\w", _shown(after)):
+        # All words: the same punctuation as in the source stays outside.
+        lead = re.match(r"\W*", target) if before.strip() else None
+        trail = re.search(r"\W*$", target) if after.strip() else None
+        span.low = lead.end() if lead else 0
+        span.high = max(span.low, trail.start() if trail else len(target))
+        if any(kept_index(char) is not None for char in target[: span.low] + target[span.high :]):
+            span.low, span.high = 0, len(target)
+        return
+    if not words:
+        return
+    gains = [sum(1 if span.start <= one < span.end else -1 for one in each) or -0.1 for each in centres]
+    best, first, last, total, begin = 0.0, -1, -1, 0.0, 0
+    for index, gain in enumerate(gains):  # the stretch of words with the greatest sum (Kadane)
+        if total <= 0:
+            total, begin = 0.0, index
+        total += gain
+        if total > best:
+            best, first, last = total, begin, index
+    if first < 0:  # words that are aligned to others too
+        inside = [sum(span.start <= one < span.end for one in each) for each in centres]
+        first = last = inside.index(max(inside))
+        if not inside[first]:
+            return
+    span.low, span.high = words[first][0], words[last][1]
+    if span.closing is None:
+        span.high = len(target)
+    if span.opening is None:
+        span.low = 0
+    marked = source[span.start : span.end].strip()
+    shown = target[span.low : span.high]
+    lead = re.match(r"[^\w\U000f0000-\U000fffff]+", shown)
+    if span.opening is not None and lead and marked[:1].isalnum() and lead.end() < len(shown):
+        span.low += lead.end()
+    trail = re.search(r"[^\w\U000f0000-\U000fffff]+$", shown)
+    if span.closing is not None and trail and marked[-1:].isalnum() and span.low < span.high - len(trail[0]):
+        span.high -= len(trail[0])
+
+
+def _shown(text: str) -> str:
+    """The text with a letter for each kept word."""
+    return "".join("X" if kept_index(char) is not None else char for char in text)
+
+
+def _fits(span: _Span, placed: Sequence[_Span]) -> bool:
+    """Whether the target of a span lies inside, around or apart from the targets of others as in the source."""
+    for other in placed:
+        if other.is_alone:
+            continue
+        if other.start <= span.start and span.end <= other.end:
+            if not (other.low <= span.low and span.high <= other.high):
+                return False
+        elif not (span.high <= other.low or other.high <= span.low):
+            return False
+    return True
+
+
+def _to_the_end(span: _Span, words: Sequence[tuple[int, int]], target: str, placed: Sequence[_Span]) -> None:
+    """Put a pair around the last word that has no other markup; without one, at the end.
+
+    The tag of a pair whose other half is in another sentence goes to the border that they share.
+    """
+    if span.opening is None:
+        span.low = span.high = 0
+        return
+    if span.closing is None:
+        span.low = span.high = len(target)
+        return
+    for start, end in reversed(words):
+        core = EDGE.sub("", target[start:end])
+        if not core:
+            continue
+        start += target[start:end].index(core)
+        span.low, span.high = start, start + len(core)
+        if _fits(span, placed):
+            return
+    span.low = span.high = len(target)
+
+
+def _find_alone(
+    span: _Span, source: str, target: str, words: Sequence[tuple[int, int]], centres: Sequence[Sequence[float]]
+) -> bool:
+    """Place a tag that stands alone: after the target word that is aligned to the source word before it."""
+    before, after = source[: span.start], source[span.start :]
+    if not _shown(before).strip():
+        span.low = span.high = 0
+        return True
+    if not re.search(r"\w", _shown(after)):
+        trail = re.search(rf"{re.escape(after)}$" if after else "$", target)
+        span.low = span.high = trail.start() if trail else len(target)
+        return True
+    word_end = len(before.rstrip())
+    word_start = len(re.sub(r"\S+$", "", before[:word_end]))
+    found = [
+        end for (_, end), each in zip(words, centres, strict=True) if any(word_start <= one < word_end for one in each)
+    ]
+    where = found[-1] if found else len(target)
+    if before[-1:].isspace():  # it stands apart from the word before it
+        where += len(target[where:]) - len(target[where:].lstrip())
+    span.low = span.high = where
+    return bool(found)
+
+
+def _parts(target: str, spans: Sequence[_Span], kept: Sequence[Tag]) -> list[Part]:
+    """Return text, kept words and tags in order; at one place, inner tags close first and outer tags open first."""
+    events: list[tuple[tuple[float, ...], int, Tag]] = []
+    for number, span in enumerate(spans):
+        if span.is_alone:
+            assert span.opening is not None
+            events.append(((1, number), span.low, span.opening))
+            continue
+        is_empty = span.low == span.high
+        if span.opening is not None:
+            events.append(((1 if is_empty else 2, -span.high, span.start - span.end, number), span.low, span.opening))
+        if span.closing is not None:
+            rank = (1, -span.high, span.start - span.end, number + 0.5) if is_empty else (0, -span.low, -number)
+            events.append((rank, span.high, span.closing))
+    parts: list[Part] = []
+    done = 0
+    for _, where, tag in sorted(events, key=lambda one: (one[1], one[0])):
+        parts += _with_kept(target[done:where], kept)
+        parts.append(tag)
+        done = where
+    return [*parts, *_with_kept(target[done:], kept)]
+
+
+def _with_kept(text: str, kept: Sequence[Tag]) -> list[Part]:
+    parts: list[Part] = []
+    plain: list[str] = []
+    for char in text:
+        index = kept_index(char)
+        if index is None:
+            plain.append(char)
+            continue
+        if plain:
+            parts.append(Text("".join(plain)))
+        plain = []
+        parts.append(kept[index])
+    return [*parts, Text("".join(plain))] if plain else parts

@@ -1,0 +1,58 @@
+"""Plain text: paragraphs, which empty lines separate. Lines that were wrapped are joined and wrapped again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+from manyheads.documents.parts import Document, Part, Segment, Text, lay_out
+
+__all__ = ["read_plain"]
+
+PARAGRAPH = re.compile(r"[^\r\n]*\S[^\r\n]*(?:(?:\r\n|\r|\n)[^\r\n]*\S[^\r\n]*)*")
+LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+def read_plain(text: str) -> Document:
+    """Return the paragraphs of a text.
+
+    The lines of a paragraph are joined if they look wrapped: at every line end, the next word would not have fitted
+    into the paragraph's width. Otherwise each line is a segment by itself, as in a list or a poem.
+    """
+    segments: list[Segment] = []
+    for paragraph in PARAGRAPH.finditer(text):
+        if _is_wrapped(LINE_END.split(paragraph[0])):
+            segments.append(_segment(text, *paragraph.span()))
+            continue
+        start = paragraph.start()
+        for line_end in [*LINE_END.finditer(paragraph[0]), None]:
+            end = paragraph.end() if line_end is None else paragraph.start() + line_end.start()
+            segments.append(_segment(text, start, end))
+            start = end if line_end is None else paragraph.start() + line_end.end()
+    return Document(text, tuple(segments))
+
+
+def _is_wrapped(lines: Sequence[str]) -> bool:
+    if len(lines) == 1:
+        return True
+    width = max(len(line.rstrip()) for line in lines)
+    return all(len(line.rstrip()) + 1 + len(after.split()[0]) > width for line, after in pairwise(lines))
+
+
+def _segment(text: str, start: int, end: int) -> Segment:
+    shown = text[start:end]
+    start += len(shown) - len(shown.lstrip())
+    end -= len(shown) - len(shown.rstrip())
+    lines = LINE_END.split(text[start:end])
+    found = LINE_END.search(text, start, end)
+    joined = re.sub(r"[ \t]*(?:\r\n|\r|\n)[ \t]*", " ", text[start:end])
+    build: Callable[[Sequence[Part]], str] = partial(
+        lay_out, escape=_as_is, lines=lines, line_end=found[0] if found else "\n", prefix_characters=" \t"
+    )
+    return Segment(start, end, (Text(joined),), build)
+
+
+def _as_is(text: str) -> str:
+    return text

@@ -1,0 +1,188 @@
+"""The sentences of a segment: what a model translates, what is kept in them, and where their markup stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from manyheads.documents.parts import PRIVATE, Part, Tag, Text
+from manyheads.errors import MissingExtraError
+
+__all__ = ["MAX_KEPT", "Sentence", "kept_index", "protected", "sentence_splitter", "sentences_of", "split_at_clauses"]
+
+MAX_KEPT = 0x1000
+"""Words that can be kept in one segment."""
+PROTECTED = re.compile(
+    r"""
+      \b(?:https?|ftp|file|ssh|git)://[^\s<>"']*[^\s<>"'.,;:!?)\]}]     # a URL, without the punctuation after it
+    | \b(?:mailto:)?[\w.+-]+@[\w-]+(?:\.[\w-]+)+                         # an e-mail address
+    | \bwww\.[\w-]+\.[^\s<>"']*[^\s<>"'.,;:!?)\]}]
+    | \{\{[^{}]*\}\} | \$\{[^{}]*\} | \{[\w.:,\#!-]*\}                   # {{ name }} ${name} {name} {0:.2f}
+    | %\(\w+\)[-\#0-9.]*[a-zA-Z] | %(?:\d+\$)?[-+\#0-9.]*[sdifgxXeEcu@](?![\w%]) | %\d(?!\d)
+    | </?\w+/?>                                                          # <name>, <0>
+    | (?<![\w-])--[a-z][\w-]*                                            # --option
+    | \b\w*[a-z0-9]_\w+\b(?:\(\))?                                       # snake_case
+    """,
+    re.VERBOSE,
+)
+WORD = re.compile(r"[^\W\d_]")
+# Where a long sentence is divided, the best places first: after clauses, before conjunctions, between words.
+CLAUSE_ENDS = (
+    re.compile(r"(?<=[;:])\s+|(?<=[。；：])|\s+(?=[–—]\s)"),
+    re.compile(r"(?<=,)\s+|(?<=[，、])|(?<=\))\s+|\s+(?=\()"),
+    re.compile(r"\s+(?=(?:and|or|but|because|which|that|while|when|if|und|oder|aber|weil|dass|wenn|et|ou|mais|que)\b)"),
+    re.compile(r"\s+"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence, or a clause of one that was too long.
+
+    Args:
+        text: with a private character for each word that is kept: `chr(PRIVATE + index in kept)`.
+        kept: those words, of the whole segment.
+        marks: (place in the text, tag) of markup that takes no place, in order.
+        before: white space between the last sentence and this one.
+    """
+
+    text: str
+    kept: tuple[Tag, ...]
+    marks: tuple[tuple[int, Tag], ...]
+    before: str = ""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether there is a letter to translate."""
+        return WORD.search(self.text) is not None
+
+
+def kept_index(char: str) -> int | None:
+    """Return the index of the kept word that a private character stands for; None for other characters."""
+    index = ord(char) - PRIVATE
+    return index if 0 <= index < MAX_KEPT else None
+
+
+def protected(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts with URLs, addresses, placeholders and identifiers as words that are kept."""
+    found: list[Part] = []
+    for part in parts:
+        if isinstance(part, Tag):
+            found.append(part)
+            continue
+        done = 0
+        for match in PROTECTED.finditer(part.text):
+            found.append(Text(part.text[done : match.start()]))
+            found.append(Tag(match[0], "word", is_text=True))
+            done = match.end()
+        found.append(Text(part.text[done:]))
+    return [part for part in found if part != Text("")]
+
+
+def sentences_of(parts: Sequence[Part], split: Callable[[str], Sequence[str]]) -> list[Sentence] | None:
+    """Return the sentences of a segment.
+
+    Args: split: a text -> its sentences, which together are the text (see `sentence_splitter`).
+
+    Returns: None if the text contains one of the private characters that stand for kept words.
+    """
+    if any(isinstance(part, Text) and any(ord(char) >= PRIVATE for char in part.text) for part in parts):
+        return None
+    flat: list[str] = []
+    kept: list[Tag] = []
+    marks: list[tuple[int, Tag]] = []
+    length = 0
+    for part in protected(parts):
+        if isinstance(part, Text):
+            flat.append(part.text)
+        elif part.kind == "word":
+            flat.append(chr(PRIVATE + len(kept)))
+            kept.append(part)
+        else:
+            marks.append((length, part))
+            continue
+        length += len(flat[-1])
+    if len(kept) > MAX_KEPT:
+        return None
+    text = "".join(flat)
+    shown = "".join("X" if kept_index(char) is not None else char for char in text)
+    pieces = list(split(shown))
+    if "".join(pieces) != shown:  # a splitter that changes the text cannot be used
+        pieces = [shown]
+    return list(_cut(text, tuple(kept), marks, [len(piece) for piece in pieces]))
+
+
+def split_at_clauses(sentence: Sentence, fits: Callable[[str], bool]) -> list[Sentence]:
+    """Return the sentence in pieces that fit: divided at clauses, then at words, then anywhere, near the middle."""
+    if fits(sentence.text) or len(sentence.text) < 2:
+        return [sentence]
+    middle = len(sentence.text) / 2
+    for pattern in CLAUSE_ENDS:
+        ends = [found.end() for found in pattern.finditer(sentence.text) if 0 < found.end() < len(sentence.text)]
+        # A piece of a few words is worse than a cut at a lesser place.
+        ends = [end for end in ends if pattern is CLAUSE_ENDS[-1] or middle / 3 < end < len(sentence.text) - middle / 3]
+        if ends:
+            cut = min(ends, key=lambda end: abs(end - middle))
+            break
+    else:
+        cut = int(middle)
+    pieces = list(_cut(sentence.text, sentence.kept, sentence.marks, [cut, len(sentence.text) - cut]))
+    if len(pieces) < 2:
+        return [sentence]
+    first, *others = pieces
+    first = Sentence(first.text, first.kept, first.marks, sentence.before + first.before)
+    return [piece for one in (first, *others) for piece in split_at_clauses(one, fits)]
+
+
+def _cut(
+    text: str, kept: tuple[Tag, ...], marks: Sequence[tuple[int, Tag]], lengths: Sequence[int]
+) -> Iterator[Sentence]:
+    """Cut a text into pieces of these lengths; white space around a piece goes into the `before` of the next one.
+
+    A closing mark at a border belongs to the piece before it, any other mark to the piece after it.
+    """
+    bounds = []
+    start = 0
+    for length in lengths:
+        piece = text[start : start + length]
+        if piece.strip():
+            bounds.append((start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())))
+        start += length
+    done, behind, waiting = 0, 0, list(marks)
+    for number, (low, high) in enumerate(bounds):
+        is_last = number == len(bounds) - 1
+        mine = []
+        while waiting and (waiting[0][0] < high or is_last or _closes(waiting, high)):
+            place, tag = waiting.pop(0)
+            if place > max(high, behind):  # behind the last word, a tag brings the white space before it along
+                tag = replace(tag, code=text[max(high, behind) : place] + tag.code)
+                behind = place
+            mine.append((min(max(place - low, 0), high - low), tag))
+        yield Sentence(text[low:high], kept, tuple(mine), text[done:low] if number else "")
+        done = high
+
+
+def _closes(waiting: Sequence[tuple[int, Tag]], place: int) -> bool:
+    return waiting[0][0] == place and waiting[0][1].kind != "open"
+
+
+def sentence_splitter(language: str) -> Callable[[str], Sequence[str]]:
+    """Return a function that cuts a text into sentences, whose concatenation is the text.
+
+    Args: language: of the text, as in BCP 47; an unknown one is split by general rules.
+
+    Raises: MissingExtraError: sentencex is not installed.
+    """
+    try:
+        import sentencex
+    except ImportError:
+        raise MissingExtraError(
+            "Documents are split into sentences by the package sentencex: pip install 'manyheads[documents]'."
+        ) from None
+    primary = language.replace("_", "-").split("-")[0].lower() or "en"
+
+    def split(text: str) -> Sequence[str]:
+        return list(sentencex.segment(primary, text))
+
+    return split

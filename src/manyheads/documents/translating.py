@@ -1,0 +1,350 @@
+"""Translation of a document: its sentences by the model, and the document from their translations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from manyheads.decoding.alignment import align
+from manyheads.decoding.fit import source_limit
+from manyheads.decoding.forced import can_force, translate_forced
+from manyheads.decoding.translator import Translator
+from manyheads.documents.parts import PRIVATE, Document, Part, Text
+from manyheads.documents.placing import place, unchanged
+from manyheads.documents.sentences import (
+    Sentence,
+    kept_index,
+    sentence_splitter,
+    sentences_of,
+    split_at_clauses,
+)
+from manyheads.documents.terms import Terms, contains
+
+__all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator", "is_degenerate"]
+
+# Letters that stand for kept words in what the model reads and writes.
+STAND_INS = "XYZQWVKJ"
+AGAIN: dict[str, Any] = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "min_new_tokens": 2}
+"""Decoding settings of the second search, after an output that degenerated."""
+MOST_EXAMPLES = 3
+LONGEST_RUN = 3  # the same word so often in a row is still language: "very, very, very"
+MANY_CHARACTERS = re.compile(r"(.)\1{9,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is translated once, however often it occurs. aligned: its words are to be aligned, to place markup."""
+
+    text: str
+    aligned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A unit's translation.
+
+    text: with the private characters of kept words. alignment: see `placing.AlignedToken`. again: it was searched
+    again. degenerate: the second search did not help. wanted, met: the number of its terms, and of those in it.
+    """
+
+    text: str
+    alignment: list[tuple[int, int, int, int]] = field(default_factory=list)
+    again: bool = False
+    degenerate: bool = False
+    wanted: int = 0
+    met: int = 0
+
+
+@dataclass
+class DocumentReport:
+    """Counts of a translated document, and for some of them the first lines where they occurred."""
+
+    segments: int = 0
+    sentences: int = 0
+    repeated: int = 0
+    divided: int = 0
+    moved: int = 0
+    again: int = 0
+    degenerate: int = 0
+    terms: int = 0
+    terms_met: int = 0
+    kept: int = 0
+    lines: dict[str, list[int]] = field(default_factory=dict)
+
+    def note(self, what: str, count: int, line: int) -> None:
+        """Add to a count, and keep the line if it is one of the first."""
+        if count:
+            setattr(self, what, getattr(self, what) + count)
+            known = self.lines.setdefault(what, [])
+            if len(known) < MOST_EXAMPLES and line not in known:
+                known.append(line)
+
+    def describe(self) -> list[str]:
+        """Return the counts as lines for a reader."""
+        repeated = f", {self.repeated:,} of them repeated" if self.repeated else ""
+        told = [f"{self.segments:,} segments, {self.sentences:,} sentences{repeated}"]
+        if self.terms:
+            told.append(f"terms in the translation: {self.terms_met:,} of {self.terms:,}{self._where('terms_met')}")
+        for name, what in _TOLD.items():
+            if count := getattr(self, name):
+                told.append(f"{what}: {count:,}{self._where(name)}")
+        return told
+
+    def _where(self, name: str) -> str:
+        lines = self.lines.get(name)
+        return f" (line {', '.join(str(one) for one in lines)})" if lines and name != "terms_met" else ""
+
+
+_TOLD = {
+    "divided": "sentences that are too long for the model, divided at clauses",
+    "moved": "tags and kept words without a place, moved to the end of their sentence",
+    "again": "empty or repetitive translations, searched again with a repetition penalty",
+    "degenerate": "of these, still empty or repetitive",
+    "kept": "segments left in the source language, because they cannot be changed without damage",
+}
+
+
+class DocumentTranslation:
+    """The sentences of a document, and the document that their translations make.
+
+    Args:
+        document: see `documents.formats.read_document`.
+        language: of its text, as in BCP 47.
+        fits: whether a text is short enough for the model (see `UnitTranslator.fits`).
+
+    Attributes: units: what is to be translated, each once.
+
+    Raises: MissingExtraError: sentencex is not installed.
+    """
+
+    def __init__(self, document: Document, language: str, fits: Callable[[str], bool]) -> None:
+        split = sentence_splitter(language)
+        self._document = document
+        self._report = DocumentReport(segments=len(document.segments), kept=document.left)
+        self._segments: list[list[Sentence] | None] = []
+        units: dict[Unit, int] = {}
+        for segment in document.segments:
+            sentences = sentences_of(segment.parts, split)
+            if sentences is None:
+                self._report.note("kept", 1, document.line_of(segment))
+                self._segments.append(None)
+                continue
+            pieces = []
+            for sentence in sentences:
+                divided = split_at_clauses(sentence, fits) if sentence.is_text else [sentence]
+                self._report.sentences += sentence.is_text
+                self._report.note("divided", len(divided) > 1, document.line_of(segment))
+                pieces += divided
+            self._segments.append(pieces)
+            for piece in pieces:
+                if piece.is_text:
+                    unit = _unit(piece)
+                    self._report.repeated += unit in units
+                    units.setdefault(unit, len(units))
+        self._numbers = units
+        self.units = list(units)
+
+    def finish(self, records: Sequence[str]) -> tuple[str, DocumentReport]:
+        """Return the translated document.
+
+        Args: records: of `UnitTranslator.translate`, for all units in order.
+        """
+        found = [_Found(**json.loads(record)) for record in records]
+        translations: list[list[Part] | None] = []
+        for segment, sentences in zip(self._document.segments, self._segments, strict=True):
+            if sentences is None or not any(sentence.is_text for sentence in sentences):
+                translations.append(None)
+                continue
+            line = self._document.line_of(segment)
+            parts: list[Part] = []
+            for sentence in sentences:
+                if sentence.before:
+                    parts.append(Text(sentence.before))
+                if not sentence.is_text:
+                    parts += unchanged(sentence)
+                    continue
+                one = found[self._numbers[_unit(sentence)]]
+                placed, moved = place(sentence, _restored(one.text, sentence), one.alignment)
+                parts += placed
+                counts = {"moved": moved, "again": one.again, "degenerate": one.degenerate}
+                for name, count in (counts | {"terms": one.wanted, "terms_met": one.met}).items():
+                    self._report.note(name, int(count), line)
+            translations.append(parts)
+        text, kept = self._document.with_translations(translations)
+        for index in kept:
+            self._report.note("kept", 1, self._document.line_of(self._document.segments[index]))
+        return text, self._report
+
+
+def _unit(sentence: Sentence) -> Unit:
+    """Kept words are numbered within the unit, so that equal sentences of different segments are one unit."""
+    numbers: dict[str, int] = {}
+    chars = []
+    for char in sentence.text:
+        if kept_index(char) is not None:
+            char = _private(numbers.setdefault(char, len(numbers)))
+        chars.append(char)
+    return Unit("".join(chars), any(0 < place < len(sentence.text) for place, _ in sentence.marks))
+
+
+def _restored(text: str, sentence: Sentence) -> str:
+    """Return a unit's translation with the sentence's own numbers of kept words."""
+    own = list(dict.fromkeys(char for char in sentence.text if kept_index(char) is not None))
+    return "".join(
+        own[index] if (index := kept_index(char)) is not None and index < len(own) else char for char in text
+    )
+
+
+def _private(index: int) -> str:
+    return chr(PRIVATE + index)
+
+
+class UnitTranslator:
+    """Translates units.
+
+    Args:
+        translator: the model.
+        terms: forced into the translations.
+        overrides: fields of `DecodingSettings`.
+    """
+
+    def __init__(self, translator: Translator, terms: Terms, overrides: dict[str, Any]) -> None:
+        self._translator = translator
+        self._terms = terms
+        self._overrides = {**overrides, "num_return_sequences": 1}
+        self._limit = source_limit(translator.options(**self._overrides), translator.model.max_len)[0]
+        self._stand_ins = _stand_ins(translator)
+
+    def fits(self, text: str) -> bool:
+        """Whether a sentence is short enough for the model, and has few enough kept words."""
+        kept = sum(kept_index(char) is not None for char in text)
+        shown = "".join("X" if kept_index(char) is not None else char for char in text)
+        return len(self._translator.tokenizer.source.encode(shown)) + 1 <= self._limit and kept <= len(STAND_INS)
+
+    def translate(
+        self, units: Sequence[Unit], told: Callable[[int], None] | None = None, stop: Callable[[], bool] | None = None
+    ) -> list[str]:
+        """Return a JSON record of each unit's translation.
+
+        Raises: as `Translator.translate`.
+        """
+        shown = [self._shown(unit.text) for unit in units]
+        sources = [text for text, _ in shown]
+        texts = self._translator.translate(sources, told=told, stop=stop, **self._overrides)
+        bad = [place for place, text in enumerate(texts) if is_degenerate(sources[place], text)]
+        if bad:
+            repaired = self._translator.translate([sources[one] for one in bad], stop=stop, **(self._overrides | AGAIN))
+            for where, text in zip(bad, repaired, strict=True):
+                texts[where] = text if text.strip() else texts[where]
+        terms = [self._terms.of(text) for text in sources]
+        wanted = [[*(term.target for term in each), *letters] for each, (_, letters) in zip(terms, shown, strict=True)]
+        lacking = [
+            where for where, phrases in enumerate(wanted) if not all(_has(texts[where], phrase) for phrase in phrases)
+        ]
+        if lacking:
+            forced = translate_forced(
+                self._translator,
+                [sources[one] for one in lacking],
+                [wanted[one] for one in lacking],
+                stop=stop,
+                **self._overrides,
+            )
+            for where, one in zip(lacking, forced, strict=True):
+                if not is_degenerate(sources[where], one.text):
+                    texts[where] = one.text
+        texts = [_ended_like(source, text) for source, text in zip(sources, texts, strict=True)]
+        return [
+            json.dumps(
+                asdict(
+                    _Found(
+                        text=_with_private(texts[where], shown[where][1]),
+                        alignment=self._alignment(unit, sources[where], texts[where]),
+                        again=where in bad,
+                        degenerate=is_degenerate(sources[where], texts[where]),
+                        wanted=len(terms[where]),
+                        met=sum(contains(texts[where], term.target) for term in terms[where]),
+                    )
+                ),
+                ensure_ascii=False,
+            )
+            for where, unit in enumerate(units)
+        ]
+
+    def _shown(self, text: str) -> tuple[str, list[str]]:
+        """Return a unit's text as the model reads it, and the letters that stand for its kept words, in their order."""
+        free = [letter for letter in self._stand_ins if letter not in text]
+        letters: list[str] = []
+        chars = []
+        for char in text:
+            index = kept_index(char)
+            if index is None:
+                chars.append(char)
+            elif index < len(free):
+                letters.append(free[index])
+                chars.append(free[index])
+            # Without a letter the word is left out here, and `placing` puts it at the end of the sentence.
+        return "".join(chars), letters
+
+    def _alignment(self, unit: Unit, source: str, target: str) -> list[tuple[int, int, int, int]]:
+        return align(self._translator, source, target) if unit.aligned else []
+
+
+def _stand_ins(translator: Translator) -> list[str]:
+    """Return the letters that the target's tokenizer gives back, in the case in which it does."""
+    writer, reader = translator.tokenizer.target, translator.tokenizer.source
+    found = []
+    for letter in (*STAND_INS, *STAND_INS.lower()):
+        known = reader.decode(reader.encode(letter)) == letter and writer.decode(writer.encode(letter)) == letter
+        if known and can_force(writer, letter):
+            found.append(letter)
+    return found
+
+
+def _has(text: str, phrase: str) -> bool:
+    if len(phrase) == 1:
+        return re.search(rf"(?<!\w){phrase}(?!\w)", text) is not None
+    return contains(text, phrase)
+
+
+def _with_private(text: str, letters: Sequence[str]) -> str:
+    """Return a translation with private characters in place of the first occurrence of each letter."""
+    for index, letter in enumerate(letters):
+        # A letter may have become the beginning of a word; the rest of that word goes with it.
+        found = re.search(rf"(?<!\w){letter}(?!\w)", text) or re.search(rf"(?<!\w){letter}\w*", text)
+        if found is not None:
+            text = text[: found.start()] + _private(index) + text[found.end() :]
+            text = re.sub(rf"(?<!\w){letter}(?!\w)\s?", "", text)  # it stands for one word, and occurs once
+    return text
+
+
+def _ended_like(source: str, text: str) -> str:
+    """Return a translation without a full stop at its end, if its source ends in a word, like a heading."""
+    is_stop = text.endswith(".") and not text.endswith("..")
+    return text[:-1] if is_stop and source.rstrip()[-1:].isalnum() else text
+
+
+def is_degenerate(source: str, text: str) -> bool:
+    """Whether a translation is empty, or repeats a word or a character as its source does not."""
+    if not text.strip():
+        return bool(source.strip())
+    if MANY_CHARACTERS.search(text) and not MANY_CHARACTERS.search(source):
+        return True
+    words, source_words = text.casefold().split(), source.casefold().split()
+    run, most = _longest_run(words), Counter(words).most_common(1)[0][1]
+    if run > max(LONGEST_RUN, _longest_run(source_words)):
+        return True
+    usual = max(Counter(source_words).values(), default=0)
+    return len(words) >= 8 and most > len(words) / 2 and most > 2 * usual
+
+
+def _longest_run(words: Sequence[str]) -> int:
+    longest = run = 0
+    last = None
+    for word in words:
+        run = run + 1 if word == last else 1
+        longest, last = max(longest, run), word
+    return longest

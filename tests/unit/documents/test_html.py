@@ -1,0 +1,85 @@
+"""HTML: what is text, and that nothing else changes. selectolax, an independent parser, compares the trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyheads.documents.formats import read_document
+from manyheads.documents.parts import Text
+
+Texts = Callable[..., list[str]]
+Translated = Callable[..., str]
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><title>cats &amp; dogs</title><style>p { a: b }</style>
+<script>if (a < b) alert("no text</p>");</script></head>
+<body class="x" data-y='a > b'>
+<!-- no <b>text</b> -->
+<h1>i am <em>very</em> happy</h1>
+<p>he said &lt;<b>love</b>&gt;.  he went
+   <a href="x.html" title="no text">to the station</a>.<br>then he <code>ran x</code> home &mdash; alone.
+<ul><li>one <img src="a.png" alt="no text"/> dog<li>two <span translate="no">no text</span> cats</ul>
+<pre>no text</pre><textarea>no text</textarea>
+<div class="a notranslate b"><div>no text</div>no text</div><p>last</p>
+</body></html>
+"""
+
+
+def test_only_text_changes(translated: Translated) -> None:
+    result = translated(PAGE, "html")
+    for kept in ("no text", "p { a: b }", "<code>ran x</code>", '<a href="x.html" title="no text">', "data-y='a > b'"):
+        assert result.count(kept) == PAGE.count(kept)
+    for text in (
+        "CATS &amp; DOGS",
+        "I AM <em>VERY</em> HAPPY",
+        "HE SAID &lt;<b>LOVE</b>&gt;.",
+        "HOME — ALONE.",
+        "LAST",
+    ):
+        assert text in result
+
+
+def test_segments(texts: Texts) -> None:
+    assert texts(PAGE, "html") == [
+        "cats & dogs",
+        "i am <>very<> happy",
+        "he said <<>love<>>. he went <>to the station<>.",
+        "then he <> home — alone.",
+        "one <> dog",
+        "two <> cats",
+        "last",
+    ]
+
+
+def test_the_tree_is_the_same() -> None:
+    parser = pytest.importorskip("selectolax.lexbor").LexborHTMLParser
+    document = read_document(PAGE, "page.html", "html")
+    parts = [[Text(p.text.upper()) if isinstance(p, Text) else p for p in one.parts] for one in document.segments]
+    result, kept = document.with_translations(parts)
+    assert not kept
+
+    def tree(page: str) -> list[tuple[str, str]]:
+        return [(str(node.tag), str(sorted(node.attributes.items()))) for node in parser(page).css("*")]
+
+    assert tree(result) == tree(PAGE)
+    assert parser(result).css_first("title").text() == "CATS & DOGS"
+
+
+def test_tags_at_the_ends_without_their_other_half_stay_outside(texts: Texts) -> None:
+    assert texts("<p><span>one</p><p>two</span></p>", "html") == ["one", "two"]
+    assert texts("<p><b>all</b></p>", "html") == ["<>all<>"]
+
+
+def test_a_translation_is_escaped(translated: Translated) -> None:
+    assert translated("<p>a</p>", "html", lambda _: "<b> & c") == "<p>&lt;b&gt; &amp; c</p>"
+
+
+@given(st.text("ab <>/\"'=!-p&;\n", max_size=60))
+def test_any_text_is_read_and_comes_back(page: str) -> None:
+    document = read_document(page, "file", "html")
+    assert document.with_translations([one.parts for one in document.segments]) == (page, [])
+    document.with_translations([[Text("x"), *one.parts] for one in document.segments])

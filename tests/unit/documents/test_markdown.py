@@ -1,0 +1,180 @@
+"""Markdown: what is text, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from manyheads.documents.formats import read_document
+from manyheads.documents.parts import Text
+
+pytest.importorskip("markdown_it")
+Texts = Callable[..., list[str]]
+Translated = Callable[..., str]
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+
+PAGE = """---
+title: Not text
+---
+# A *heading*
+
+First line with **bold words** and with [a link](https://example.org "Title"), and
+second line with `code` here.
+
+- item one
+- [ ] item <b>two</b>
+   continued
+
+> quoted text
+
+| Name | What |
+|------|:----:|
+| one | a \\| b |
+
+```python
+not_text = 1
+```
+
+    indented code
+
+<div>html block</div>
+
+Hard break at the end\x20\x20
+of the line.[^1]
+
+[ref]: https://example.org
+[^1]: A note.
+"""
+
+
+def test_only_text_changes(translated: Translated) -> None:
+    expected = PAGE
+    for text in (
+        "heading", "A ", "First line with ", "bold words", " and with ", "a link", ", and\n", "second line with ",
+        " here.",
+        "item one", "item <b>two</b>", "continued", "quoted text", "Name", "What", "| one | a \\| b",
+        "Hard break at the end", "of the line.", "A note.",
+    ):  # fmt: skip
+        assert text in expected
+        expected = expected.replace(text, text.upper())
+    expected = expected.replace("<B>", "<b>").replace("</B>", "</b>")
+    assert translated(PAGE, "markdown") == expected
+
+
+def test_crlf_and_byte_order_mark_stay(translated: Translated) -> None:
+    page = "\ufeff" + PAGE.replace("\n", "\r\n")
+    result = translated(page, "markdown")
+    assert result.startswith("\ufeff---\r\ntitle: Not text\r\n")
+    assert result.count("\r\n") == result.count("\n") == page.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("a *b* c", "a <>b<> c"),
+        ("a **b** c", "a <>b<> c"),
+        ("a ***b*** c", "a <><>b<><> c"),
+        ("a ~~b~~ c", "a <>b<> c"),
+        ("2 * 3 * 4", "2 * 3 * 4"),
+        ("a\\*b&amp;c &copy;", "a*b&c ©"),
+        ("see ![alt](x.png) here", "see <> here"),
+        ("a `b` and ``c`d`` e", "a <> and <> e"),
+        ("a ` b", "a ` b"),
+        ("<https://x.org> a", "<> a"),
+        ("a <b class='x'>b</b> c<br>d", "a <>b<> c<>d"),
+        ("sum $x_1 + y_2$ costs $5 and $6", "sum <> costs $5 and $6"),
+        ("a[^1] b", "a<> b"),
+        ("[a *b*](c_d_e)", "<>a <>b<><>"),
+        ("**a** and **b *c***", "<>a<> and <>b <>c<><>"),
+    ],
+)
+def test_inline_markup(page: str, text: str, texts: Texts, translated: Translated) -> None:
+    assert texts(page, "markdown") == [text]
+    assert translated(page, "markdown", lambda one: one) == page
+
+
+def test_a_reference_keeps_its_name(translated: Translated) -> None:
+    page = "See [the book] and [it][] and [more][the book].\n\n[the book]: x\n[it]: y\n"
+    expected = "SEE [THE BOOK][the book] AND [IT][it] AND [MORE][the book].\n\n[the book]: x\n[it]: y\n"
+    assert translated(page, "markdown") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("* not a list", "\\* not a list"),
+        ("1. not a list", "1\\. not a list"),
+        ("# not a heading", "\\# not a heading"),
+        ("> no quote", "\\> no quote"),
+        ("a *b* c", "a \\*b\\* c"),
+        ("[b](c)", "\\[b\\](c)"),
+        ("<b>", "\\<b\\>"),
+        ("2 * 3 and a_b", "2 * 3 and a_b"),  # no escapes where none are needed
+    ],
+)
+def test_a_translation_with_special_characters_is_escaped(text: str, expected: str, translated: Translated) -> None:
+    assert translated("text", "markdown", lambda _: text) == expected
+
+
+def test_a_bar_in_a_cell_is_escaped(translated: Translated) -> None:
+    assert translated("| a |\n|---|\n| b |", "markdown", lambda one: one + "|c") == "| a\\|c |\n|---|\n| b\\|c |"
+
+
+def test_a_paragraph_is_wrapped_as_its_source(translated: Translated) -> None:
+    page = "> " + "word " * 8 + "word\n> " + "word " * 8 + "end\n"
+    result = translated(page, "markdown", lambda one: one.replace("word", "longer"))
+    assert all(line.startswith("> ") for line in result.split("\n")[:-1])
+    assert result.count("longer") == 17
+    assert max(map(len, result.split("\n"))) <= len(page.split("\n")[0])
+
+
+def test_no_line_begins_with_a_block_marker_after_wrapping(translated: Translated) -> None:
+    page = "one two three four five six\nseven\n"
+    result = translated(page, "markdown", lambda _: "one two three four five 1. - # + six seven eight nine")
+    assert [line.split()[0] for line in result.split("\n") if line] == ["one", "six"]
+
+
+def test_directives_and_math_are_no_text(texts: Texts) -> None:
+    assert texts('!!! note "Title"\n    The text.\n\n::: a.b.c\n\n$$\na = b\n$$\n', "markdown") == ["The text.", "<>"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_our_own_pages_keep_their_code_and_markup(path: Path) -> None:
+    from markdown_it import MarkdownIt
+
+    text = path.read_text(encoding="utf-8")
+    document = read_document(text, path.name, "markdown")
+    parts = [[Text(p.text.upper()) if isinstance(p, Text) else p for p in one.parts] for one in document.segments]
+    result, kept = document.with_translations(parts)
+    assert not kept
+    assert document.left == 0
+
+    def skeleton(page: str) -> list[tuple[str, str]]:
+        """Blocks and inline markup in order; code and links' targets word for word."""
+        tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(page)
+        inside = [one for token in tokens for one in (token, *(token.children or []))]
+        kinds = ("text", "softbreak", "inline")
+        return [
+            (one.type, str(one.attrs) + (one.content if "code" in one.type or "fence" in one.type else ""))
+            for one in inside
+            if one.type not in kinds
+        ]
+
+    assert skeleton(result) == skeleton(text)
+
+
+@given(st.text("ab *_`[]()<>!#-+|\\\n&;~$^\t:>1.", max_size=40))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_read_and_comes_back(page: str) -> None:
+    document = read_document(page, "file", "markdown")
+    ends = 0
+    for segment in document.segments:
+        assert ends <= segment.start < segment.end
+        ends = segment.end
+    assert document.with_translations([one.parts for one in document.segments]) == (page, [])
+    document.with_translations([[Text("x"), *one.parts] for one in document.segments])

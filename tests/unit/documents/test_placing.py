@@ -1,0 +1,90 @@
+"""Where markup goes in a translation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from manyheads.documents.parts import PRIVATE, Part, Tag, Text
+from manyheads.documents.placing import AlignedToken, place
+from manyheads.documents.sentences import Sentence
+
+CODE = Tag("`c`", "word")
+
+
+def code_of(parts: Sequence[Part]) -> str:
+    return "".join(part.text if isinstance(part, Text) else part.code for part in parts)
+
+
+def marked(text: str) -> Sentence:
+    """A sentence from text in which brackets are pairs of tags, `!` is a tag alone and `@` a kept word."""
+    plain: list[str] = []
+    marks = []
+    for char in text:
+        if char in "[]{}":
+            pair = "[]{}".index(char) // 2
+            marks.append((len(plain), Tag(char, "open" if char in "[{" else "close", pair)))
+        elif char == "!":
+            marks.append((len(plain), Tag("!", "alone")))
+        else:
+            plain.append(chr(PRIVATE) if char == "@" else char)
+    return Sentence("".join(plain), (CODE,), tuple(marks))
+
+
+def aligned(source: str, target: str, words: dict[str, str]) -> list[AlignedToken]:
+    """An alignment from target word -> source word."""
+    return [
+        (target.index(t), target.index(t) + len(t), source.index(s), source.index(s) + len(s)) for t, s in words.items()
+    ]
+
+
+WORDS = {"der": "the", "Hund": "dog", "groß": "big", "ist": "is"}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected", "moved"),
+    [
+        ("the [big] dog", "der Hund groß", "der Hund [groß]", 0),
+        ("[the big] dog", "groß der Hund", "[groß der] Hund", 0),
+        ("[the big dog]", "xx yy", "[xx yy]", 0),
+        ("[the big dog].", "xx yy.", "[xx yy].", 0),
+        ("([the big dog])", "(xx yy)", "([xx yy])", 0),
+        ("the [big {dog}]", "der Hund, groß", "der [{Hund}, groß]", 0),
+        ("the [[big]] dog".replace("[[", "[{").replace("]]", "}]"), "der groß, Hund", "der [{groß}], Hund", 0),
+        ("the [big] {dog}", "der groß Hund", "der [groß] {Hund}", 0),
+        ("the big! dog", "der groß Hund", "der groß! Hund", 0),
+        ("the big !dog", "der groß Hund", "der groß !Hund", 0),
+        ("!the dog!", "der Hund", "!der Hund!", 0),
+        ("the dog!.", "der Hund.", "der Hund!.", 0),
+        ("the [small] dog", "der Hund.", "der [Hund].", 1),
+        ("the small! dog", "der Hund", "der Hund!", 1),
+        ("the @ dog", f"der {chr(PRIVATE)} Hund", "der `c` Hund", 0),
+        ("the @ dog.", "der Hund.", "der Hund `c`.", 1),
+        ("the @ dog", f"{chr(PRIVATE)} der {chr(PRIVATE)} Hund", "`c` der  Hund", 0),
+        ("the [@] dog", f"der {chr(PRIVATE)} Hund", "der [`c`] Hund", 0),
+        ("[the big", "groß der", "[groß der", 0),
+    ],
+)
+def test_places(source: str, target: str, expected: str, moved: int) -> None:
+    sentence = marked(source)
+    words = {t: s for t, s in (WORDS | {chr(PRIVATE): chr(PRIVATE)}).items() if t in target and s in sentence.text}
+    parts, num_moved = place(sentence, target, aligned(sentence.text, target, words))
+    assert (code_of(parts), num_moved) == (expected, moved)
+
+
+@given(
+    st.text("ab .,[]{}!@", max_size=14),
+    st.text(f"xy .{chr(PRIVATE)}", max_size=12),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 13)), max_size=8),
+)
+def test_every_tag_comes_once_and_pairs_nest(source: str, target: str, pairs: list[tuple[int, int]]) -> None:
+    sentence = marked(source)
+    assume(sentence.text.count(chr(PRIVATE)) <= 1)  # words have their own characters
+    parts, _ = place(sentence, target, [(t, t + 1, s, s + 1) for t, s in pairs])
+    found = [part for part in parts if isinstance(part, Tag) and part.kind != "word"]
+    assert sorted(tag.code for tag in found) == sorted(tag.code for _, tag in sentence.marks)
+    kept = [part for part in parts if part == CODE]
+    assert len(kept) == (chr(PRIVATE) in sentence.text)

@@ -1,0 +1,30 @@
+"""Plain text: paragraphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyheads.documents.formats import read_document
+
+Texts = Callable[..., list[str]]
+Translated = Callable[..., str]
+
+
+def test_wrapped_lines_are_joined_and_wrapped_again(texts: Texts, translated: Translated) -> None:
+    page = "\n  the first line is this\n  and the second one\n\n\nanother paragraph \r\n"
+    assert texts(page, "text") == ["the first line is this and the second one", "another paragraph"]
+    expected = "\n  THE FIRST LINE IS THIS\n  AND THE SECOND ONE\n\n\nANOTHER PARAGRAPH \r\n"
+    assert translated(page, "text") == expected
+
+
+def test_short_lines_are_texts_of_their_own(texts: Texts) -> None:
+    assert texts("milk\nbread and butter\ncheese", "text") == ["milk", "bread and butter", "cheese"]
+
+
+@given(st.text("ab \n\r\t\u2028", max_size=60))
+def test_any_text_comes_back(page: str) -> None:
+    document = read_document(page, "file", "text")
+    assert document.with_translations([one.parts for one in document.segments]) == (page, [])

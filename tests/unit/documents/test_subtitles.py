@@ -1,0 +1,64 @@
+"""SubRip and WebVTT; pysubs2, an independent reader, compares times and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Texts = Callable[..., list[str]]
+Translated = Callable[..., str]
+
+SRT = (
+    "\ufeff1\r\n00:00:01,000 --> 00:00:04,000\r\n<i>i do not know what\r\nyou want.</i>\r\n\r\n"
+    "2\r\n00:00:05,000 --> 00:00:06,500  X1:10\r\n{\\an8}stop & go!\r\n\r\n"
+    "3\r\n00:00:07,000 --> 00:00:08,000\r\n- who?\r\n- me.\r\n\r\n4\r\n00:00:09,000 --> 00:00:10,000\r\n\r\n"
+)
+VTT = """WEBVTT - a title
+
+STYLE
+::cue { color: red }
+
+NOTE no text --
+no text
+
+a-name
+00:01.000 --> 00:04.000 align:start position:0%
+<v Mary>where are you <b>going</b>
+this &amp; every evening?
+
+00:05.000 --> 00:06.000
+last"""
+
+
+def test_srt(texts: Texts, translated: Translated) -> None:
+    assert texts(SRT, "srt") == ["<>i do not know what you want.<>", "<>stop & go!", "who?", "me."]
+    expected = SRT.replace("know what\r\nyou want", "know\r\nwhat you want")  # lines of about equal length
+    for text in ("i do not know", "what you want.", "stop & go!", "who?", "me."):
+        expected = expected.replace(text, text.upper())
+    assert translated(SRT, "srt") == expected
+
+
+def test_vtt(texts: Texts, translated: Translated) -> None:
+    assert texts(VTT, "vtt") == ["<>where are you <>going<> this & every evening?", "last"]
+    expected = VTT.replace("<b>going</b>\nthis ", "<b>going</b> this\n")
+    for text in ("where are you ", "going", "this", " every evening?", "last"):
+        expected = expected.replace(text, text.upper())
+    assert translated(VTT, "vtt") == expected
+
+
+def test_another_reader_sees_the_same_times(translated: Translated) -> None:
+    pysubs2 = pytest.importorskip("pysubs2")
+
+    def times(text: str) -> list[tuple[int, int]]:
+        return [(event.start, event.end) for event in pysubs2.SSAFile.from_string(text, format_="srt")]
+
+    plain = SRT.removeprefix("\ufeff").replace("\r\n", "\n")
+    assert times(translated(plain, "srt")) == times(plain)
+
+
+def test_a_cue_keeps_its_number_of_lines(translated: Translated) -> None:
+    cue = "1\n00:00:01,000 --> 00:00:04,000\na b c d\ne f\n"
+    result = translated(cue, "srt", lambda _: "one two three four five six seven")
+    assert result.split("\n")[2:] == ["one two three four", "five six seven", ""]
+    assert translated(cue, "srt", lambda _: "word").split("\n")[2:] == ["word", ""]
