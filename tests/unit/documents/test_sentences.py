@@ -51,12 +51,15 @@ def test_a_tag_behind_the_last_word_keeps_its_space() -> None:
     [
         ("See https://x.org/a_(b)?c=1#d.", ["https://x.org/a_(b)?c=1#d"]),
         ("Mail me@x.org, or www.x.org/a!", ["me@x.org", "www.x.org/a"]),
-        ("Hi {name}, {{ a b }} ${x} {0:.2f} %s %(n)d %1$s", ["{name}", "{{ a b }}", "${x}", "{0:.2f}", "%s", "%(n)d", "%1$s"]),
+        (
+            "Hi {name}, {{ a b }} ${x} {0:.2f} %s %(n)d %1$s",
+            ["{name}", "{{ a b }}", "${x}", "{0:.2f}", "%s", "%(n)d", "%1$s"],
+        ),
         ("It is 50% done, 5 %.", []),
         ("<0>a</0> uses snake_case() and --beam-size", ["<0>", "</0>", "snake_case()", "--beam-size"]),
         ("A well-known and/or case -- here", []),
     ],
-)  # fmt: skip
+)
 def test_what_is_protected(text: str, kept: list[str]) -> None:
     parts = protected([Text(text)])
     assert [part.code for part in parts if isinstance(part, Tag)] == kept

@@ -1,0 +1,184 @@
+"""Whole documents through a model that writes nonsense: whatever it writes, the promises hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer import presets
+from manyheads.decoding.alignment import align
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.translator import Translator
+from manyheads.documents.formats import read_document
+from manyheads.documents.terms import Term, Terms
+from manyheads.documents.translating import (
+    DocumentReport,
+    DocumentTranslation,
+    UnitTranslator,
+    is_degenerate,
+)
+from manyheads.errors import DataError
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
+
+pytest.importorskip("markdown_it")
+pytest.importorskip("sentencex")
+
+WORDS = "the cat sees a dog and you read a book in the old house near the river bank while it rains"
+PAGE = """# The cat
+
+The cat sees **a dog** and you. Read https://x.org/a_b and `code` in {place}.
+The cat sees **a dog** and you.
+
+- the river bank
+- 12 %
+"""
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    """An untrained Transformer."""
+    tokenizer = Tokenizer.train([WORDS, WORDS.upper()], TokenizerSettings(vocab_size=330))
+    size = tokenizer.vocab_size
+    torch.manual_seed(2)
+    config = dataclasses.replace(presets.debug(), source_vocab_size=size, target_vocab_size=size)
+    settings = DecodingSettings(num_beams=2, max_len_offset=4, banned_ids=(tokenizer.unk_id,))
+    return Translator(build_model(config), tokenizer, settings, device="cpu")
+
+
+Result = tuple[str, DocumentReport]
+
+
+def translated(translator: Translator, page: str, format_name: str = "markdown", terms: Terms | None = None) -> Result:
+    units = UnitTranslator(translator, Terms() if terms is None else terms, {})
+    document = DocumentTranslation(read_document(page, "page", format_name), "en", units.fits)
+    return document.finish(units.translate(document.units))
+
+
+def test_what_is_kept_is_there_once(translator: Translator) -> None:
+    result, report = translated(translator, PAGE)
+    for kept in ("https://x.org/a_b", "`code`", "{place}", "- 12 %\n"):
+        assert result.count(kept) == 1
+    assert result.count("**") == 4
+    assert result.startswith("# ")
+    assert result.count("\n") == PAGE.count("\n")
+    assert (report.segments, report.sentences, report.repeated) == (4, 5, 1)
+    assert report.describe()[0] == "4 segments, 5 sentences, 1 of them repeated"
+
+
+def test_terms_are_forced(translator: Translator) -> None:
+    terms = Terms([Term("river bank", "house"), Term("cat", "book rains")])
+    result, report = translated(translator, PAGE, terms=terms)
+    assert " ".join(result.split()).count("book rains") == 3  # lines may be broken in it
+    assert "house" in result.split("\n")[5]
+    assert (report.terms, report.terms_met) == (4, 4)
+    assert "terms in the translation: 4 of 4" in report.describe()
+
+
+def test_long_sentences_are_divided(translator: Translator) -> None:
+    long = "the cat sees a dog, and you read a book; " * 20 + "it rains."
+    model = translator.model
+    units = UnitTranslator(translator, Terms(), {"max_tokens": 60})
+    document = DocumentTranslation(read_document(long, "page", "text"), "en", units.fits)
+    assert len(document.units) < 41
+    assert all(units.fits(unit.text) for unit in document.units)
+    _, report = document.finish(units.translate(document.units))
+    assert (report.sentences, report.divided) == (1, 1)
+    assert model is translator.model
+
+
+def test_equal_sentences_are_translated_once(translator: Translator) -> None:
+    units = UnitTranslator(translator, Terms(), {})
+    page = "The dog `a` sees `b`.\n\nRead `x`. The dog `c` sees `a`.\n"
+    document = DocumentTranslation(read_document(page, "page", "markdown"), "en", units.fits)
+    assert len(document.units) == 2
+    result, _ = document.finish(units.translate(document.units))
+    assert [result.count(code) for code in ("`a`", "`b`", "`c`", "`x`")] == [2, 1, 1, 1]
+
+
+class _Scripted:
+    """Stands in for a translator: answers of the first and of the second search."""
+
+    def __init__(self, translator: Translator, first: str, again: str) -> None:
+        self._translator = translator
+        self._answers = (first, again)
+        self.searches: list[dict[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._translator, name)
+
+    def translate(self, texts: list[str], *, told: object = None, stop: object = None, **overrides: Any) -> list[str]:
+        self.searches.append(overrides)
+        return [self._answers["repetition_penalty" in overrides]] * len(texts)
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "expected", "counts"),
+    [
+        ("", "ein Hund", "ein Hund", (1, 0)),
+        ("der der der der der", "ein Hund", "ein Hund", (1, 0)),
+        ("der der der der der", "", "der der der der der", (1, 1)),
+        ("ein Hund", "", "ein Hund", (0, 0)),
+    ],
+)
+def test_degenerate_output_is_searched_again(
+    first: str, again: str, expected: str, counts: tuple[int, int], translator: Translator
+) -> None:
+    scripted = _Scripted(translator, first, again)
+    result, report = translated(scripted, "the dog", "text")  # type: ignore[arg-type]
+    assert result == expected
+    assert (report.again, report.degenerate) == counts
+    assert len(scripted.searches) == 1 + counts[0]
+    assert ("(line 1)" in "".join(report.describe())) == bool(counts[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "is_bad"),
+    [
+        ("a dog", "", True),
+        ("a dog", "no no no no", True),
+        ("very very very very good", "sehr sehr sehr sehr gut", False),
+        ("a dog", "the a the b the c the d the", True),
+        ("ab", "aaaaaaaaaaaa", True),
+        ("a dog", "ein sehr, sehr, sehr guter Hund", False),
+        ("", "", False),
+    ],
+)
+def test_what_counts_as_degenerate(source: str, text: str, is_bad: bool) -> None:
+    assert is_degenerate(source, text) == is_bad
+
+
+def test_records_are_one_line_of_json_each(translator: Translator) -> None:
+    units = UnitTranslator(translator, Terms(), {})
+    document = DocumentTranslation(read_document(PAGE, "page", "markdown"), "en", units.fits)
+    records = units.translate(document.units)
+    assert all("\n" not in record and "text" in json.loads(record) for record in records)
+
+
+def test_an_alignment_lies_within_both_texts(translator: Translator) -> None:
+    source, target = "the cat sees a dog", "you read a book"
+    found = align(translator, source, target)
+    assert found
+    for t0, t1, s0, s1 in found:
+        assert 0 <= t0 <= t1 <= len(target)
+        assert 0 <= s0 <= s1 <= len(source)
+    assert align(translator, "", target) == []
+
+
+def test_terms_of_a_file(tmp_path: Any) -> None:
+    file = tmp_path / "terms.tsv"
+    file.write_text("# comment\nBank\tUfer\n\nriver bank\tFlussufer\n", encoding="utf-8")
+    terms = Terms.read(file)
+    assert [term.target for term in terms.of("The river bank, a bank; banks")] == ["Flussufer", "Ufer"]
+    assert terms.of("nothing") == []
+    file.write_text("one\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 1 has 1 column"):
+        Terms.read(file)
+    file.write_text("\n", encoding="utf-8")
+    with pytest.raises(DataError, match="no terms"):
+        Terms.read(file)
