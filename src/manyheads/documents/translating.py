@@ -254,7 +254,7 @@ class UnitTranslator:
                 **self._overrides,
             )
             for where, one in zip(lacking, forced, strict=True):
-                if not is_degenerate(sources[where], one.text):
+                if not is_degenerate(sources[where], one.text) or is_degenerate(sources[where], texts[where]):
                     texts[where] = one.text
         texts = [_ended_like(source, text) for source, text in zip(sources, texts, strict=True)]
         return [
