@@ -1,0 +1,186 @@
+"""Cleaning of training pairs while they are read: rules find pairs, which are counted, and left out if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from manyheads.data.cleaning.alignment import misaligned_stretches
+from manyheads.data.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, usual_of
+from manyheads.data.lines import ReadReport
+
+__all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport"]
+
+BLOCK_PAIRS = 8000  # a multiple of the window of `alignment`
+SAMPLE_PAIRS = 8000  # from which the usual ratio of lengths and the scripts are taken
+MOST_EXAMPLES = 3
+LONGEST_EXAMPLE = 200
+
+CLEANING_RULES: dict[str, Rule] = RULES | {
+    "misaligned": Rule(
+        "the lengths of 40 pairs or more agree better when shifted by some lines", lambda one, _: _no(one)
+    )
+}
+"""All rules, in the order in which they count."""
+
+
+def _no(block: PairBlock) -> Any:
+    return np.zeros(len(block.pairs), np.bool_)
+
+
+class Pairs(Protocol):
+    """See `preparing_pairs.Pairs`."""
+
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]: ...
+
+    def describe(self) -> str: ...
+
+
+@dataclass
+class CleaningReport:
+    """What the rules found.
+
+    Attributes:
+        num_pairs: pairs that were read.
+        counts: name of a rule -> pairs that it found.
+        examples: name of a rule -> the first pairs that it found, with their line.
+        stretches: first line, last line and shift of each misaligned stretch.
+        is_cleaned: the pairs found were left out.
+        limits: name of a rule -> its limit; None: it has none. Rules that are off are missing.
+        usual: target characters for each source character.
+    """
+
+    num_pairs: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    stretches: list[tuple[int, int, int]] = field(default_factory=list)
+    is_cleaned: bool = False
+    limits: dict[str, float | None] = field(default_factory=dict)
+    usual: float = 1.0
+
+    @property
+    def num_found(self) -> int:
+        return sum(self.counts.values())
+
+    def note(self, name: str, line: int, pair: tuple[str, str]) -> None:
+        """Count a pair that a rule found."""
+        self.counts[name] = self.counts.get(name, 0) + 1
+        known = self.examples.setdefault(name, [])
+        if len(known) < MOST_EXAMPLES:
+            source, target = (text if len(text) <= LONGEST_EXAMPLE else text[:LONGEST_EXAMPLE] + "…" for text in pair)
+            known.append({"line": line, "source": source, "target": target})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of cleaning.json."""
+        return {
+            "pairs": self.num_pairs,
+            "found": self.num_found,
+            "left_out": self.num_found if self.is_cleaned else 0,
+            "usual_length_ratio": round(self.usual, 3),
+            "misaligned": [
+                {"first_line": first, "last_line": last, "shift": shift} for first, last, shift in self.stretches
+            ],
+            "rules": [
+                {
+                    "name": name,
+                    "finds": CLEANING_RULES[name].what,
+                    "default": CLEANING_RULES[name].limit,
+                    "limit": limit,
+                    "count": self.counts.get(name, 0),
+                    "examples": self.examples.get(name, []),
+                }
+                for name, limit in self.limits.items()
+            ],
+        }
+
+    def describe(self) -> list[str]:
+        """Return the counts as lines for a reader; none if nothing was found."""
+        if not self.num_found:
+            return []
+        done = "left out" if self.is_cleaned else "found, and kept; --clean leaves them out"
+        told = [
+            f"cleaning: {self.num_found:,} of {self.num_pairs:,} training pairs {done} (cleaning.json has examples)"
+        ]
+        for name, limit in self.limits.items():
+            if count := self.counts.get(name, 0):
+                with_limit = "" if limit is None else f", limit {limit:g}"
+                told.append(f"  {count:>13,} {name}{with_limit}: {CLEANING_RULES[name].what}")
+        told += [
+            f"  {'':>13} lines {first:,} to {last:,} look shifted by {shift:+d}"
+            for first, last, shift in self.stretches
+        ]
+        return told
+
+
+class CleanedPairs:
+    """Pairs of another source, without those that the rules find, or with a count of them alone.
+
+    Args:
+        pairs: the source, of which each pair is read once.
+        clean: leave out what is found.
+        limits: of rules, instead of their defaults.
+        held_out: the pairs of validation and test.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        *,
+        clean: bool,
+        limits: Limits | None = None,
+        held_out: HeldOut | None = None,
+    ) -> None:
+        self._pairs = pairs
+        self._held_out = held_out
+        chosen = {name: rule.limit for name, rule in CLEANING_RULES.items()} | (limits or {})
+        off = {name for name, limit in (limits or {}).items() if limit is None}
+        self._limits = {name: limit for name, limit in chosen.items() if name not in off}
+        self._clean = clean
+        self.report = self._new_report()
+
+    def describe(self) -> str:
+        """See `Pairs.describe`."""
+        return self._pairs.describe()
+
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+        """See `Pairs.read`."""
+        found = self.report = self._new_report()
+        pairs = self._pairs.read(report)
+        sample = list(islice(pairs, SAMPLE_PAIRS))
+        usual = usual_of(sample)
+        found.usual = usual.ratio
+        seen: set[int] = set()
+        rest = chain(sample, pairs)
+        del sample
+        while part := list(islice(rest, BLOCK_PAIRS)):
+            block = PairBlock(part, usual, seen, self._held_out)
+            marks = self._marks(block, found.num_pairs)
+            for place in np.flatnonzero(marks >= 0).tolist():
+                name = list(self._limits)[marks[place]]
+                found.note(name, found.num_pairs + place + 1, part[place])
+            found.num_pairs += len(part)
+            if self._clean:
+                yield from (part[place] for place in np.flatnonzero(marks < 0).tolist())
+            else:
+                yield from part
+
+    def _marks(self, block: PairBlock, first: int) -> Any:
+        """Return for each pair the number of the first rule that finds it, or -1."""
+        marks = np.full(len(block.pairs), -1)
+        for number, (name, limit) in enumerate(self._limits.items()):
+            if name == "misaligned":
+                which = _no(block)
+                for low, high, shift in misaligned_stretches(block.sides[0].chars, block.sides[1].chars):
+                    which[low : high + 1] = True
+                    self.report.stretches.append((first + low + 1, first + high + 1, shift))
+            else:
+                which = CLEANING_RULES[name].find(block, 0.0 if limit is None else limit)
+            marks[which & (marks < 0)] = number
+        return marks
+
+    def _new_report(self) -> CleaningReport:
+        return CleaningReport(is_cleaned=self._clean, limits=dict(self._limits))

@@ -1,0 +1,230 @@
+"""Sentence pairs from CSV, TMX and Parquet files, and the values of nested keys."""
+
+from __future__ import annotations
+
+import csv
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from manyheads.data.byte_lines import read_chunks
+from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
+from manyheads.errors import DataError, MissingExtraError
+
+__all__ = ["csv_pairs", "nested_value", "parquet_pairs", "tmx_pairs"]
+
+Pairs = Iterator[tuple[str, str] | None]
+MOST_NAMED = 8
+NAME_THEM = "Name the columns by --source-key and --target-key."
+XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+# Elements in a TMX segment whose content is code of a document format, not text.
+TMX_CODE = frozenset({"bpt", "ept", "it", "ph", "ut"})
+
+
+def nested_value(record: Mapping[str, Any], key: str, where: str) -> str:
+    """Return the text that a key leads to; dots lead into nested objects, unless the whole key is there.
+
+    Raises: DataError: there is no such key, or its value is not a text.
+    """
+    found: Any = record
+    for name in [key] if key in record else key.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            names = ", ".join(sorted(map(str, found))[:MOST_NAMED]) if isinstance(found, Mapping) else "none"
+            raise DataError(f"{where} has no key {key!r}; its keys are: {names or 'none'}. Name the keys of your file.")
+        found = found[name]
+    if not isinstance(found, str):
+        shown = repr(found)
+        raise DataError(f"{where}: the value of {key!r} is not a text: {shown[:60]}{'…' * (len(shown) > 60)}.")
+    return found
+
+
+def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:
+    """Return the pairs of two columns of a CSV file with a header; the delimiter is that of its first line.
+
+    Raises: DataError: no such column, or a row without them.
+    """
+    bad = False
+
+    def lines() -> Iterator[str]:
+        nonlocal bad
+        for line in decoded_lines(path, on_bad_utf8, report):
+            bad |= line is None
+            yield "\n" if line is None else line + "\n"
+
+    source = lines()
+    first = next(source, "").removeprefix("\ufeff")
+    delimiter = max(",;\t|", key=first.count)
+    header = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
+    for key in keys:
+        if key not in header:
+            raise DataError(
+                f"{describe(path)} has no column {key!r}; its first line has:"
+                f" {', '.join(header[:MOST_NAMED]) or 'none'}. {NAME_THEM}"
+            )
+    places = [header.index(key) for key in keys]
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(source, delimiter=delimiter)
+    for row in reader:
+        if bad:
+            bad = False
+            yield None
+        elif not row:
+            yield "", ""
+        elif max(places) >= len(row):
+            raise DataError(
+                f"{describe(path)}: line {reader.line_num + 1} has {len(row)} columns; the first has {len(header)}."
+            )
+        else:
+            texts = [row[place] for place in places]
+            report.line_breaks_replaced += any("\n" in text for text in texts)
+            yield _one_line(texts[0]), _one_line(texts[1])
+
+
+def tmx_pairs(path: str | Path, languages: tuple[str | None, str | None]) -> Pairs:
+    """Return the segments of the translation units of a TMX file in two languages.
+
+    Args: languages: as in BCP 47; None: of a file in two languages, `srclang` of its header is the source, the other
+        language the target.
+
+    A unit without one of the languages gives a pair with an empty side. Units before the first one by which both
+    languages are known are left out.
+
+    Raises: DataError: the file is not TMX, or has other or more languages.
+    """
+    source = target = None
+    usual = "*all*"
+    seen: set[str] = set()
+    parser = ElementTree.XMLPullParser(("start", "end"))
+    body = None
+    try:
+        for chunk in read_chunks(path):
+            parser.feed(chunk)
+            for event, element in parser.read_events():
+                assert isinstance(element, ElementTree.Element)
+                name = element.tag.rpartition("}")[2]
+                if event == "start":
+                    body = element if name == "body" else body
+                    if name == "header":
+                        usual = element.get("srclang", "*all*")
+                    continue
+                if name != "tu":
+                    continue
+                texts = _unit_texts(element)
+                if body is not None:
+                    body.clear()  # so that a large file does not stay in memory
+                if not texts.keys() <= seen:
+                    seen |= texts.keys()
+                    source, target = _languages(languages, usual, seen, path)
+                if source is not None and target is not None:
+                    yield _of_language(texts, source), _of_language(texts, target)
+        parser.close()
+    except ElementTree.ParseError as error:
+        raise DataError(f"{describe(path)} is not a TMX file: {error}.") from None
+    if not seen:
+        raise DataError(f"{describe(path)} has no translation units; is it a TMX file?")
+
+
+def _unit_texts(unit: ElementTree.Element) -> dict[str, str]:
+    """Return language, in lower case -> text."""
+    texts = {}
+    for variant in unit:
+        segment = next((one for one in variant if one.tag.rpartition("}")[2] == "seg"), None)
+        language = variant.get(XML_LANGUAGE) or variant.get("lang") or ""
+        if segment is not None and language:
+            texts[language.lower()] = _one_line(_segment_text(segment)).strip()
+    return texts
+
+
+def _languages(
+    given: tuple[str | None, str | None], usual: str, seen: set[str], path: str | Path
+) -> tuple[str | None, str | None]:
+    """Return both languages, as far as they are known from the units so far; usual: `srclang` of the header."""
+    if len(seen) < 2:
+        return None, None
+    name, languages = describe(path), ", ".join(sorted(seen))
+    source, target = given
+    for one in given:
+        if one is not None and not any(_matches(language, one) for language in seen):
+            raise DataError(f"{name} has no {one}; its languages are {languages}.")
+    if source is None and target is None:
+        if usual == "*all*":
+            raise DataError(
+                f"{name} does not say which of its languages is the source ({languages}); give --source-lang and"
+                " --target-lang."
+            )
+        source = usual
+    if source is not None and target is not None:
+        return source, target
+    known = source or target or ""
+    others = sorted(one for one in seen if not _matches(one, known))
+    if len(others) != 1:
+        raise DataError(f"{name} has the languages {languages}; choose two by --source-lang and --target-lang.")
+    return (source, others[0]) if source is not None else (others[0], target)
+
+
+def _matches(found: str, wanted: str) -> bool:
+    """Whether a language is the wanted one or a variety of it: en-gb is en."""
+    found, wanted = found.lower().replace("_", "-"), wanted.lower().replace("_", "-")
+    return found == wanted or found.startswith(wanted + "-") or wanted.startswith(found + "-")
+
+
+def _of_language(texts: Mapping[str, str], language: str) -> str:
+    exact = texts.get(language.lower())
+    return exact if exact is not None else next((texts[one] for one in texts if _matches(one, language)), "")
+
+
+def _segment_text(segment: ElementTree.Element) -> str:
+    parts = [segment.text or ""]
+    for child in segment:
+        if child.tag.rpartition("}")[2] not in TMX_CODE:
+            parts.append(_segment_text(child))
+        parts.append(child.tail or "")
+    return "".join(parts)
+
+
+def parquet_pairs(path: str | Path, keys: tuple[str, str], report: ReadReport) -> Pairs:
+    """Return the pairs of two columns of a Parquet file; dots lead into nested columns, as in `translation.en`.
+
+    Raises: DataError: it is no Parquet file, or has no such columns of text. MissingExtraError: pyarrow is not
+        installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError("Parquet files need the package pyarrow: pip install 'manyheads[parquet]'.") from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            columns = sorted({next((one for one in (key, key.split(".")[0]) if one in names), "") for key in keys})
+            if "" in columns:
+                missing = next(key for key in keys if key not in names and key.split(".")[0] not in names)
+                raise DataError(
+                    f"{describe(path)} has no column {missing!r}; it has: {', '.join(names[:MOST_NAMED])}. " + NAME_THEM
+                )
+            number = 0
+            for batch in file.iter_batches(columns=columns, batch_size=4096):
+                for record in batch.to_pylist():
+                    number += 1
+                    texts = [_parquet_text(record, key, f"{describe(path)}: row {number}") for key in keys]
+                    report.line_breaks_replaced += any("\n" in text for text in texts)
+                    yield _one_line(texts[0]), _one_line(texts[1])
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"Cannot read {describe(path)} as a Parquet file: {str(error).splitlines()[0]}.") from None
+
+
+def _parquet_text(record: Mapping[str, Any], key: str, where: str) -> str:
+    """A missing value is an empty side."""
+    found: Any = record
+    for name in [key] if key in record else key.split("."):
+        if found is None:
+            return ""
+        if not isinstance(found, Mapping) or name not in found:
+            return nested_value(record, key, where)  # says what is there
+        found = found[name]
+    return "" if found is None else nested_value({key: found}, key, where)
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r\n", " ").replace("\n", " ")

@@ -1,0 +1,159 @@
+"""Cleaning: each rule finds what it says, and natural pairs pass."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from manyheads.data.cleaning.alignment import WINDOW, misaligned_stretches
+from manyheads.data.cleaning.block import SCRIPTS, SideBlock
+from manyheads.data.cleaning.cleaner import CLEANING_RULES, CleanedPairs
+from manyheads.data.cleaning.rules import HeldOut, parse_limits, usual_of
+from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.lines import ReadReport
+from manyheads.data.preparing_pairs import PairList
+from manyheads.errors import ConfigError
+
+GOOD = [
+    (f"This is the sentence about {word}.", f"Das ist der Satz über {word}.")
+    for word in ["tea", "milk", "bread", "ink"]
+]
+
+
+def cleaned(pairs: list[tuple[str, str]], **options: object) -> tuple[list[tuple[str, str]], CleanedPairs]:
+    cleaner = CleanedPairs(PairList("pairs", pairs), clean=True, **options)  # type: ignore[arg-type]
+    return list(cleaner.read(ReadReport())), cleaner
+
+
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [
+        ("empty", ("A sentence.", " \t")),
+        ("empty", ("", "Ein Satz.")),
+        ("identical", ("The same words.", "The same words.")),
+        ("duplicate", GOOD[1]),
+        ("length", ("word " * 201, "Wort " * 201)),
+        ("length", ("a" * 2401, "b" * 2401)),
+        ("ratio", ("Why did they not come to us yesterday evening?", "Warum")),
+        ("letters", ("28.8.2009 ---", "am 28.8.2009")),
+        ("script", ("This is a sentence.", "Это предложение.")),
+        ("script", ("Τι είναι αυτό;", "Was ist das?")),
+        ("numbers", ("It was in 1986.", "Es war 1968.")),
+        ("markup", ("He is <b>here</b>.", "Er ist hier.")),
+        ("markup", ("Salt &amp; pepper.", "Salz und Pfeffer.")),
+        ("held-out", ("I have never seen it before.", "Etwas ganz anderes.")),
+        ("held-out", ("Something else entirely.", "Ich habe es nie gesehen.")),
+        ("held-out", ("Thank you.", "Danke.")),
+    ],
+)
+def test_each_rule(name: str, pair: tuple[str, str]) -> None:
+    held_out = HeldOut([[("I have never seen it before.", "Ich habe es nie gesehen."), ("Thank you.", "Danke.")]])
+    kept, cleaner = cleaned([*GOOD, pair], held_out=held_out)
+    assert kept == GOOD
+    assert cleaner.report.counts == {name: 1}
+    [example] = cleaner.report.examples[name]
+    assert example["line"] == len(GOOD) + 1
+    assert pair[0].startswith(example["source"].rstrip("…"))
+    kept, cleaner = cleaned([*GOOD, pair], held_out=held_out, limits={name: None})
+    assert name not in cleaner.report.counts
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("Hi.", "Guten Tag."),
+        ("It costs 1,000.50 dollars at 3 p.m.", "Es kostet um 15 Uhr 1.000,50 Dollar."),
+        ("Two dogs.", "2 Hunde."),
+        ("5 < 6 & 7 > 3 is right.", "5 < 6 & 7 > 3 stimmt."),
+        ("Thank you.", "Vielen Dank."),  # short, so that only both sides together count as held out
+        ("“Really?” – she asked…", "„Wirklich?“ – fragte sie …"),
+    ],
+)
+def test_natural_pairs_pass(pair: tuple[str, str]) -> None:
+    kept, cleaner = cleaned([*GOOD, pair], held_out=HeldOut([[("Thank you.", "Danke.")]]))
+    assert kept == [*GOOD, pair]
+    assert cleaner.report.describe() == []
+
+
+def test_without_clean_everything_is_kept_and_counted() -> None:
+    pairs = [*GOOD, ("", "x"), GOOD[0]]
+    cleaner = CleanedPairs(PairList("pairs", pairs), clean=False)
+    report = ReadReport()
+    assert list(cleaner.read(report)) == pairs
+    assert report.lines == len(pairs)
+    assert cleaner.report.counts == {"empty": 1, "duplicate": 1}
+    assert cleaner.report.describe()[0].startswith("cleaning: 2 of 6 training pairs found, and kept; --clean leaves")
+
+
+def test_the_report_has_rules_with_defaults_and_three_examples() -> None:
+    _, cleaner = cleaned(GOOD[:1] * 9, limits={"ratio": 5.0})
+    content = json.loads(json.dumps(cleaner.report.to_json()))
+    assert [rule["name"] for rule in content["rules"]] == list(CLEANING_RULES)
+    by_name = {rule["name"]: rule for rule in content["rules"]}
+    assert (by_name["ratio"]["default"], by_name["ratio"]["limit"]) == (3, 5)
+    assert by_name["duplicate"]["count"] == 8
+    assert [example["line"] for example in by_name["duplicate"]["examples"]] == [2, 3, 4]
+    assert (content["pairs"], content["found"], content["left_out"]) == (9, 8, 8)
+
+
+def test_the_ratio_is_relative_to_what_is_usual() -> None:
+    chinese = [
+        (f"This is sentence number {n} of the book that I am reading.", f"这是我正在读的书的第{n}句话。")
+        for n in range(30)
+    ]
+    assert usual_of(chinese).ratio < 0.4
+    assert [SCRIPTS[one] for one in usual_of(chinese).scripts] == ["Latin", "East Asian"]
+    kept, _ = cleaned([*chinese, (chinese[0][0] * 5, chinese[0][1])])
+    assert kept == chinese
+
+
+def test_a_shift_is_found_where_it_begins() -> None:
+    pairs = load_tatoeba("train")[:2000]
+    for size in (1, -2):
+        sources, targets = zip(*pairs, strict=True)
+        at = 1000
+        moved = (*targets[:at], *targets[at + size :]) if size > 0 else (*targets[:at], "x", "y", *targets[at:])
+        shifted = list(zip(sources, moved, strict=False))
+        _, cleaner = cleaned(shifted)
+        first, last, shift = cleaner.report.stretches[0]
+        assert abs(first - at) <= WINDOW
+        assert last > first + WINDOW / 2
+        assert shift == -size
+        assert cleaner.report.counts["misaligned"] > 500
+    assert not cleaned(pairs)[1].report.stretches
+
+
+def test_few_pairs_and_random_lengths_are_no_shift() -> None:
+    chance = random.Random(0)
+    numbers = [[chance.randint(5, 90) for _ in range(4000)] for _ in range(2)]
+    import numpy as np
+
+    assert len(misaligned_stretches(np.array(numbers[0]), np.array(numbers[1]))) <= 5
+    assert misaligned_stretches(np.array([1, 2]), np.array([2, 1])) == []
+
+
+def test_counts_of_characters() -> None:
+    side = SideBlock(["Ab 1é", "", "。漢字 한"])
+    assert side.chars.tolist() == [5, 0, 5]
+    assert side.letters.tolist() == [3, 0, 4]
+    assert side.digits.tolist() == [1, 0, 0]
+    assert side.spaces.tolist() == [1, 0, 1]
+    assert side.has("1").tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lengths=3", "no rule 'lengths'; the rules are empty, identical"),
+        ("ratio=0", "give a number from 1 to 1,000, or off; the default is 3"),
+        ("ratio=x", "give a number"),
+        ("ratio", "give a number"),
+        ("empty=3", "the rule empty has no limit; empty=off"),
+    ],
+)
+def test_bad_limits(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_limits([text], CLEANING_RULES)
+    assert parse_limits(["ratio=4.5", "numbers=off"], CLEANING_RULES) == {"ratio": 4.5, "numbers": None}

@@ -1,0 +1,134 @@
+"""Pairs from CSV, TMX and Parquet files, and nested keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.data.lines import ReadReport
+from manyheads.data.pair_formats import csv_pairs, nested_value, parquet_pairs, tmx_pairs
+from manyheads.errors import DataError
+
+KEYS = ("en", "de")
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_nested_value() -> None:
+    record = {"translation": {"en": "a"}, "x.y": "b", "n": 1}
+    assert nested_value(record, "translation.en", "line 1") == "a"
+    assert nested_value(record, "x.y", "line 1") == "b"
+    with pytest.raises(DataError, match=r"line 1 has no key 'translation\.fr'; its keys are: en"):
+        nested_value(record, "translation.fr", "line 1")
+    with pytest.raises(DataError, match="value of 'n' is not a text"):
+        nested_value(record, "n", "line 1")
+    with pytest.raises(DataError, match=r"no key 'n\.x'; its keys are: none"):
+        nested_value(record, "n.x", "line 1")
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", '\ufeffid,de, en \r\n1,"Hund, ""gut""",dog\r\n\r\n2,"zwei\nZeilen",two\n')
+    report = ReadReport()
+    found = list(csv_pairs(path, KEYS, "fail", report))
+    assert found == [("dog", 'Hund, "gut"'), ("", ""), ("two", "zwei Zeilen")]
+    assert report.line_breaks_replaced == 1
+    semicolons = write(tmp_path, "b.csv", "en;de\na, b;c\n")
+    assert list(csv_pairs(semicolons, KEYS, "fail", ReadReport())) == [("a, b", "c")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n", "no column 'en'; its first line has: a, b"),
+        ("", "no column 'en'"),
+        ("x,en,de\n1,a\n", "line 2 has 2 col"),
+    ],
+)
+def test_csv_refusals(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        list(csv_pairs(write(tmp_path, "a.csv", text), KEYS, "fail", ReadReport()))
+
+
+def test_csv_lines_that_are_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"en,de\na,b\n\xff,c\nd,e\n")
+    assert list(csv_pairs(path, KEYS, "skip", ReadReport())) == [("a", "b"), None, ("d", "e")]
+    with pytest.raises(DataError, match="line 3"):
+        list(csv_pairs(path, KEYS, "fail", ReadReport()))
+
+
+TMX = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE tmx SYSTEM "tmx14.dtd">
+<tmx version="1.4"><header srclang="de-DE" segtype="sentence"/><body>
+<tu><tuv xml:lang="en-US"><seg>The <bpt i="1">&lt;b></bpt>big<ept i="1"/> <hi>dog</hi> &amp; cat</seg></tuv>
+<tuv xml:lang="de-DE"><seg>Der
+Hund</seg></tuv></tu>
+<tu><tuv xml:lang="de-de"><seg>allein</seg></tuv></tu>
+</body></tmx>"""
+
+
+def test_tmx(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tmx", TMX)
+    assert list(tmx_pairs(path, (None, None))) == [("Der Hund", "The big dog & cat"), ("allein", "")]
+    assert list(tmx_pairs(path, ("en", "de"))) == [("The big dog & cat", "Der Hund"), ("", "allein")]
+    assert next(tmx_pairs(path, (None, "de"))) == ("The big dog & cat", "Der Hund")
+
+
+def test_units_before_both_languages_are_known_are_left_out(tmp_path: Path) -> None:
+    first = "<tu><tuv xml:lang='de'><seg>eins</seg></tuv></tu>"
+    path = write(tmp_path, "a.tmx", TMX.replace("<tu>", first + "<tu>", 1))
+    assert len(list(tmx_pairs(path, ("de", "en")))) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "languages", "message"),
+    [
+        ("no xml", (None, None), "is not a TMX file"),
+        ("<tmx><body/></tmx>", (None, None), "no translation units"),
+        (TMX, ("fr", "de"), "has no fr; its languages are de-de, en-us"),
+        (TMX.replace("de-DE", "*all*", 1), (None, None), "which of its languages is the source"),
+        (TMX.replace('"de-de"', '"fr"'), (None, None), "has the languages de-de, en-us, fr; choose two"),
+        (TMX[:300], ("de", "en"), "is not a TMX file"),
+    ],
+)
+def test_tmx_refusals(text: str, languages: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        list(tmx_pairs(write(tmp_path, "a.tmx", text), languages))
+
+
+def test_a_tmx_file_cannot_expand_or_read_other_files(tmp_path: Path) -> None:
+    entities = "".join(f'<!ENTITY e{n + 1} "{f"&e{n};" * 10}">' for n in range(9))
+    bomb = f'<!DOCTYPE tmx [<!ENTITY e0 "{"a" * 100}">{entities}]>'
+    text = TMX.split("\n", 2)[2].replace("Hund", "&e9;")
+    with pytest.raises(DataError, match="not a TMX file"):
+        list(tmx_pairs(write(tmp_path, "a.tmx", bomb + text), ("de", "en")))
+    other = f'<!DOCTYPE tmx [<!ENTITY e9 SYSTEM "file://{write(tmp_path, "secret", "secret")}">]>'
+    with pytest.raises(DataError, match="not a TMX file"):
+        list(tmx_pairs(write(tmp_path, "b.tmx", other + text), ("de", "en")))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"translation": {"en": "a\nb", "de": "c"}, "n": 1}, {"translation": {"en": None, "de": "d"}, "n": 2}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    report = ReadReport()
+    keys = ("translation.en", "translation.de")
+    assert list(parquet_pairs(tmp_path / "a.parquet", keys, report)) == [("a b", "c"), ("", "d")]
+    assert report.line_breaks_replaced == 1
+    with pytest.raises(DataError, match="no column 'en'; it has: translation, n"):
+        list(parquet_pairs(tmp_path / "a.parquet", KEYS, report))
+    with pytest.raises(DataError, match="row 1: the value of 'n' is not a text"):
+        list(parquet_pairs(tmp_path / "a.parquet", ("n", "n"), report))
+    with pytest.raises(DataError, match="row 1 has no key"):
+        list(parquet_pairs(tmp_path / "a.parquet", ("translation.fr", "translation.de"), report))
+    with pytest.raises(DataError, match=r"Cannot read .* as a Parquet file"):
+        list(parquet_pairs(write(tmp_path, "b.parquet", "no parquet"), KEYS, report))
+    with pytest.raises(DataError, match="Cannot read"):
+        list(parquet_pairs(tmp_path / "missing.parquet", KEYS, report))
