@@ -95,13 +95,13 @@ def tmx_pairs(path: str | Path, languages: tuple[str | None, str | None]) -> Pai
     source = target = None
     usual = "*all*"
     seen: set[str] = set()
-    parser = ElementTree.XMLPullParser(("start", "end"))
+    parser: ElementTree.XMLPullParser[Any] = ElementTree.XMLPullParser(("start", "end"))
     body = None
     try:
         for chunk in read_chunks(path):
             parser.feed(chunk)
-            for event, element in parser.read_events():
-                assert isinstance(element, ElementTree.Element)
+            events: Iterator[Any] = parser.read_events()
+            for event, element in events:
                 name = element.tag.rpartition("}")[2]
                 if event == "start":
                     body = element if name == "body" else body

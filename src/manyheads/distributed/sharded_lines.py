@@ -41,6 +41,7 @@ def run_lines(
     *,
     output: str | None,
     identity: Callable[[], Mapping[str, Any]],
+    resumable: bool = False,
 ) -> bool:
     """Write the output lines of every block, in order.
 
@@ -50,12 +51,13 @@ def run_lines(
         write: receives the lines of one block after another; of several ranks, only on the main one.
         output: name of the file to which `write` writes; several ranks keep their finished blocks next to it.
         identity: everything besides the input on which the lines depend, as plain data; only equal work is resumed.
+        resumable: a single process also keeps its finished blocks, and the lines are written when all are there.
 
     Returns: whether this process has written the lines.
     Raises: ConfigError: several ranks would share standard input or output, or the folder has blocks of another
         command. RankLostError: a rank is lost.
     """
-    if is_sharded(output):
+    if resumable or is_sharded(output):
         return _run_in_group(source, work, write, output, identity)
     first = 0
     for block in source.blocks(full=False):

@@ -14,6 +14,7 @@ __all__ = ["read_csv", "read_jsonl"]
 
 SPACE = re.compile(r"[ \t]*[\r\n]\s*")
 _Field = tuple[int, int]
+MOST_NAMED = 8
 
 
 def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None) -> Document:
@@ -35,7 +36,9 @@ def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None)
         return Document(text, ())
     header = [_value(text, field) for field in rows[0]]
     if not columns:
-        raise ConfigError(f"Name the columns to translate by --column; the first line has: {', '.join(header)}.")
+        raise ConfigError(
+            f"name the columns to translate by --column, or give --format lines; the first line has: {_named(header)}."
+        )
     by_number = all(name.isdigit() for name in columns) and not any(name in header for name in columns)
     chosen = [_column(name, header, by_number) for name in columns]
     segments: list[Segment] = []
@@ -55,8 +58,13 @@ def _column(name: str, header: Sequence[str], by_number: bool) -> int:
             raise ConfigError(f"--column {name}: the first line has {len(header)} columns, counted from 1.")
         return int(name) - 1
     if name not in names:
-        raise ConfigError(f"--column {name}: there is no such column; the first line has: {', '.join(names)}.")
+        raise ConfigError(f"--column {name}: there is no such column; the first line has: {_named(names)}.")
     return names.index(name)
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(name if len(name) <= 30 else f"{name[:30]}…" for name in names[:MOST_NAMED])
+    return shown + ", ..." * (len(names) > MOST_NAMED)
 
 
 def _rows(text: str, start: int, delimiter: str) -> list[list[_Field]]:
@@ -96,7 +104,7 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
     Raises: ConfigError: no key is named. DataError: a line is not a JSON object, lacks a key, or its value is no text.
     """
     if not keys:
-        raise ConfigError("Name the keys to translate by --column, for example --column text.")
+        raise ConfigError("name the keys to translate by --column, for example --column text, or give --format lines.")
     segments: list[Segment] = []
     ascii_only = text.isascii() and "\\u" in text
     start = int(text.startswith("\ufeff"))
@@ -124,11 +132,13 @@ def _places(line: str, key: str, number: int) -> list[tuple[int, int]]:
     except (ValueError, IndexError, RecursionError) as error:
         raise DataError(f"line {number} is not a JSON object: {error}.") from None
     except KeyError:
-        record = json.loads(line, strict=False)
+        try:
+            record = json.loads(line, strict=False)
+        except ValueError:
+            record = None
         if not isinstance(record, dict):
             raise DataError(f"line {number} is not a JSON object.") from None
-        names = ", ".join(sorted(record)[:8]) or "none"
-        raise DataError(f"line {number} has no key {key!r}; its keys are: {names}.") from None
+        raise DataError(f"line {number} has no key {key!r}; its keys are: {_named(sorted(record))}.") from None
     except TypeError:
         pass
     raise DataError(f"line {number}: the value of {key!r} is neither a text nor a list of texts.")

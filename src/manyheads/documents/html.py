@@ -115,7 +115,7 @@ def _segment(text: str, start: int, end: int, inline: Sequence[_Range]) -> list[
     parts = tile(text[start:end], [(low - start, high - start, tag) for low, high, tag in ranges])
     lines = LINE_END.split(text[start:end])
     found = LINE_END.search(text)
-    codes = Counter(part.code for part in parts if isinstance(part, Tag))
+    codes = Counter(part.code.strip() for part in parts if isinstance(part, Tag))
     build = partial(_build, lines=lines, line_end=found[0] if found else "\n", codes=codes)
     return [Segment(start, end, parts, build)]
 
@@ -148,7 +148,7 @@ def _text(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
 
 
 def _build(parts: Sequence[Part], *, lines: Sequence[str], line_end: str, codes: Counter[str]) -> str | None:
-    if Counter(part.code for part in parts if isinstance(part, Tag) and not part.is_text) != codes:
+    if Counter(part.code.strip() for part in parts if isinstance(part, Tag) and not part.is_text) != codes:
         return None
     return lay_out(parts, _escaped, lines, line_end, prefix_characters=" \t")
 

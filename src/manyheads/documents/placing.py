@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manyheads.documents.parts import PRIVATE, Part, Tag, Text
 from manyheads.documents.sentences import Sentence, kept_index
@@ -103,7 +103,8 @@ def _spans(sentence: Sentence) -> list[_Span]:
             opened[tag.pair] = _Span(where, len(sentence.text), tag, None)
             spans.append(opened[tag.pair])
         elif tag.kind == "close" and tag.pair in opened:
-            opened[tag.pair].end, opened[tag.pair].closing = where, tag
+            span = opened.pop(tag.pair)
+            span.end, span.closing = where, tag
         elif tag.kind == "close":
             spans.append(_Span(0, where, None, tag))
         else:
@@ -220,6 +221,8 @@ def _find_alone(
     where = found[-1] if found else len(target)
     if before[-1:].isspace():  # it stands apart from the word before it
         where += len(target[where:]) - len(target[where:].lstrip())
+        if after[:1].isspace() and where < len(target):  # and from the word after it
+            span.opening = span.closing = replace(span.opening, code=span.opening.code + " ") if span.opening else None
     span.low = span.high = where
     return bool(found)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,9 @@ class Terms:
         if not terms:
             raise DataError(f"{path} has no terms; each line is source<TAB>target.")
         return cls(terms)
+
+    def __iter__(self) -> Iterator[Term]:
+        return iter(self._by_source.values())
 
     def of(self, text: str) -> list[Term]:
         """Return the terms that occur in a text, each once."""

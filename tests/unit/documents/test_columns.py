@@ -40,7 +40,7 @@ def test_columns_by_number_have_no_header(texts: Texts) -> None:
 @pytest.mark.parametrize(
     ("format_name", "text", "columns", "message"),
     [
-        ("csv", "a,b\n", [], "--column; the first line has: a, b"),
+        ("csv", "a,b\n", [], "the first line has: a, b"),
         ("csv", "a,b\n", ["c"], "no such column; the first line has: a, b"),
         ("csv", "a,b\n", ["3"], "has 2 columns"),
         ("csv", 'a,b\n"x,y\n', ["a"], "line 2: a quotation mark is not closed"),

@@ -57,6 +57,7 @@ WORDS = {"der": "the", "Hund": "dog", "groß": "big", "ist": "is"}
         ("the [big] {dog}", "der groß Hund", "der [groß] {Hund}", 0),
         ("the big! dog", "der groß Hund", "der groß! Hund", 0),
         ("the big !dog", "der groß Hund", "der groß !Hund", 0),
+        ("the big ! dog", "der groß Hund", "der groß ! Hund", 0),
         ("!the dog!", "der Hund", "!der Hund!", 0),
         ("the dog!.", "der Hund.", "der Hund!.", 0),
         ("the [small] dog", "der Hund.", "der [Hund].", 1),
@@ -85,6 +86,6 @@ def test_every_tag_comes_once_and_pairs_nest(source: str, target: str, pairs: li
     assume(sentence.text.count(chr(PRIVATE)) <= 1)  # words have their own characters
     parts, _ = place(sentence, target, [(t, t + 1, s, s + 1) for t, s in pairs])
     found = [part for part in parts if isinstance(part, Tag) and part.kind != "word"]
-    assert sorted(tag.code for tag in found) == sorted(tag.code for _, tag in sentence.marks)
+    assert sorted(tag.code.strip() for tag in found) == sorted(tag.code for _, tag in sentence.marks)
     kept = [part for part in parts if part == CODE]
     assert len(kept) == (chr(PRIVATE) in sentence.text)

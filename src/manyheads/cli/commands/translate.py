@@ -10,6 +10,7 @@ from typing import Any
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.conversation import converse, is_conversation
+from manyheads.cli.lines.documents import DocumentOptions, open_document
 from manyheads.cli.lines.output import LineWriter, refuse_same_file
 from manyheads.cli.lines.running import run_lines
 from manyheads.cli.machine import set_up_machine
@@ -56,6 +57,7 @@ class TranslateOptions:
         metavar="N",
     )
     verbose: bool = option("Print the settings and the speed on standard error.", default=False, aliases=("-v",))
+    document: DocumentOptions = group(DocumentOptions)
     run_on: SearchDeviceOptions = group(SearchDeviceOptions)
     decoding: DecodingOptions = group(DecodingOptions)
 
@@ -70,11 +72,13 @@ PAGE = CommandPage(
     """Translate text: one line in, one line out, in order; an empty line gives an empty line.
 Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
 With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation.
-A parser gives the tree of each sentence, whose words have spaces between them, over exactly these words.""",
+A parser gives the tree of each sentence, whose words have spaces between them, over exactly these words.
+In a document (Markdown, HTML, subtitles, CSV, JSONL; see --format) everything but the text stays as it is.""",
     (
         'echo "I am hungry." | manyheads translate runs/demo',
         "manyheads translate runs/demo input.en --output output.de --beam 8 --verbose",
         "manyheads translate runs/demo input.en --nbest 4",
+        "manyheads translate runs/demo page.md --output page.de.md",
     ),
 )
 
@@ -84,6 +88,9 @@ def run(arguments: Sequence[str]) -> int:
     set_up_machine()
     options = parse(PAGE, arguments, "translate")
     refuse_same_file(options.output, options.input)
+    document = open_document(options.document, options.input, options.output)
+    if document is not None:
+        _refuse_for_documents(options)
     options.run_on.announce()
     from manyheads.cli.lines.translations import TranslationLines
     from manyheads.decoding.parser import task_of
@@ -96,6 +103,12 @@ def run(arguments: Sequence[str]) -> int:
     settings = translator.options(**overrides)
     if options.verbose:
         print(f"{options.model} on {translator.device}, {translator.precision}: {settings}", file=sys.stderr)
+    if document is not None:
+        if task_of(translator) is not None:
+            raise ConfigError(f"{options.model} is a parser; documents are translated. Give sentences, one a line.")
+        return document.translate(
+            translator, options.model, options.output, overrides, lines_at_once=options.lines_at_once
+        )
     lines = TranslationLines(
         task_of(translator),
         options.model,
@@ -143,3 +156,16 @@ def run(arguments: Sequence[str]) -> int:
         tell_bad_lines(source.report)
     lines.tell()
     return 0
+
+
+def _refuse_for_documents(options: TranslateOptions) -> None:
+    """Raises: ConfigError: an option is of lines."""
+    for name, is_given in (
+        ("--num-return-sequences", options.num_return_sequences is not None),
+        ("--json", options.json),
+        ("--linearised", options.linearised),
+        ("--on-bad-utf8", options.on_bad_utf8 != "fail"),
+        ("--do-sample", bool(options.decoding.do_sample)),
+    ):
+        if is_given:
+            raise ConfigError(f"{name} is for lines; {options.input} is translated as a document. Give --format lines.")

@@ -50,6 +50,10 @@ class LineWriter:
         """
         self._put("".join(f"{line}\n" for line in lines))
 
+    def write_text(self, text: str) -> None:
+        """Write a text as it is. Raises: as `write`."""
+        self._put(text)
+
     def write_pieces(self, pieces: Iterable[str]) -> None:
         """Write pieces of one text, each as soon as it is there, and a line feed at the end. Raises: as `write`."""
         for piece in pieces:

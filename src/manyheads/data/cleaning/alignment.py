@@ -65,4 +65,4 @@ def _correlation(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) 
     centred = [np.where(known, side - (side * known).sum(1, keepdims=True) / counts, 0.0) for side in (left, right)]
     product = (centred[0] * centred[1]).sum(1)
     scale = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
-    return np.divide(product, scale, out=np.zeros_like(product), where=scale > 1e-9)
+    return np.asarray(np.divide(product, scale, out=np.zeros_like(product), where=scale > 1e-9))

@@ -105,7 +105,7 @@ class Rule:
 
 def _empty(block: PairBlock, limit: float) -> Found:
     source, target = block.sides
-    return (source.chars == source.spaces) | (target.chars == target.spaces)
+    return np.asarray((source.chars == source.spaces) | (target.chars == target.spaces))
 
 
 def _identical(block: PairBlock, limit: float) -> Found:

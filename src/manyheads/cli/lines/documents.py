@@ -1,0 +1,202 @@
+"""`translate` of a document: everything but its text stays as it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.options import option
+from manyheads.data.line_source import GivenItems
+from manyheads.data.lines import ReadReport, describe
+from manyheads.data.progress import telling
+from manyheads.distributed.sharded_lines import model_identity, run_lines
+from manyheads.documents.formats import FORMATS, decode, format_of, read_document
+from manyheads.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from manyheads.decoding.translator import Translator
+    from manyheads.documents.parts import Document
+    from manyheads.documents.terms import Terms
+    from manyheads.documents.translating import DocumentReport, Unit
+
+__all__ = ["DocumentOptions", "InputDocument", "open_document"]
+
+SENTENCES_AT_ONCE = 64  # so many are lost if the command is interrupted
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentOptions:
+    """Documents: all but their text stays as it is."""
+
+    format: Literal["auto", "lines", "text", "markdown", "html", "srt", "vtt", "csv", "tsv", "jsonl"] = option(
+        "What INPUT is: lines, or a document, whose text is translated sentence by sentence; auto: by the ending of"
+        f" its name ({', '.join(suffix for one in FORMATS.values() for suffix in one.suffixes)}), otherwise lines.",
+        default="auto",
+    )
+    column: tuple[str, ...] = option(
+        "Columns of csv and tsv (names, or numbers from 1), or keys of jsonl (a.b is nested).",
+        default=(),
+        metavar="NAME ...",
+    )
+    terms: str | None = option(
+        "Terminology for a document: lines of source<TAB>target; where the source occurs, the target is forced.",
+        default=None,
+        metavar="FILE",
+    )
+    source_lang: str | None = option(
+        "Language of the document, for its division into sentences; as in BCP 47.",
+        default=None,
+        metavar="TAG",
+        default_is="the model's, or en",
+    )
+
+
+@dataclass(frozen=True)
+class InputDocument:
+    """A document that was read and can be translated.
+
+    terms: to be forced. name: for messages. path: of the file; `-` is standard input.
+    """
+
+    document: Document
+    terms: Terms
+    options: DocumentOptions
+    name: str
+    path: str
+
+    def translate(
+        self,
+        translator: Translator,
+        model: str,
+        output: str,
+        overrides: dict[str, Any],
+        *,
+        lines_at_once: int,
+    ) -> int:
+        """Write the translated document. Returns: the exit code.
+
+        Into a file, blocks of finished sentences are kept beside it until it is whole: after an interruption, the same
+        command goes on from there.
+
+        Args:
+            model: its name on the command line.
+            output: a file; `-` is standard output.
+            overrides: fields of `DecodingSettings`.
+            lines_at_once: maximum number of sentences that are translated together.
+
+        Raises: as `Translator.translate`. SaveError: the output cannot be written.
+        """
+        from manyheads.documents.translating import DocumentTranslation, UnitTranslator
+
+        units = UnitTranslator(translator, self.terms, overrides)
+        language = self.options.source_lang or "en"
+        translation = DocumentTranslation(self.document, language, units.fits)
+        size = min(lines_at_once, SENTENCES_AT_ONCE)
+        total = len(translation.units)
+        records: list[str] = []
+        reports: list[DocumentReport] = []
+
+        def write(lines: list[str]) -> None:
+            """Keep the records of a block; with the last one, write the document."""
+            records.extend(lines)
+            if len(records) == total:
+                text, report = translation.finish(records)
+                _write(output, text)
+                reports.append(report)
+
+        with showing_if_long() as show:
+
+            def work(first: int, block: list[Unit]) -> list[str]:
+                told = telling(show, "translating sentences", total, first)
+                # The search counts half: some sentences are searched again, and their words aligned, after it.
+                found = units.translate(block, told=lambda done: told(done // 2))
+                told(len(block))
+                return found
+
+            source = GivenItems(translation.units, size, [self.path], ReadReport())
+            resumable = "-" not in (output, self.path)
+            try:
+                run_lines(
+                    source,
+                    work,
+                    write,
+                    output=output,
+                    identity=lambda: self._identity(translator, model, overrides, language, size),
+                    resumable=resumable and total > 0,
+                )
+            except KeyboardInterrupt:
+                if resumable:
+                    kept = f"what is translated so far is in {output}.shards; the same command goes on from there."
+                    print(f"manyheads: {kept}", file=sys.stderr)
+                raise
+        if total == 0:
+            write([])
+        for report in reports:
+            for number, line in enumerate(report.describe()):
+                print(f"manyheads: {self.name}: {line}" if number == 0 else f"  {line}", file=sys.stderr)
+        return 0
+
+    def _identity(
+        self, translator: Translator, model: str, overrides: dict[str, Any], language: str, size: int
+    ) -> Mapping[str, Any]:
+        """What the translations depend on."""
+        return {
+            "command": "translate document",
+            "model": model_identity(model),
+            "settings": asdict(translator.options(**overrides)),
+            "format": asdict(self.options),
+            "terms": [asdict(term) for term in self.terms],
+            "language": language,
+            "size": size,
+            "precision": translator.precision,
+        }
+
+
+def open_document(options: DocumentOptions, path: str, output: str) -> InputDocument | None:
+    """Return the document of a command; None: its input is lines.
+
+    Raises: ConfigError: an option that does not fit the format, or an output that is a folder. DataError: the file or
+        the terms cannot be read or are damaged. MissingExtraError: the format needs a package that is not installed.
+    """
+    found = format_of(path) if options.format == "auto" else options.format
+    if found is None or found == "lines":
+        for option_name, value in (("--column", options.column), ("--terms", options.terms)):
+            if value:
+                raise ConfigError(
+                    f"{option_name} is for documents; name the format of the input by --format, for example text."
+                )
+        return None
+    if output != "-" and Path(output).is_dir():
+        raise ConfigError(f"--output {output} is a folder; name a file in it.")
+    name = describe(path)
+    document = read_document(decode(_bytes_of(path, name), name), name, found, options.column)
+    from manyheads.documents.terms import Terms
+
+    terms = Terms() if options.terms is None else Terms.read(options.terms)
+    return InputDocument(document, terms, options, name, path)
+
+
+def _bytes_of(path: str, name: str) -> bytes:
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"Cannot read {name}: {error.strerror or error}.") from None
+    if data.startswith(GZIP_MAGIC):
+        raise DataError(f"{name} is packed; a document is unpacked first: gzip -d.")
+    return data
+
+
+def _write(output: str, text: str) -> None:
+    if output == "-":
+        with LineWriter("-") as writer:
+            writer.write_text(text)
+        return
+    from manyheads.files.commit import write_file
+
+    write_file(Path(output), text.encode())

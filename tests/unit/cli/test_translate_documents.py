@@ -1,0 +1,125 @@
+"""`manyheads translate` of documents: files in and out, what is refused, and what an interruption leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyheads.documents import translating
+
+pytest.importorskip("markdown_it")
+pytest.importorskip("sentencex")
+Cli = Callable[..., int]
+PAGE = "# The cat\n\nThe cat sees **the dog**. Read <https://x.org>.\n\n```\ncode\n```\n\n* She reads a book.\n"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / "page.md"
+    path.write_text(PAGE, encoding="utf-8")
+    return path
+
+
+def test_a_document_by_the_ending_of_its_name(
+    manyheads: Cli, model_folder: Path, page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = page.with_name("out.md")
+    assert manyheads("translate", model_folder, page, "-o", output) == 0
+    result = output.read_text(encoding="utf-8")
+    assert result != PAGE
+    assert "\n```\ncode\n```\n\n* " in result
+    assert result.count("<https://x.org>") == 1
+    assert page.read_text(encoding="utf-8") == PAGE
+    assert sorted(path.name for path in page.parent.iterdir()) == ["out.md", "page.md"]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"manyheads: {page}: 3 segments, 4 sentences" in captured.err
+
+
+def test_from_a_pipe_to_a_pipe(
+    manyheads: Cli, model_folder: Path, stdin: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin(b"<p>The cat sees the dog.</p>")
+    assert manyheads("translate", model_folder, "--format", "html") == 0
+    result = capsys.readouterr().out
+    assert result.startswith("<p>")
+    assert result.endswith("</p>")
+
+
+def test_lines_stay_lines(manyheads: Cli, model_folder: Path, page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("translate", model_folder, page, "--format", "lines") == 0
+    assert capsys.readouterr().out.count("\n") == PAGE.count("\n")
+    text = page.with_name("page.txt")
+    text.write_text("The cat sees\nthe dog.\n", encoding="utf-8")
+    assert manyheads("translate", model_folder, text) == 0
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_the_same_command_goes_on_after_an_interruption(
+    manyheads: Cli, model_folder: Path, page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, output = page.with_name("whole.md"), page.with_name("out.md")
+    options = ("--lines-at-once", "1")
+    assert manyheads("translate", model_folder, page, "-o", whole, *options) == 0
+    translate = translating.UnitTranslator.translate
+    calls = []
+
+    def interrupted(self: translating.UnitTranslator, units: list[translating.Unit], **given: object) -> list[str]:
+        calls.append(units)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return translate(self, units, **given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(translating.UnitTranslator, "translate", interrupted)
+    assert manyheads("translate", model_folder, page, "-o", output, *options) == 130
+    assert "the same command goes on from there" in capsys.readouterr().err
+    assert not output.exists()
+    assert manyheads("translate", model_folder, page, "-o", output, "--beam", "3", *options) == 2
+    assert "another command" in capsys.readouterr().err
+    assert manyheads("translate", model_folder, page, "-o", output, *options) == 0
+    assert len(calls) == 5  # of four sentences two were there
+    assert output.read_bytes() == whole.read_bytes()
+    assert not Path(f"{output}.shards").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nbest", "2"], "--num-return-sequences is for lines"),
+        (["--json"], "--json is for lines"),
+        (["--do-sample"], "--do-sample is for lines"),
+        (["--on-bad-utf8", "skip"], "--on-bad-utf8 is for lines"),
+        (["--column", "a"], "--column a is for csv, tsv and jsonl"),
+        (["--terms", "missing.tsv"], "missing.tsv"),
+        (["--format", "csv", "--column", "a"], "there is no such column"),
+        (["--format", "jsonl", "--column", "a"], "line 1 is not a JSON object"),
+        (["--format", "lines", "--column", "a"], "--column is for documents"),
+        (["--format", "xml"], "--format"),
+        (["-o", "."], "is a folder"),
+    ],
+)
+def test_what_is_refused(
+    options: list[str], message: str, manyheads: Cli, model_folder: Path, page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = [] if "-o" in options else ["-o", page.with_name("out.md")]
+    assert manyheads("translate", model_folder, page, *output, *options) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert [path.name for path in page.parent.iterdir()] == ["page.md"]
+
+
+def test_files_that_cannot_be_read(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for content, message in ((b"a\n\xff", "line 2, byte 2, is not UTF-8"), (b"\x1f\x8b..", "is packed")):
+        (tmp_path / "a.md").write_bytes(content)
+        assert manyheads("translate", model_folder, tmp_path / "a.md") == 2
+        assert message in capsys.readouterr().err
+    assert manyheads("translate", model_folder, tmp_path / "b.md") == 2
+    assert "Cannot read" in capsys.readouterr().err
+    (tmp_path / "a.md").write_bytes(b"")
+    assert manyheads("translate", model_folder, tmp_path / "a.md") == 0
+    assert capsys.readouterr().out == ""
