@@ -88,7 +88,7 @@ def test_a_long_command_shows_lines_after_two_seconds_and_every_ten(capsys: pyte
     assert found == [
         (2.0, "translating: 0 of 1,000, 2s so far"),
         (11.5, "translating: 0 of 1,000, 12s so far"),
-        (21.0, "translating: 512 of 1,000, 21s so far"),
+        (21.0, "translating: 512 of 1,000, 21s so far, 20s left"),
     ]
 
 

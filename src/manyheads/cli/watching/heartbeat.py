@@ -19,27 +19,31 @@ class Phase:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._now = ("", 0, 0, clock())
+        self._now = ("", 0, 0, clock(), 0)
 
     def begin(self, what: str, done: int = 0, total: int = 0) -> None:
         """Set all of it; the time starts again where `what` changes. total: 0 while it is unknown."""
-        before, _, _, since = self._now
+        before, _, _, since, first = self._now
+        if what != before:
+            since, first = self._clock(), done
         # One assignment: the thread that shows never sees half of a change.
-        self._now = (what, done, total, since if what == before else self._clock())
+        self._now = (what, done, total, since, first)
 
     def seconds(self) -> float:
         """Since `what` changed."""
         return self._clock() - self._now[3]
 
     def describe(self) -> str:
-        """`translating: 512 of 1,000, 12s so far`; empty before the first `begin`."""
+        """`translating: 512 of 1,000, 12s so far, 11s left`; empty before the first `begin`."""
         from manyheads.training.record.log import format_seconds  # not before it is needed: --help must be quick
 
-        what, done, total, since = self._now
+        what, done, total, since, first = self._now
         if not what:
             return ""
         count = f"{done:,} of {total:,}, " if total else f"{done:,}, " if done else ""
-        return f"{what}: {count}{format_seconds(self._clock() - since)} so far"
+        seconds = self._clock() - since
+        left = f", {format_seconds(seconds * (total - done) / (done - first))} left" if first < done < total else ""
+        return f"{what}: {count}{format_seconds(seconds)} so far{left}"
 
 
 class Heartbeat:
