@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from manyheads.errors import CheckpointError, ConfigError, ModelFileError, SaveE
 from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
 from manyheads.files.verify import MANIFEST, verify_folder
+from manyheads.text.languages import LanguagePair
 
 __all__ = [
     "EXAMPLES",
@@ -39,6 +40,7 @@ __all__ = [
     "load_weights",
     "portable_state",
     "read_config",
+    "read_languages",
     "save_pretrained",
 ]
 
@@ -129,6 +131,7 @@ def save_pretrained(
     weights: Mapping[str, Tensor] | None = None,
     more: Mapping[str, bytes] | None = None,
     task: str | None = None,
+    languages: Sequence[LanguagePair] = (),
 ) -> None:
     """Write a model folder atomically.
 
@@ -141,6 +144,7 @@ def save_pretrained(
         weights: other values under the same names, such as an average; None: the model's.
         more: further files, name -> content.
         task: what the model was trained for, a name in `tasks.table.TASKS`; None: it is not recorded.
+        languages: source and target language of each direction that it translates, as in BCP 47, if known.
 
     Raises: SaveError: it could not be written, or some of its weights were rounded for decoding; an older folder is
         unchanged.
@@ -150,9 +154,10 @@ def save_pretrained(
     def write(folder: Path) -> None:
         write_tensors(folder / WEIGHTS, tensors)
         config = {"format_version": FORMAT_VERSION, **({} if task is None else {"task": task})}
+        config |= {"languages": [list(pair) for pair in languages]} if languages else {}
         config |= to_plain(model.config)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(card or _card(model, tensors), encoding="utf-8")
+        (folder / "README.md").write_text(card or _card(model, tensors, languages), encoding="utf-8")
         for name, content in {**({} if tokenizer is None else tokenizer.files()), **(more or {})}.items():
             (folder / name).write_bytes(content)
         if generation is not None:
@@ -262,10 +267,30 @@ def read_config(folder: Path) -> Any:
             " Install a newer manyheads, or convert the model."
         )
     values.pop("task", None)  # for `tasks.table.task_of_folder`
+    values.pop("languages", None)  # for `read_languages`
     name = values.get("architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ConfigError(f"{file}: architecture {name!r} is unknown; there are {sorted(ARCHITECTURES)}.")
     return build(ARCHITECTURES[name].config, values, str(file))
+
+
+def read_languages(folder: Path) -> tuple[LanguagePair, ...]:
+    """Return source and target language of each direction that a model folder records; empty if they are unknown.
+
+    Raises: ModelFileError: config.json cannot be read, or they are no pairs of texts.
+    """
+    file = folder / CONFIG
+    try:
+        values = json.loads(read_limited(file, _MOST_CONFIG_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
+    pairs = values.get("languages", []) if isinstance(values, dict) else []
+    is_known = isinstance(pairs, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair) for pair in pairs
+    )
+    if not is_known:
+        raise ModelFileError(f'{file}: languages must be a list of pairs, for example [["en", "de"]].')
+    return tuple((source, target) for source, target in pairs)
 
 
 def _find_weights(folder: Path) -> Path:
@@ -312,16 +337,20 @@ log_probs = model.log_probs(ids)  # of the token after each""",
 }
 
 
-def _card(model: Seq2Seq | LanguageModel, tensors: Mapping[str, Tensor]) -> str:
+def _card(model: Seq2Seq | LanguageModel, tensors: Mapping[str, Tensor], languages: Sequence[LanguagePair] = ()) -> str:
     name = model.config.architecture
     task = ARCHITECTURES[name].task
+    known = list(dict.fromkeys(one for pair in languages for one in pair))
+    header = f"language: [{', '.join(known)}]\n" if known else ""
+    directions = ", ".join(f"{source} to {target}" for source, target in languages)
+    translates = f"It translates from {directions}.\n\n" if directions else ""
     return f"""---
-library_name: manyheads
+{header}library_name: manyheads
 tags: [{task}, {name}]
 ---
 # A {name} trained with manyheads
 
-{sum(t.numel() for t in tensors.values()):,} parameters: {model.config.describe()}.
+{translates}{sum(t.numel() for t in tensors.values()):,} parameters: {model.config.describe()}.
 
 ```python
 {EXAMPLES[task]}

@@ -62,6 +62,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         "kind": "model",
         "path": str(path),
         "architecture": config.pop("architecture", None),
+        "languages": _directions(config.pop("languages", None)),
         "parameters": parts.total(),
         "parameters_by_part": dict(sorted(parts.items())),
         "weights_bytes": (path / "model.safetensors").stat().st_size,
@@ -142,11 +143,17 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
         "kind": "prepared data",
         "path": str(path),
         "digest": data.digest,
+        "languages": _directions(data.manifest.get("languages")),
         "tokenizer": _known(data.vocabulary) if isinstance(data, TextData) else _tokenizer(path),
         "counts": data.manifest.get("counts", {}),
     }
     record |= {key: data.manifest[key] for key in ("sources", "settings") if key in data.manifest}
     return record | ({"damaged": damaged} if verify else {})
+
+
+def _directions(languages: Any) -> list[str] | None:
+    """`en > de` for each pair; None, which is not shown, without any."""
+    return [" > ".join(map(str, pair)) for pair in languages if isinstance(pair, list)] if languages else None
 
 
 def _tokenizer(path: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import ConfigError, DataError, SaveError
+from manyheads.text.languages import LanguagePair
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
@@ -150,6 +151,11 @@ class PreparedData(PreparedFolder):
             test_text=texts.get("test", []),
             task=task,
         )
+
+    @property
+    def languages(self) -> tuple[LanguagePair, ...]:
+        """Source and target language, if they are recorded."""
+        return tuple((source, target) for source, target in self.manifest.get("languages", []))
 
     def describe(self) -> str:
         """Return a few lines for users: sizes, what was left out, the tokenizer."""

@@ -10,7 +10,7 @@ from typing import Any, Self, cast, overload
 import torch
 
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.pretrained import load, read_config
+from manyheads.architectures.pretrained import load, read_config, read_languages
 from manyheads.architectures.protocols import Scorable, Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
@@ -27,6 +27,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import Scored, Translation, one_line
 from manyheads.decoding.truncation import check_target_limit, fit, scored_limit, source_limit
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.text.languages import LanguagePair
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
@@ -47,6 +48,8 @@ class Translator:
         precision: `fp32`; `bf16` by autocast; `auto`: the faster one on the device.
         compile_steps: compile a step of the search (see `compiled.CompiledSteps`); the first batch is slow.
 
+    Attributes: languages: source and target of each direction that the model folder records; empty if unknown.
+
     Raises: RequestError: no such device or precision; an option contains ids outside the vocabulary; the model's steps
         cannot be compiled, or there is no compiler.
     """
@@ -66,6 +69,7 @@ class Translator:
         self.tokenizer = tokenizer
         self.settings = DecodingSettings() if settings is None else settings
         self.precision = choose_precision(precision, self.device)
+        self.languages: tuple[LanguagePair, ...] = ()
         self._searched: Searchable = CompiledSteps(self.model) if compile_steps else self.model
 
     @classmethod
@@ -103,7 +107,9 @@ class Translator:
         chosen_precision = choose_precision(precision, chosen)
         narrow(model, chosen_precision)
         pack(model)
-        return cls(model, tokenizer, load_settings(folder), chosen, chosen_precision, compile_steps=compile_steps)
+        made = cls(model, tokenizer, load_settings(folder), chosen, chosen_precision, compile_steps=compile_steps)
+        made.languages = read_languages(folder)
+        return made
 
     def options(self, **overrides: Any) -> DecodingSettings:
         """Return the settings of a call. `do_sample=True` alone also sets num_beams to 1.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from manyheads.architectures.pretrained import load_portable_state, read_config, save_pretrained
+from manyheads.architectures.pretrained import load_portable_state, read_config, read_languages, save_pretrained
 from manyheads.architectures.table import build_model
 from manyheads.checkpoint.average import average_tensors, select_checkpoints
 from manyheads.checkpoint.format import step_of
@@ -77,5 +77,6 @@ def average_run(
         generation=load_settings(source),
         card=_CARD.format(architecture=config.architecture, kind=kind, steps=", ".join(map(str, averaged))),
         task=task_of_folder(str(folder)),
+        languages=read_languages(source),
     )
     return averaged

@@ -17,6 +17,7 @@ from manyheads.data.progress import telling
 from manyheads.distributed.sharded_lines import model_identity, run_lines
 from manyheads.documents.formats import FORMATS, decode, format_of, read_document
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.languages import language_tag
 
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator
@@ -95,7 +96,7 @@ class InputDocument:
         from manyheads.documents.translating import DocumentTranslation, UnitTranslator
 
         units = UnitTranslator(translator, self.terms, overrides)
-        language = self.options.source_lang or "en"
+        language = self.options.source_lang or (translator.languages[0][0] if translator.languages else "en")
         translation = DocumentTranslation(self.document, language, units.fits)
         size = min(lines_at_once, SENTENCES_AT_ONCE)
         total = len(translation.units)
@@ -166,12 +167,18 @@ def open_document(options: DocumentOptions, path: str, output: str) -> InputDocu
     """
     found = format_of(path) if options.format == "auto" else options.format
     if found is None or found == "lines":
-        for option_name, value in (("--column", options.column), ("--terms", options.terms)):
+        for option_name, value in (
+            ("--column", options.column),
+            ("--terms", options.terms),
+            ("--source-lang", options.source_lang),
+        ):
             if value:
                 raise ConfigError(
                     f"{option_name} is for documents; name the format of the input by --format, for example text."
                 )
         return None
+    if options.source_lang is not None:
+        language_tag(options.source_lang, "--source-lang")
     if output != "-" and Path(output).is_dir():
         raise ConfigError(f"--output {output} is a folder; name a file in it.")
     name = describe(path)

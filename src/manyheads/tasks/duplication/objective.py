@@ -16,6 +16,7 @@ from manyheads.errors import ConfigError
 from manyheads.evaluation.duplication import evaluate_duplication
 from manyheads.tasks.text.objective import begin_hashing
 from manyheads.tasks.text.settings import TextConfig
+from manyheads.text.languages import LanguagePair
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.objective import Translate
 from manyheads.training.run.signals import StopFlag
@@ -45,6 +46,7 @@ class DuplicationObjective:
         self.config = replace(config, model=replace(config.model, vocab_size=size))
         self.model_config, self.generation = self.config.model, self.config.generation
         self.task = "duplication"
+        self.languages: tuple[LanguagePair, ...] = ()
         hashes = config.model.hash_rounds is not None
         self.next_command = "evaluate {run} --num-hashes full 8 4 2 1" if hashes else "evaluate {run}"
         self.stream = DuplicationStream(config.data, config.seed)

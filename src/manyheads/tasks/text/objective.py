@@ -21,6 +21,7 @@ from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.id_vocabulary import IdVocabulary
+from manyheads.text.languages import LanguagePair
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import Translate
 from manyheads.training.run.signals import StopFlag
@@ -59,6 +60,7 @@ class LanguageObjective:
         self.config = replace(config, model=replace(config.model, vocab_size=size))
         self.model_config, self.generation = self.config.model, self.config.generation
         self.task = "text" if vocabulary.is_text else "ids"
+        self.languages: tuple[LanguagePair, ...] = ()
         self.next_command = "generate {run}" if vocabulary.is_text else "generate {run} --output FILE"
         self.stream = SegmentStream(
             self.data.train,

@@ -42,6 +42,7 @@ class TranslationObjective:
         self.config = _resolve(config, self.data)
         self.model_config, self.generation = self.config.model, self.config.decoding
         self.task = "translation" if self.data.task is None else "parsing"
+        self.languages = self.data.languages
         self.next_command = "translate {run}"
         tokenizer = self.data.tokenizer
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}

@@ -314,6 +314,7 @@ class CheckpointManager:
             generation=assembly.objective.generation,
             weights=weights,
             task=assembly.objective.task,
+            languages=assembly.objective.languages,
         )
         self._model_failed = False
 

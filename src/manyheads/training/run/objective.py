@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.progress import Progress
+from manyheads.text.languages import LanguagePair
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.settings import RunConfig
@@ -83,6 +84,11 @@ class Objective(Protocol):
     @property
     def task(self) -> str:
         """The task's name, which model folders record."""
+        ...
+
+    @property
+    def languages(self) -> Sequence[LanguagePair]:
+        """Source and target language of each direction, which model folders record; empty if they are unknown."""
         ...
 
     @property

@@ -1,0 +1,44 @@
+"""A model folder records the languages that it translates, and its card names them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from manyheads.architectures.pretrained import load, read_languages, save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer import presets
+from manyheads.cli.records import describe_folder
+from manyheads.errors import ModelFileError
+
+
+def test_languages_are_recorded(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_pretrained(build_model(presets.debug()), folder, languages=[("en", "de"), ("de", "en")])
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    assert config["languages"] == [["en", "de"], ["de", "en"]]
+    assert read_languages(folder) == (("en", "de"), ("de", "en"))
+    load(folder)
+    card = (folder / "README.md").read_text("utf-8")
+    assert card.startswith("---\nlanguage: [en, de]\n")
+    assert "It translates from en to de, de to en." in card
+    record = describe_folder(folder)
+    assert record["languages"] == ["en > de", "de > en"]
+    assert "languages" not in record["config"]
+
+
+def test_without_languages_the_folder_is_as_before(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_pretrained(build_model(presets.debug()), folder)
+    assert "languages" not in json.loads((folder / "config.json").read_text("utf-8"))
+    assert (folder / "README.md").read_text("utf-8").startswith("---\nlibrary_name: manyheads\n")
+    assert read_languages(folder) == ()
+
+
+@pytest.mark.parametrize("languages", ["en", [["en"]], [["en", 1]], {"en": "de"}])
+def test_damaged_languages(languages: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"languages": languages}), encoding="utf-8")
+    with pytest.raises(ModelFileError, match="languages must be a list of pairs"):
+        read_languages(tmp_path)
