@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from manyheads.architectures.transformer import presets
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ModelFileError
 
+CONFIG = dataclasses.replace(presets.debug(), source_vocab_size=11, target_vocab_size=11)
+
 
 def test_languages_are_recorded(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    save_pretrained(build_model(presets.debug()), folder, languages=[("en", "de"), ("de", "en")])
+    save_pretrained(build_model(CONFIG), folder, languages=[("en", "de"), ("de", "en")])
     config = json.loads((folder / "config.json").read_text("utf-8"))
     assert config["languages"] == [["en", "de"], ["de", "en"]]
     assert read_languages(folder) == (("en", "de"), ("de", "en"))
@@ -31,7 +34,7 @@ def test_languages_are_recorded(tmp_path: Path) -> None:
 
 def test_without_languages_the_folder_is_as_before(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    save_pretrained(build_model(presets.debug()), folder)
+    save_pretrained(build_model(CONFIG), folder)
     assert "languages" not in json.loads((folder / "config.json").read_text("utf-8"))
     assert (folder / "README.md").read_text("utf-8").startswith("---\nlibrary_name: manyheads\n")
     assert read_languages(folder) == ()
