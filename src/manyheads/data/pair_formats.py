@@ -16,6 +16,7 @@ __all__ = ["csv_pairs", "nested_value", "parquet_pairs", "tmx_pairs"]
 
 Pairs = Iterator[tuple[str, str] | None]
 MOST_NAMED = 8
+MOST_SHOWN = 60
 NAME_THEM = "Name the columns by --source-key and --target-key."
 XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 # Elements in a TMX segment whose content is code of a document format, not text.
@@ -34,8 +35,9 @@ def nested_value(record: Mapping[str, Any], key: str, where: str) -> str:
             raise DataError(f"{where} has no key {key!r}; its keys are: {names or 'none'}. Name the keys of your file.")
         found = found[name]
     if not isinstance(found, str):
-        shown = repr(found)
-        raise DataError(f"{where}: the value of {key!r} is not a text: {shown[:60]}{'…' * (len(shown) > 60)}.")
+        shown = str(found)
+        shown = repr(shown if len(shown) <= MOST_SHOWN else shown[:MOST_SHOWN] + "…")
+        raise DataError(f"{where}: the value of {key!r} is not text: {shown}.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Sentence pairs from files: two aligned files, tab-separated values, or JSON lines; plain or gzip."""
+"""Sentence pairs from files: two aligned files, tab-separated values, JSON lines, or other formats by their names."""
 
 from __future__ import annotations
 
@@ -10,58 +10,78 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
+from manyheads.data.pair_formats import csv_pairs, nested_value, parquet_pairs, tmx_pairs
 from manyheads.errors import ConfigError, DataError
 
 __all__ = ["PairFiles", "ReadReport", "read_lines", "read_pairs"]
 
 MISSING = object()
 PREVIEW = 60
+FORMS = (".csv", ".tsv", ".jsonl", ".tmx", ".parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairFiles:
-    """The pairs of one split, from files: either `source` and `target`, or `tsv`, or `jsonl`.
+    """The pairs of one split, from files: `source` and `target`, or `tsv`, or `jsonl`, or `pairs`.
 
     Args:
         source: file of source sentences, one per line.
         target: file of their translations, in the same order.
         tsv: file of `source<TAB>target` lines; further columns are ignored and counted.
         jsonl: file of JSON objects, one per line.
-        source_key: key of the source sentence in `jsonl`.
-        target_key: key of the target sentence in `jsonl`.
+        pairs: a file whose name ends in .csv, .tsv, .jsonl, .tmx (these also with .gz) or .parquet.
+        source_key: key or column of the source sentence in JSONL, CSV and Parquet; dots lead into nested ones.
+        target_key: the same of the target sentence.
+        languages: of source and target in a TMX file; None: see `pair_formats.tmx_pairs`.
         on_bad_utf8: `fail`, `replace` bad bytes by U+FFFD, or `skip` the pair; counted.
 
-    Raises: ConfigError: not exactly one of the three forms is given, or one of two aligned files is missing.
+    Raises: ConfigError: not exactly one of the forms is given, or one of two aligned files is missing.
     """
 
     source: str | Path | None = None
     target: str | Path | None = None
     tsv: str | Path | None = None
     jsonl: str | Path | None = None
+    pairs: str | Path | None = None
     source_key: str = "source"
     target_key: str = "target"
+    languages: tuple[str | None, str | None] = (None, None)
     on_bad_utf8: OnBadUtf8 = "fail"
 
     def __post_init__(self) -> None:
         if (self.source is None) != (self.target is None):
             given, missing = ("source", "target") if self.target is None else ("target", "source")
             raise ConfigError(f"There is a {given} file but no {missing} file; give both aligned files.")
-        forms = [name for name in ("source", "tsv", "jsonl") if getattr(self, name) is not None]
+        forms = [name for name in ("source", "tsv", "jsonl", "pairs") if getattr(self, name) is not None]
         if len(forms) != 1:
             found = " and ".join(forms) or "none of them"
-            raise ConfigError(f"Give the pairs as two aligned files, a TSV file or a JSONL file; given: {found}.")
+            raise ConfigError(
+                f"Give the pairs as two aligned files, a TSV file, a JSONL file, or a file of --pairs; given: {found}."
+            )
         if self.on_bad_utf8 not in ("fail", "replace", "skip"):
             raise ConfigError(f"on_bad_utf8 is {self.on_bad_utf8!r}; it must be fail, replace or skip.")
         if str(self.source) == "-" and str(self.target) == "-":
             raise ConfigError("Source and target cannot both be standard input; use --tsv - or --jsonl -.")
+        if self.pairs is not None and self._form not in FORMS:
+            raise ConfigError(f"{describe(self.pairs)}: the name of a file of pairs ends in {', '.join(FORMS)}.")
+
+    @property
+    def _form(self) -> str:
+        """The ending of `pairs`, without .gz."""
+        name = str(self.pairs).lower().removesuffix(".gz")
+        form = name[name.rfind(".") :] if "." in name else ""
+        return "" if form == ".parquet" and str(self.pairs).lower().endswith(".gz") else form
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
         """Yield the pairs in order, including pairs with an empty side. See `read_pairs`."""
         report = report if report is not None else ReadReport()
+        keys = (self.source_key, self.target_key)
         if self.tsv is not None:
             pairs = _tsv_pairs(self.tsv, self.on_bad_utf8, report)
         elif self.jsonl is not None:
-            pairs = _jsonl_pairs(self.jsonl, (self.source_key, self.target_key), self.on_bad_utf8, report)
+            pairs = _jsonl_pairs(self.jsonl, keys, self.on_bad_utf8, report)
+        elif self.pairs is not None:
+            pairs = self._read_by_name(self.pairs, keys, report)
         else:
             assert self.source is not None
             assert self.target is not None
@@ -73,11 +93,24 @@ class PairFiles:
             else:
                 yield pair
 
+    def _read_by_name(
+        self, path: str | Path, keys: tuple[str, str], report: ReadReport
+    ) -> Iterator[tuple[str, str] | None]:
+        if self._form == ".tsv":
+            return _tsv_pairs(path, self.on_bad_utf8, report)
+        if self._form == ".jsonl":
+            return _jsonl_pairs(path, keys, self.on_bad_utf8, report)
+        if self._form == ".csv":
+            return csv_pairs(path, keys, self.on_bad_utf8, report)
+        if self._form == ".tmx":
+            return tmx_pairs(path, self.languages)
+        return parquet_pairs(path, keys, report)
+
     def describe(self) -> str:
         """Return the names of the files, for messages and manifests."""
         if self.source is not None and self.target is not None:
             return f"{describe(self.source)} + {describe(self.target)}"
-        return describe(self.tsv if self.tsv is not None else self.jsonl or "")
+        return describe(next((one for one in (self.tsv, self.jsonl, self.pairs) if one is not None), ""))
 
 
 def read_pairs(
@@ -193,13 +226,7 @@ def _json_values(line: str, keys: tuple[str, str], where: str) -> list[str]:
         raise DataError(f"{where} is not valid JSON: {error}.") from None
     if not isinstance(record, dict):
         raise DataError(f"{where} is not a JSON object: {_preview(line)}.")
-    for key in keys:
-        if key not in record:
-            found = ", ".join(sorted(record)[:8]) or "none"
-            raise DataError(f"{where} has no key {key!r}; its keys are: {found}. Name the keys of your file.")
-        if not isinstance(record[key], str):
-            raise DataError(f"{where}: the value of {key!r} is not text: {_preview(str(record[key]))}.")
-    return [record[key] for key in keys]
+    return [nested_value(record, key, where) for key in keys]
 
 
 def _mended(text: str) -> str:

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyheads.decoding.batching import cut_batches, padded
 from manyheads.decoding.device import inference
-from manyheads.decoding.fit import fit_sources
-from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.search import RULES, cut_batches
+from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
+from manyheads.decoding.rules import RULES
 from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
+from manyheads.decoding.truncation import fit, source_limit
 from manyheads.text.sides import Side
 
 __all__ = ["Forced", "can_force", "forced_search", "translate_forced"]
@@ -68,7 +69,8 @@ def translate_forced(
     settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
     reader, writer = translator.tokenizer.source, translator.tokenizer.target
     sources = [[*reader.encode(text), reader.eos_id] for text in texts]
-    sources = fit_sources(sources, range(1, len(texts) + 1), settings, translator.model.max_len)
+    limit, reason = source_limit(settings, translator.model.max_len)
+    sources = fit(sources, range(1, len(texts) + 1), limit, reason, too_long=settings.too_long)
     wanted = [[phrase for phrase in each if can_force(writer, phrase)] for each in phrases]
     ids = [[tuple(writer.encode(phrase)) for phrase in each] for each in wanted]
     most = max((sum(map(len, each)) for each in ids), default=0)
@@ -95,14 +97,10 @@ def _problem(
     stop: Callable[[], bool] | None,
 ) -> SearchProblem:
     writer = translator.tokenizer.target
-    lengths = torch.tensor([len(source) for source in sources])
-    padded = torch.full((len(sources), int(lengths.max())), writer.pad_id)
-    for row, source in enumerate(sources):
-        padded[row, : len(source)] = torch.tensor(source)
-    lengths = lengths.to(translator.device)
+    source, lengths = padded(sources, writer.pad_id, translator.device)
     return SearchProblem(
         model=translator.model,
-        source=padded.to(translator.device),
+        source=source,
         source_lengths=lengths,
         limits=length_limits(lengths, settings, translator.model.max_len),
         indices=indices,
@@ -173,9 +171,9 @@ def forced_search(
     tokens = problem.prompt()
     length = len(prefix)
     while running:
-        problem.check_stop()
+        check_stop(problem.stop)
         log_probs, state = problem.model.step(tokens, state)
-        problem.check_finite(bool(log_probs.isnan().any()), length + 1)
+        check_finite(bool(log_probs.isnan().any()), length + 1)
         paths = [path for each in running.values() for path in each]
         history = tokens.new_tensor([path.ids for path in paths]) if constraints.needs_history else None
         adjusted = constraints.apply(log_probs, history, length, None)

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from manyheads.decoding.alignment import align
-from manyheads.decoding.fit import source_limit
 from manyheads.decoding.forced import can_force, translate_forced
 from manyheads.decoding.translator import Translator
+from manyheads.decoding.truncation import source_limit
 from manyheads.documents.parts import PRIVATE, Document, Part, Text
 from manyheads.documents.placing import place, unchanged
 from manyheads.documents.sentences import (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 
 import pytest
 
 from manyheads.data.cleaning.alignment import WINDOW, misaligned_stretches
 from manyheads.data.cleaning.block import SCRIPTS, SideBlock
-from manyheads.data.cleaning.cleaner import CLEANING_RULES, CleanedPairs
-from manyheads.data.cleaning.rules import HeldOut, parse_limits, usual_of
+from manyheads.data.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs
+from manyheads.data.cleaning.rules import parse_limits, usual_of
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.data.lines import ReadReport
 from manyheads.data.preparing_pairs import PairList
@@ -49,7 +50,9 @@ def cleaned(pairs: list[tuple[str, str]], **options: object) -> tuple[list[tuple
     ],
 )
 def test_each_rule(name: str, pair: tuple[str, str]) -> None:
-    held_out = HeldOut([[("I have never seen it before.", "Ich habe es nie gesehen."), ("Thank you.", "Danke.")]])
+    held_out = [
+        PairList("test", [("I have never seen it before.", "Ich habe es nie gesehen."), ("Thank you.", "Danke.")])
+    ]
     kept, cleaner = cleaned([*GOOD, pair], held_out=held_out)
     assert kept == GOOD
     assert cleaner.report.counts == {name: 1}
@@ -72,7 +75,7 @@ def test_each_rule(name: str, pair: tuple[str, str]) -> None:
     ],
 )
 def test_natural_pairs_pass(pair: tuple[str, str]) -> None:
-    kept, cleaner = cleaned([*GOOD, pair], held_out=HeldOut([[("Thank you.", "Danke.")]]))
+    kept, cleaner = cleaned([*GOOD, pair], held_out=[PairList("test", [("Thank you.", "Danke.")])])
     assert kept == [*GOOD, pair]
     assert cleaner.report.describe() == []
 
@@ -157,3 +160,19 @@ def test_bad_limits(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_limits([text], CLEANING_RULES)
     assert parse_limits(["ratio=4.5", "numbers=off"], CLEANING_RULES) == {"ratio": 4.5, "numbers": None}
+
+
+def test_remembered_pairs_are_read_once() -> None:
+    reads = []
+
+    class Stream(PairList):
+        def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+            reads.append(1)
+            return super().read(report)
+
+    remembered = RememberedPairs(Stream("pairs", GOOD))
+    first, second = ReadReport(), ReadReport()
+    assert list(remembered.read(first)) == list(remembered.read(second)) == GOOD
+    assert first == second
+    assert first.lines == len(GOOD)
+    assert reads == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from manyheads.data.lines import ReadReport
 from manyheads.data.pair_formats import csv_pairs, nested_value, parquet_pairs, tmx_pairs
-from manyheads.errors import DataError
+from manyheads.data.readers import PairFiles
+from manyheads.errors import ConfigError, DataError
 
 KEYS = ("en", "de")
 
@@ -26,7 +28,7 @@ def test_nested_value() -> None:
     assert nested_value(record, "x.y", "line 1") == "b"
     with pytest.raises(DataError, match=r"line 1 has no key 'translation\.fr'; its keys are: en"):
         nested_value(record, "translation.fr", "line 1")
-    with pytest.raises(DataError, match="value of 'n' is not a text"):
+    with pytest.raises(DataError, match="value of 'n' is not text"):
         nested_value(record, "n", "line 1")
     with pytest.raises(DataError, match=r"no key 'n\.x'; its keys are: none"):
         nested_value(record, "n.x", "line 1")
@@ -124,7 +126,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert report.line_breaks_replaced == 1
     with pytest.raises(DataError, match="no column 'en'; it has: translation, n"):
         list(parquet_pairs(tmp_path / "a.parquet", KEYS, report))
-    with pytest.raises(DataError, match="row 1: the value of 'n' is not a text"):
+    with pytest.raises(DataError, match="row 1: the value of 'n' is not text"):
         list(parquet_pairs(tmp_path / "a.parquet", ("n", "n"), report))
     with pytest.raises(DataError, match="row 1 has no key"):
         list(parquet_pairs(tmp_path / "a.parquet", ("translation.fr", "translation.de"), report))
@@ -132,3 +134,26 @@ def test_parquet(tmp_path: Path) -> None:
         list(parquet_pairs(write(tmp_path, "b.parquet", "no parquet"), KEYS, report))
     with pytest.raises(DataError, match="Cannot read"):
         list(parquet_pairs(tmp_path / "missing.parquet", KEYS, report))
+
+
+def test_pairs_by_the_ending_of_a_name(tmp_path: Path) -> None:
+    files = {
+        "a.csv": "en,de\na,b\n",
+        "a.tsv": "a\tb\n",
+        "a.jsonl": '{"en": "a", "de": "b"}\n',
+        "a.tmx": TMX,
+    }
+    for name, text in files.items():
+        packed = tmp_path / f"{name}.gz"
+        packed.write_bytes(gzip.compress(text.encode()))
+        for path in (write(tmp_path, name, text), packed):
+            files_read = PairFiles(pairs=path, source_key="en", target_key="de", languages=("en", "de"))
+            assert next(files_read.read()) == (("The big dog & cat", "Der Hund") if "tmx" in name else ("a", "b"))
+    for name in ("a.txt", "a", "a.parquet.gz", "-"):
+        with pytest.raises(ConfigError, match=r"ends in \.csv"):
+            PairFiles(pairs=name)
+    with pytest.raises(ConfigError, match="given: tsv and pairs"):
+        PairFiles(pairs="a.csv", tsv="a.tsv")
+    nested = write(tmp_path, "b.jsonl", '{"translation": {"en": "a", "de": "b"}}\n')
+    keys = {"source_key": "translation.en", "target_key": "translation.de"}
+    assert list(PairFiles(jsonl=nested, **keys).read()) == [("a", "b")]

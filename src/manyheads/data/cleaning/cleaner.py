@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from manyheads.data.cleaning.alignment import misaligned_stretches
 from manyheads.data.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, usual_of
 from manyheads.data.lines import ReadReport
 
-__all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport"]
+__all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport", "RememberedPairs"]
 
 BLOCK_PAIRS = 8000  # a multiple of the window of `alignment`
 SAMPLE_PAIRS = 8000  # from which the usual ratio of lengths and the scripts are taken
@@ -123,7 +123,8 @@ class CleanedPairs:
         pairs: the source, of which each pair is read once.
         clean: leave out what is found.
         limits: of rules, instead of their defaults.
-        held_out: the pairs of validation and test.
+        held_out: validation and test pairs, which are read before the first training pair. Give `RememberedPairs`
+            where they cannot be read twice.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class CleanedPairs:
         *,
         clean: bool,
         limits: Limits | None = None,
-        held_out: HeldOut | None = None,
+        held_out: Sequence[Pairs] = (),
     ) -> None:
         self._pairs = pairs
         self._held_out = held_out
@@ -152,12 +153,13 @@ class CleanedPairs:
         pairs = self._pairs.read(report)
         sample = list(islice(pairs, SAMPLE_PAIRS))
         usual = usual_of(sample)
+        held_out = HeldOut([list(each.read()) for each in self._held_out])
         found.usual = usual.ratio
         seen: set[int] = set()
         rest = chain(sample, pairs)
         del sample
         while part := list(islice(rest, BLOCK_PAIRS)):
-            block = PairBlock(part, usual, seen, self._held_out)
+            block = PairBlock(part, usual, seen, held_out)
             marks = self._marks(block, found.num_pairs)
             for place in np.flatnonzero(marks >= 0).tolist():
                 name = list(self._limits)[marks[place]]
@@ -184,3 +186,25 @@ class CleanedPairs:
 
     def _new_report(self) -> CleaningReport:
         return CleaningReport(is_cleaned=self._clean, limits=dict(self._limits))
+
+
+class RememberedPairs:
+    """Pairs that are read once and kept, because they are needed twice."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self._pairs = pairs
+        self._kept: list[tuple[str, str]] | None = None
+        self._report = ReadReport()
+
+    def describe(self) -> str:
+        """See `Pairs.describe`."""
+        return self._pairs.describe()
+
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+        """See `Pairs.read`."""
+        if self._kept is None:
+            self._kept = list(self._pairs.read(self._report))
+        if report is not None:
+            for item in fields(report):
+                setattr(report, item.name, getattr(report, item.name) + getattr(self._report, item.name))
+        yield from self._kept
