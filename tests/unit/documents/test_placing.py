@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from hypothesis import assume, given
@@ -89,3 +90,32 @@ def test_every_tag_comes_once_and_pairs_nest(source: str, target: str, pairs: li
     assert sorted(tag.code.strip() for tag in found) == sorted(tag.code for _, tag in sentence.marks)
     kept = [part for part in parts if part == CODE]
     assert len(kept) == (chr(PRIVATE) in sentence.text)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10)), min_size=2, max_size=3), st.randoms())
+def test_tags_never_cross(bounds: list[tuple[int, int]], chance: Random) -> None:
+    """Pairs in a sentence of words; each tag closes after the tags that were opened inside it."""
+    words = [f"w{number}" for number in range(11)]
+    order = chance.sample(words, len(words))
+    spans: list[tuple[int, int]] = []
+    for low, high in (sorted(one) for one in bounds):
+        if all(high < a or b < low or (a <= low and high <= b) for a, b in spans):
+            spans.append((low, high))
+    source, target = " ".join(words), " ".join(order)
+    starts = {word: source.index(word + " ") if word + " " in source else source.index(word) for word in words}
+    marks: list[tuple[int, int, Tag]] = []
+    for pair, (low, high) in enumerate(spans):
+        size = high - low
+        marks.append((starts[words[low]], -size, Tag(f"<{pair}>", "open", pair)))
+        marks.append((starts[words[high]] + len(words[high]), size - 100, Tag(f"</{pair}>", "close", pair)))
+    tags = tuple((where, tag) for where, _, tag in sorted(marks, key=lambda one: one[:2]))
+    alignment = [
+        (target.index(word), target.index(word) + len(word), starts[word], starts[word] + len(word)) for word in words
+    ]
+    parts, _ = place(Sentence(source, (), tags), target, alignment)
+    opened: list[int] = []
+    for part in parts:
+        if isinstance(part, Tag) and part.kind == "open":
+            opened.append(part.pair)
+        elif isinstance(part, Tag):
+            assert opened.pop() == part.pair
