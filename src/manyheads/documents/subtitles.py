@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 
 from manyheads.documents.parts import Document, Part, Segment, Tag, Text, tile
 
@@ -14,25 +15,111 @@ __all__ = ["read_subtitles"]
 TIMES = re.compile(r"\ufeff?[ \t]*(?:\d+:)?\d{1,2}:\d{2}[,.]\d{1,3}[ \t]*-->[ \t]*(?:\d+:)?\d{1,2}:\d{2}[,.]\d{1,3}")
 LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 TAG = re.compile(r"<(/?)([a-zA-Z]*)[^<>]*>|\{\\[^{}]*\}|\\[Nnh]")
+MOST_JOINED = 4  # cues that are translated together
+_Cue = list[tuple[int, int]]  # the places of its lines
 DIALOGUE = re.compile(r"[-–—]\s*\S")
 
 
 def read_subtitles(text: str, *, entities: bool) -> Document:
     """Return a segment for each cue; the lines of a cue are one text, except that lines with dashes are turns.
 
+    Cues that one sentence goes through are one segment: a cue without markup that ends in no punctuation, and the next
+    one if it begins with a small letter.
+
     Args: entities: `&amp;` and the like stand for characters, as in WebVTT.
     """
-    segments: list[Segment] = []
-    cue: list[tuple[int, int]] | None = None  # places of the lines of the cue that is being read
+    cues: list[_Cue] = []
+    lines: _Cue | None = None  # of the cue that is being read
     for line in LINE.finditer(text):
         if TIMES.match(line[0]):
-            cue = []
-        elif cue is not None and line[1].strip():
-            cue.append(line.span(1))
-        elif cue is not None:
-            segments += _segments(text, cue, entities=entities)
-            cue = None
+            lines = []
+        elif lines is not None and line[1].strip():
+            lines.append(line.span(1))
+        elif lines is not None:
+            cues.append(lines)
+            lines = None
+    segments: list[Segment] = []
+    for group in _groups(text, [cue for cue in cues if cue]):
+        if len(group) == 1:
+            segments += _segments(text, group[0], entities=entities)
+        else:
+            segments.append(_joined(text, group, entities=entities))
     return Document(text, tuple(segments))
+
+
+def _groups(text: str, cues: Sequence[_Cue]) -> list[list[_Cue]]:
+    groups: list[list[_Cue]] = []
+    for cue in cues:
+        if groups and len(groups[-1]) < MOST_JOINED and _goes_on(_shown(text, groups[-1][-1]), _shown(text, cue)):
+            groups[-1].append(cue)
+        else:
+            groups.append([cue])
+    return groups
+
+
+def _shown(text: str, cue: _Cue) -> str:
+    return " ".join(text[start:end].strip() for start, end in cue)
+
+
+def _goes_on(one: str, other: str) -> bool:
+    """Whether a sentence goes from one cue to the next."""
+    is_plain = not any(TAG.search(cue) or DIALOGUE.match(cue) for cue in (one, other))
+    return is_plain and (one[-1:].isalnum() or one[-1:] == ",") and other[:1].islower()
+
+
+def _joined(text: str, cues: Sequence[_Cue], *, entities: bool) -> Segment:
+    """Return several cues as one segment, with their times in between."""
+    start, end = cues[0][0][0], cues[-1][-1][1]
+    joined = " ".join(_shown(text, cue) for cue in cues)
+    between = [text[one[-1][1] : other[0][0]] for one, other in pairwise(cues)]
+    shares = [len(_shown(text, cue)) for cue in cues]
+    build = partial(
+        _build_joined,
+        num_lines=[len(cue) for cue in cues],
+        shares=shares,
+        between=between,
+        line_end=_line_end(text),
+        entities=entities,
+    )
+    return Segment(start, end, (Text(html.unescape(joined) if entities else joined),), build)
+
+
+def _build_joined(
+    parts: Sequence[Part],
+    *,
+    num_lines: Sequence[int],
+    shares: Sequence[int],
+    between: Sequence[str],
+    line_end: str,
+    entities: bool,
+) -> str | None:
+    """Divide a translation among its cues, in proportion to their source, after punctuation where it is near.
+
+    Returns: None if there are fewer words than cues.
+    """
+    words = "".join(part.text if isinstance(part, Text) else part.code for part in parts).split()
+    if len(words) < len(shares):
+        return None
+    ends = list(accumulate(len(word) + 1 for word in words))
+    cuts = [0]
+    for number, share in enumerate(accumulate(shares[:-1]), 1):
+        ideal = ends[-1] * share / sum(shares)
+        possible = range(cuts[-1] + 1, len(words) - (len(shares) - number) + 1)
+
+        def cost(count: int, ideal: float = ideal) -> float:
+            return abs(ends[count - 1] - ideal) - (ends[-1] / 10 if not words[count - 1][-1].isalnum() else 0)
+
+        cuts.append(min(possible, key=cost))
+    pieces = [" ".join(words[low:high]) for low, high in pairwise([*cuts, len(words)])]
+    built = [
+        _build([Text(piece)], num_lines=count, line_end=line_end, entities=entities)
+        for piece, count in zip(pieces, num_lines, strict=True)
+    ]
+    return "".join(piece + after for piece, after in zip(built, [*between, ""], strict=True))
+
+
+def _line_end(text: str) -> str:
+    return next((line[2] for line in LINE.finditer(text) if line[2]), "\n")
 
 
 def _segments(text: str, lines: Sequence[tuple[int, int]], *, entities: bool) -> list[Segment]:
@@ -71,8 +158,7 @@ def _segments(text: str, lines: Sequence[tuple[int, int]], *, entities: bool) ->
             assert isinstance(tag, Tag)
             ranges[match[1]] = (low, high, Tag(tag.code, "open", match[1]))
             ranges.append((*found.span(), Tag(code, "close", match[1])))
-    line_end = next((one[2] for one in LINE.finditer(text) if one[2]), "\n")
-    build = partial(_build, num_lines=len(lines), line_end=line_end, entities=entities)
+    build = partial(_build, num_lines=len(lines), line_end=_line_end(text), entities=entities)
     return [Segment(start, end, tile(text[start:end], ranges), build)]
 
 

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from manyheads.documents.formats import read_document
+from manyheads.documents.parts import Text
+
 Texts = Callable[..., list[str]]
 Translated = Callable[..., str]
 
@@ -62,3 +65,41 @@ def test_a_cue_keeps_its_number_of_lines(translated: Translated) -> None:
     result = translated(cue, "srt", lambda _: "one two three four five six seven")
     assert result.split("\n")[2:] == ["one two three four", "five six seven", ""]
     assert translated(cue, "srt", lambda _: "word").split("\n")[2:] == ["word", ""]
+
+
+CONTINUED = """1
+00:00:01,000 --> 00:00:02,000
+when it rained,
+
+2
+00:00:02,000 --> 00:00:04,000
+we stayed
+at home
+
+3
+00:00:04,000 --> 00:00:05,000
+and read.
+
+4
+00:00:06,000 --> 00:00:07,000
+But not long.
+"""
+
+
+def test_a_sentence_through_several_cues_is_one_text(texts: Texts, translated: Translated) -> None:
+    assert texts(CONTINUED, "srt") == ["when it rained, we stayed at home and read.", "But not long."]
+    expected = CONTINUED
+    for text in ("when it rained,", "we stayed", "at home", "and read.", "But not long."):
+        expected = expected.replace(text, text.upper())
+    assert translated(CONTINUED, "srt") == expected
+    words = "wenn es regnete, blieben wir zu hause und lasen."
+    result = translated(CONTINUED, "srt", lambda text: words if "rained" in text else text)
+    assert result.split("\n") == [
+        *CONTINUED.split("\n")[:2], "wenn es regnete,", "", "2", "00:00:02,000 --> 00:00:04,000",
+        "blieben wir", "zu hause", "", *CONTINUED.split("\n")[9:11], "und lasen.", *CONTINUED.split("\n")[12:],
+    ]  # fmt: skip
+
+
+def test_a_sentence_of_fewer_words_than_cues_is_left(texts: Texts) -> None:
+    document = read_document(CONTINUED, "file", "srt")
+    assert document.with_translations([[Text("zwei Wörter")], [Text("ja.")]])[1] == [0]
