@@ -103,7 +103,7 @@ def test_the_report_has_rules_with_defaults_and_three_examples() -> None:
 
 def test_the_ratio_is_relative_to_what_is_usual() -> None:
     chinese = [
-        (f"This is sentence number {n} of the book that I am reading.", f"这是我正在读的书的第{n}句话。")
+        (f"This is sentence number {n} of the book that I am reading. " * 4, f"这是我正在读的书的第{n}句话。" * 4)
         for n in range(30)
     ]
     assert usual_of(chinese).ratio < 0.4

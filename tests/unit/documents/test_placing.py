@@ -67,13 +67,17 @@ WORDS = {"der": "the", "Hund": "dog", "groß": "big", "ist": "is"}
         ("the @ dog.", "der Hund.", "der Hund `c`.", 1),
         ("the @ dog", f"{chr(PRIVATE)} der {chr(PRIVATE)} Hund", "`c` der  Hund", 0),
         ("the [@] dog", f"der {chr(PRIVATE)} Hund", "der [`c`] Hund", 0),
+        ("[small] {tiny} dog", "xx Hund", "[xx] {Hund}", 1),  # both were translated to one word
         ("[the big", "groß der", "[groß der", 0),
     ],
 )
 def test_places(source: str, target: str, expected: str, moved: int) -> None:
     sentence = marked(source)
     words = {t: s for t, s in (WORDS | {chr(PRIVATE): chr(PRIVATE)}).items() if t in target and s in sentence.text}
-    parts, num_moved = place(sentence, target, aligned(sentence.text, target, words))
+    alignment = aligned(sentence.text, target, words)
+    if "xx" in target and "small" in source:
+        alignment += [(0, 2, 0, 5), (0, 2, 6, 10)]
+    parts, num_moved = place(sentence, target, alignment)
     assert (code_of(parts), num_moved) == (expected, moved)
 
 
