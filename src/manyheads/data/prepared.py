@@ -14,7 +14,7 @@ from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
 from manyheads.data.lines import stored_lines
 from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
 from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, canonical
-from manyheads.data.preparing_pairs import PairList, prepare_corpus, text_path
+from manyheads.data.preparing_pairs import CLEANING, PairList, prepare_corpus, text_path
 from manyheads.data.progress import Progress
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
@@ -88,7 +88,8 @@ class PreparedFolder:
     @property
     def digest(self) -> str:
         """SHA-256 over the tokenizer, ids and texts; the same for the same data in another folder."""
-        return hashlib.sha256(canonical(self.manifest["files"])).hexdigest()
+        files = {name: record for name, record in self.manifest["files"].items() if name != CLEANING}
+        return hashlib.sha256(canonical(files)).hexdigest()
 
     def describe_split(self, split: str, *sizes: str) -> str:
         """Return one line for users: sizes, and the unusual lines that were counted."""

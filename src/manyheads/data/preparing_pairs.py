@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from manyheads.data.cleaning.cleaner import CleanedPairs
 from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import ReadReport, stored_lines
 from manyheads.data.preparing import CONTROL, Source, given_splits, prepare
 from manyheads.data.progress import Progress
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
+from manyheads.text.languages import LanguagePair
 from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["PairList", "Pairs", "prepare_corpus", "text_path"]
+__all__ = ["CLEANING", "PairList", "Pairs", "prepare_corpus", "text_path"]
 
+CLEANING = "cleaning.json"
 ENCODE_PAIRS = 4096  # pairs per call of the tokenizer
 REPORT_PAIRS = 10_000  # pairs per call of `progress`
 MAX_TOKENIZER_PAIRS = 2_000_000  # with more pairs, every second pair is used for training, then every fourth, ...
@@ -69,6 +73,8 @@ def prepare_corpus(
     progress: Progress | None = None,
     key: str = "",
     task: ParsingTask | None = None,
+    cleaner: CleanedPairs | None = None,
+    languages: LanguagePair | None = None,
 ) -> dict[str, Any]:
     """Make a folder of prepared data; read it with `prepared.PreparedData.open`.
 
@@ -86,13 +92,15 @@ def prepare_corpus(
         progress: called with the phase, the amount done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
         task: the conversion of targets that are trees. They are stored as text, and encoded as the task defines.
+        cleaner: part of `train`; its report is written to cleaning.json.
+        languages: of source and target, as in BCP 47, which the manifest records.
 
     Returns: the manifest.
     Raises:
         DataError: the text cannot be used, no training pair is left, or the folder exists.
         SaveError: the disk is full or refuses; nothing is left behind.
     """
-    source = _PairSource(given_splits(train, valid, test), tokenizer, task)
+    source = _PairSource(given_splits(train, valid, test), tokenizer, task, cleaner, languages)
     return prepare(folder, source, replace=replace, progress=progress, key=key)
 
 
@@ -100,8 +108,14 @@ class _PairSource(Source):
     """See `preparing.Source`."""
 
     def __init__(
-        self, splits: dict[str, Pairs], tokenizer: TokenizerSettings | Tokenizer, task: ParsingTask | None
+        self,
+        splits: dict[str, Pairs],
+        tokenizer: TokenizerSettings | Tokenizer,
+        task: ParsingTask | None,
+        cleaner: CleanedPairs | None,
+        languages: LanguagePair | None,
     ) -> None:
+        self._cleaner, self._languages = cleaner, languages
         self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
         self._splits, self._tokenizer, self._task = splits, tokenizer, task
         self._sample: Thinned[tuple[str, str]] = Thinned(MAX_TOKENIZER_PAIRS)
@@ -191,8 +205,13 @@ class _PairSource(Source):
         """See `Source.finish`."""
         for path in self._paths("train"):
             path.unlink()
-        return [path.name for split in self._splits if split != "train" for path in self._paths(split)]
+        if self._cleaner is not None:
+            content = json.dumps(self._cleaner.report.to_json(), ensure_ascii=False, indent=1)
+            (self.folder / CLEANING).write_text(content + "\n", encoding="utf-8")
+        more = [] if self._cleaner is None else [CLEANING]
+        return more + [path.name for split in self._splits if split != "train" for path in self._paths(split)]
 
     def record(self) -> dict[str, Any]:
         """See `Source.record`."""
-        return {"task": {"name": "translation"} if self._task is None else self._task.to_json()}
+        record: dict[str, Any] = {"task": {"name": "translation"} if self._task is None else self._task.to_json()}
+        return record if self._languages is None else {**record, "languages": [list(self._languages)]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from typing import Any, Protocol
@@ -12,12 +12,14 @@ import numpy as np
 from manyheads.data.cleaning.alignment import misaligned_stretches
 from manyheads.data.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, usual_of
 from manyheads.data.lines import ReadReport
+from manyheads.text.languages import guess_language
 
-__all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport", "RememberedPairs"]
+__all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport", "RememberedPairs", "describe_cleaning"]
 
 BLOCK_PAIRS = 8000  # a multiple of the window of `alignment`
 SAMPLE_PAIRS = 8000  # from which the usual ratio of lengths and the scripts are taken
 MOST_EXAMPLES = 3
+MOST_STRETCHES = 5
 LONGEST_EXAMPLE = 200
 
 CLEANING_RULES: dict[str, Rule] = RULES | {
@@ -52,6 +54,7 @@ class CleaningReport:
         is_cleaned: the pairs found were left out.
         limits: name of a rule -> its limit; None: it has none. Rules that are off are missing.
         usual: target characters for each source character.
+        languages: of source and target, as the first pairs look; None: unknown.
     """
 
     num_pairs: int = 0
@@ -61,6 +64,7 @@ class CleaningReport:
     is_cleaned: bool = False
     limits: dict[str, float | None] = field(default_factory=dict)
     usual: float = 1.0
+    languages: tuple[str | None, str | None] = (None, None)
 
     @property
     def num_found(self) -> int:
@@ -80,6 +84,7 @@ class CleaningReport:
             "pairs": self.num_pairs,
             "found": self.num_found,
             "left_out": self.num_found if self.is_cleaned else 0,
+            "languages": list(self.languages),
             "usual_length_ratio": round(self.usual, 3),
             "misaligned": [
                 {"first_line": first, "last_line": last, "shift": shift} for first, last, shift in self.stretches
@@ -97,23 +102,27 @@ class CleaningReport:
             ],
         }
 
-    def describe(self) -> list[str]:
-        """Return the counts as lines for a reader; none if nothing was found."""
-        if not self.num_found:
-            return []
-        done = "left out" if self.is_cleaned else "found, and kept; --clean leaves them out"
-        told = [
-            f"cleaning: {self.num_found:,} of {self.num_pairs:,} training pairs {done} (cleaning.json has examples)"
-        ]
-        for name, limit in self.limits.items():
-            if count := self.counts.get(name, 0):
-                with_limit = "" if limit is None else f", limit {limit:g}"
-                told.append(f"  {count:>13,} {name}{with_limit}: {CLEANING_RULES[name].what}")
-        told += [
-            f"  {'':>13} lines {first:,} to {last:,} look shifted by {shift:+d}"
-            for first, last, shift in self.stretches
-        ]
-        return told
+
+def describe_cleaning(content: Mapping[str, Any]) -> list[str]:
+    """Return what a cleaning.json says as lines for a reader; none if nothing was found."""
+    is_cleaned = content["left_out"] > 0
+    # Pairs with an empty side are left out and counted in any case.
+    found = {
+        rule["name"]: rule for rule in content["rules"] if rule["count"] and (is_cleaned or rule["name"] != "empty")
+    }
+    if not found:
+        return []
+    count = sum(rule["count"] for rule in found.values())
+    done = "left out" if is_cleaned else "are suspicious, and kept; --clean leaves them out"
+    told = [f"cleaning: {count:,} of {content['pairs']:,} training pairs {done} (examples: cleaning.json)"]
+    for name, rule in found.items():
+        with_limit = "" if rule["limit"] is None else f", limit {rule['limit']:g}"
+        told.append(f"  {rule['count']:>13,} {name}{with_limit}: {rule['finds']}")
+    for one in content["misaligned"][:MOST_STRETCHES]:
+        told.append(f"  {'':>13} lines {one['first_line']:,} to {one['last_line']:,} look shifted by {one['shift']:+d}")
+    if "held-out" in found and not is_cleaned:
+        told.append("warning: training pairs with sentences of validation or test make its scores too high.")
+    return told
 
 
 class CleanedPairs:
@@ -155,6 +164,7 @@ class CleanedPairs:
         usual = usual_of(sample)
         held_out = HeldOut([list(each.read()) for each in self._held_out])
         found.usual = usual.ratio
+        found.languages = (guess_language(one for one, _ in sample), guess_language(one for _, one in sample))
         seen: set[int] = set()
         rest = chain(sample, pairs)
         del sample

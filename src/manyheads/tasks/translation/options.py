@@ -52,16 +52,42 @@ class PrepareOptions(PairOptions):
     target: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
     tsv: str | None = option("Training pairs, source<TAB>target.", default=None, metavar="FILE")
     jsonl: str | None = option("Training pairs, a JSON object a line.", default=None, metavar="FILE")
+    pairs: str | None = option(
+        "Training pairs in one file, whose name ends in .csv, .tsv, .jsonl, .tmx or .parquet.",
+        default=None,
+        metavar="FILE",
+    )
     valid_source: str | None = option("Validation sentences.", default=None, metavar="FILE")
     valid_target: str | None = option("Their translations.", default=None, metavar="FILE")
     valid_tsv: str | None = option("Validation pairs.", default=None, metavar="FILE")
     valid_jsonl: str | None = option("Validation pairs.", default=None, metavar="FILE")
+    valid_pairs: str | None = option("Validation pairs.", default=None, metavar="FILE")
     test_source: str | None = option("Test sentences.", default=None, metavar="FILE")
     test_target: str | None = option("Their translations.", default=None, metavar="FILE")
     test_tsv: str | None = option("Test pairs.", default=None, metavar="FILE")
     test_jsonl: str | None = option("Test pairs.", default=None, metavar="FILE")
-    source_key: str = option("Key of the source sentence in JSONL files.", default="source", metavar="KEY")
-    target_key: str = option("Key of its translation in JSONL files.", default="target", metavar="KEY")
+    test_pairs: str | None = option("Test pairs.", default=None, metavar="FILE")
+    source_key: str = option(
+        "Key or column of the source sentence in JSONL, CSV and Parquet files; a.b is nested.",
+        default="source",
+        metavar="KEY",
+    )
+    target_key: str = option("Key or column of its translation.", default="target", metavar="KEY")
+    source_lang: str | None = option(
+        "Language of the sources, as in BCP 47; stored with the data and the models trained on it.",
+        default=None,
+        metavar="TAG",
+        default_is="unknown",
+    )
+    target_lang: str | None = option(
+        "Language of their translations.", default=None, metavar="TAG", default_is="unknown"
+    )
+    clean: bool = option(
+        "Leave out the training pairs that the rules of cleaning find; without it they are counted.", default=False
+    )
+    clean_rule: tuple[str, ...] = option(
+        "Limits of rules, for example ratio=4 numbers=off.", default=(), metavar="NAME=LIMIT ..."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

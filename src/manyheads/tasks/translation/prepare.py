@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from manyheads.data.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs, describe_cleaning
+from manyheads.data.cleaning.rules import parse_limits
 from manyheads.data.holdout import Rest
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing import SPLITS
-from manyheads.data.preparing_pairs import Pairs, prepare_corpus
+from manyheads.data.preparing_pairs import CLEANING, Pairs, prepare_corpus
 from manyheads.data.readers import PairFiles
 from manyheads.errors import ConfigError
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
+from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["preparation", "preparation_of", "summary"]
 
-_FORMS = ("source", "target", "tsv", "jsonl")
+_FORMS = ("source", "target", "tsv", "jsonl", "pairs")
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
@@ -29,28 +33,62 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
 
     Raises: ConfigError: training or validation pairs are missing, or are given in two forms.
     """
+    languages = _languages(options)
+    limits = parse_limits(options.clean_rule, CLEANING_RULES)
     splits: dict[str, Pairs] = {}
     for split in SPLITS:
         prefix = "" if split == "train" else f"{split}_"
         given = {form: getattr(options, prefix + form) for form in _FORMS}
         if any(path is not None for path in given.values()):
-            keys = {"source_key": options.source_key, "target_key": options.target_key}
             try:
-                splits[split] = PairFiles(**given, **keys, on_bad_utf8=options.on_bad_utf8)
+                splits[split] = PairFiles(
+                    **given,
+                    source_key=options.source_key,
+                    target_key=options.target_key,
+                    languages=languages or (None, None),
+                    on_bad_utf8=options.on_bad_utf8,
+                )
             except ConfigError as error:
                 raise ConfigError(f"The {split} pairs: {error}") from None
     if "train" not in splits:
-        raise ConfigError("There are no training pairs: give --source and --target, or --tsv, or --jsonl.")
+        raise ConfigError("There are no training pairs: give --source and --target, or --tsv, --jsonl or --pairs.")
     check_holdout(options, [f"--valid-{form}" for form in _FORMS], "--valid-count", "500")
-    return preparation_of(splits, options)
+    splits |= {split: RememberedPairs(splits[split]) for split in ("valid", "test") if split in splits}
+    held_out = [splits[split] for split in ("valid", "test") if split in splits]
+    cleaner = CleanedPairs(splits["train"], clean=options.clean, limits=limits, held_out=held_out)
+    splits["train"] = cleaner
+    return preparation_of(splits, options, cleaner=cleaner, languages=languages)
+
+
+def _languages(options: PrepareOptions) -> LanguagePair | None:
+    """Raises: ConfigError: one language without the other, no language tag, or the same language twice."""
+    if options.source_lang is None and options.target_lang is None:
+        return None
+    if options.source_lang is None or options.target_lang is None:
+        missing = "--source-lang" if options.source_lang is None else "--target-lang"
+        raise ConfigError(f"The languages of both sides belong together; give {missing} as well.")
+    source = language_tag(options.source_lang, "--source-lang")
+    target = language_tag(options.target_lang, "--target-lang")
+    if source == target:
+        raise ConfigError(f"--source-lang and --target-lang are both {source}; a translator has two languages.")
+    return source, target
 
 
 def preparation_of(
-    splits: dict[str, Pairs], options: PairOptions, task: ParsingTask | None = None
+    splits: dict[str, Pairs],
+    options: PairOptions,
+    task: ParsingTask | None = None,
+    *,
+    cleaner: CleanedPairs | None = None,
+    languages: LanguagePair | None = None,
 ) -> Callable[..., dict[str, Any]]:
     """The function that prepares pairs.
 
-    Args: splits: where each comes from. task: what is learned of targets that are trees.
+    Args:
+        splits: where each comes from.
+        task: what is learned of targets that are trees.
+        cleaner: see `prepare_corpus`.
+        languages: of source and target, if they are known.
 
     Raises: ConfigError, DataError: the tokenizer cannot be used.
     """
@@ -58,7 +96,13 @@ def preparation_of(
     if options.valid_count:
         rest = Rest(splits["train"], options.valid_count)
         splits = {**splits, "train": rest, "valid": rest.holdout}
-    arguments: dict[str, Any] = {**splits, "tokenizer": tokenizer, "task": task}
+    arguments: dict[str, Any] = {
+        **splits,
+        "tokenizer": tokenizer,
+        "task": task,
+        "cleaner": cleaner,
+        "languages": languages,
+    }
     return partial(prepare_corpus, **arguments)
 
 
@@ -67,12 +111,14 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
     data = PreparedData.open(folder, verify=False)
     case = ", lower case" if data.tokenizer.lowercase else ""
     vocabulary = f"{data.tokenizer.kind}, {data.tokenizer.vocab_size:,} pieces{case}, {data.tokenizer.digest[:12]}"
-    lines = []
+    cleaning = _cleaning(folder)
+    lines = _about_languages(manifest.get("languages", []), cleaning)
     for split, counts in manifest["counts"].items():
         num_lines, num_pairs = counts["lines"], counts["pairs"]
         lines += ["", f"{split}: {num_pairs:,} pairs kept of {num_lines:,} read"]
         lines += count_lines({**counts, "lines": 0})
         left_out = sum(counts.get(name, 0) for name in ("empty_dropped", "bad_utf8_skipped"))
+        left_out += cleaning.get("left_out", 0) if split == "train" else 0
         if held_back := num_lines - num_pairs - left_out:
             lines.append(f"  {held_back:>13,} held back for validation")
         for side in ("source", "target"):
@@ -80,4 +126,26 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
             noted = f", {unknown:,} unknown" if unknown else ""
             mean = tokens / max(num_pairs, 1)
             lines.append(f"  {tokens:>13,} {side} tokens: {mean:.1f} a sentence, {longest:,} the longest{noted}")
+    if cleaning and (told := describe_cleaning(cleaning)):
+        lines += ["", *told]
     return summary_of(folder, data.digest, vocabulary, lines, "demo")
+
+
+def _cleaning(folder: Path) -> dict[str, Any]:
+    """The content of cleaning.json; empty without it."""
+    file = folder / CLEANING
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+
+def _about_languages(recorded: Sequence[Sequence[str]], cleaning: dict[str, Any]) -> list[str]:
+    """Lines about the languages that were given, or that the texts look like."""
+    source, target = cleaning.get("languages", (None, None))
+    given = (recorded[0][0], recorded[0][1]) if recorded else (None, None)
+    lines = []
+    if recorded:
+        lines.append(f"languages   {given[0]} > {given[1]}")
+    elif source is not None and target is not None and source != target:
+        guess = f"--source-lang {source} --target-lang {target}"
+        lines.append(f"languages   look like {source} > {target}; {guess} would record them")
+    warning = warn_of_languages(given, (source, target))
+    return lines if warning is None else [*lines, f"warning: {warning}"]

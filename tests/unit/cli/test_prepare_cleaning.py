@@ -1,0 +1,155 @@
+"""`manyheads prepare` of pairs: cleaning, languages, and files whose name says their format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.prepared import PreparedData
+
+Cli = Callable[..., int]
+PAIRS = load_tatoeba("train")[:300]
+BAD = [("Same.", "Same."), PAIRS[0], ("See <b>here</b>.", "Siehe hier."), ("", "Leer.")]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str | Path]:
+    """The options for a corpus with bad pairs."""
+    lines = [f"{source}\t{target}\n" for source, target in [*PAIRS, *BAD]]
+    (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
+    (tmp_path / "valid.tsv").write_text("".join(lines[10:14]), encoding="utf-8")
+    return ["--tsv", tmp_path / "train.tsv", "--valid-tsv", tmp_path / "valid.tsv", "--vocab-size", "400"]
+
+
+def rules_of(folder: Path) -> dict[str, int]:
+    content = json.loads((folder / "cleaning.json").read_text(encoding="utf-8"))
+    return {rule["name"]: rule["count"] for rule in content["rules"] if rule["count"]}
+
+
+def test_a_report_without_clean(
+    manyheads: Cli, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    assert manyheads("prepare", *files, "-o", folder) == 0
+    assert len(PreparedData.open(folder).train) == len(PAIRS) + len(BAD) - 1
+    found = rules_of(folder)
+    assert found["identical"] == found["duplicate"] == found["markup"] == found["empty"] == 1
+    assert found["held-out"] >= 4
+    printed = capsys.readouterr().out
+    assert "training pairs are suspicious, and kept; --clean leaves them out" in printed
+    assert "warning: training pairs with sentences of validation or test make its scores too high." in printed
+    assert "held back" not in printed
+
+
+def test_clean(manyheads: Cli, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "data"
+    assert manyheads("prepare", *files, "-o", folder, "--clean", "--clean-rule", "markup=off", "ratio=5") == 0
+    found = rules_of(folder)
+    assert "markup" not in found
+    data = PreparedData.open(folder)
+    assert len(data.train) == len(PAIRS) + len(BAD) - sum(found.values())
+    printed = capsys.readouterr().out
+    assert "left out (examples: cleaning.json)" in printed
+    assert "warning" not in printed
+    assert "held back" not in printed
+
+
+def test_cleaning_before_pairs_are_held_back(
+    manyheads: Cli, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    assert manyheads("prepare", *files[:2], *files[4:], "--valid-count", "20", "-o", folder, "--clean") == 0
+    assert len(PreparedData.open(folder).valid_text) == 20
+    assert "           20 held back for validation" in capsys.readouterr().out
+
+
+def test_the_report_does_not_change_the_identity_of_data(
+    manyheads: Cli, files: list[str | Path], tmp_path: Path
+) -> None:
+    """The same pairs, once cleaned with rules that find nothing, and once with a report alone."""
+    limits = [f"{name}=off" for name in ("identical", "duplicate", "markup", "held-out", "empty", "numbers")]
+    assert manyheads("prepare", *files, "-o", tmp_path / "a") == 0
+    assert manyheads("prepare", *files, "-o", tmp_path / "b", "--clean-rule", *limits) == 0
+    one, other = (PreparedData.open(tmp_path / name) for name in "ab")
+    assert (one.path / "cleaning.json").read_bytes() != (other.path / "cleaning.json").read_bytes()
+    assert one.digest == other.digest
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ([], ["languages   look like en > de; --source-lang en --target-lang de would record them"]),
+        (["--source-lang", "en-gb", "--target-lang", "DE"], ["languages   en-GB > de"]),
+        (
+            ["--source-lang", "de", "--target-lang", "en"],
+            [
+                "languages   de > en",
+                "warning: The files look exchanged: the source looks like en, the target like de.",
+            ],
+        ),
+        (
+            ["--source-lang", "en", "--target-lang", "fr"],
+            ["languages   en > fr", "warning: The target looks like de, not fr."],
+        ),
+    ],
+)
+def test_languages(
+    options: list[str],
+    lines: list[str],
+    manyheads: Cli,
+    files: list[str | Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("py3langid")
+    folder = tmp_path / "data"
+    assert manyheads("prepare", *files, "-o", folder, *options) == 0
+    printed = capsys.readouterr().out.split("\n")
+    assert [line for line in printed if line.startswith(("languages", "warning: The"))] == lines
+    recorded = [(lines[0].split()[1], lines[0].split()[3])] if options else []
+    assert list(PreparedData.open(folder).languages) == recorded
+    assert manyheads("info", folder) == 0
+    assert (" > " in capsys.readouterr().out) == bool(options)
+
+
+def test_pairs_of_a_csv_file(manyheads: Cli, tmp_path: Path) -> None:
+    text = "id,en,de\n" + "".join(f'{n},"{source}","{target}"\n' for n, (source, target) in enumerate(PAIRS[:50]))
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    keys = ("--source-key", "en", "--target-key", "de", "--valid-count", "5", "--vocab-size", "300")
+    assert manyheads("prepare", "--pairs", tmp_path / "a.csv", *keys, "-o", tmp_path / "data") == 0
+    assert PreparedData.open(tmp_path / "data").valid_text == PAIRS[45:50]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--source-lang", "en"], "give --target-lang as well"),
+        (["--source-lang", "english", "--target-lang", "de"], "--source-lang english: give a language tag"),
+        (["--source-lang", "en", "--target-lang", "EN"], "are both en; a translator has two languages"),
+        (["--clean-rule", "shape=3"], "there is no rule 'shape'; the rules are empty, identical"),
+        (["--clean-rule", "letters=2"], "give a number from 0 to 1, or off; the default is 0.4"),
+        (["--pairs", "a.xml"], "given are tsv and pairs"),
+        (["--test-pairs", "a.xml"], "ends in .csv, .tsv, .jsonl, .tmx, .parquet"),
+        (["--test-pairs", "missing.csv"], "missing.csv"),
+        (["--task", "lm", "--clean"], "--clean"),
+        (["--task", "parsing", "--source-lang", "en"], "--source-lang"),
+    ],
+)
+def test_what_is_refused(
+    options: list[str],
+    message: str,
+    manyheads: Cli,
+    files: list[str | Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert manyheads("prepare", *files, "-o", tmp_path / "data", *options) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
