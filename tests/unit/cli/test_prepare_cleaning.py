@@ -132,7 +132,7 @@ def test_pairs_of_a_csv_file(manyheads: Cli, tmp_path: Path) -> None:
         (["--source-lang", "en", "--target-lang", "EN"], "are both en; a translator has two languages"),
         (["--clean-rule", "shape=3"], "there is no rule 'shape'; the rules are empty, identical"),
         (["--clean-rule", "letters=2"], "give a number from 0 to 1, or off; the default is 0.4"),
-        (["--pairs", "a.xml"], "given are tsv and pairs"),
+        (["--pairs", "a.xml"], "given: tsv and pairs"),
         (["--test-pairs", "a.xml"], "ends in .csv, .tsv, .jsonl, .tmx, .parquet"),
         (["--test-pairs", "missing.csv"], "missing.csv"),
         (["--task", "lm", "--clean"], "--clean"),
