@@ -1,0 +1,1 @@
+"""The protocols that the server speaks, one file each."""

@@ -1,0 +1,45 @@
+"""Types of fields that several protocols use."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+__all__ = ["Body", "LooseBody", "Number", "Text", "finite", "given"]
+
+
+def _check_text(text: str) -> str:
+    """Raises: ValueError: the text has an unpaired surrogate, which no encoding can represent."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"a text of {len(text):,} characters has an unpaired surrogate; send valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """A body in which unknown fields are errors, and values are not converted between types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class LooseBody(BaseModel):
+    """A body of a foreign protocol: fields that we do not know are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+def given(body: BaseModel, *names: str) -> dict[str, Any]:
+    """Return those of the named fields that the client sent with a value other than null."""
+    return {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+
+
+def finite(value: float) -> float | None:
+    """Return a number for JSON, which has neither infinity nor NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,492 @@
+"""Our own protocol: translation with n-best lists and alignments, generation, scoring and attention."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import Field
+from torch import Tensor
+
+from manyheads.decoding.fit import scored_limit
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.serving.api.fields import Body, Number, Text, finite, given
+from manyheads.serving.engine import Done, Row
+from manyheads.serving.refusals import Refusal, openai_error, too_long
+from manyheads.serving.scoring import PairBatch, ScoredIds, TextBatch, attention_maps
+from manyheads.serving.sentences import Sentence, rejoin, split
+from manyheads.serving.served import ServedGenerator, ServedTranslator, find_model
+from manyheads.serving.service import Service
+
+__all__ = ["router", "server_event", "translator_for"]
+
+_MOST_WEIGHTS = 1_000_000
+_SEARCH = (
+    "num_beams", "num_return_sequences", "length_penalty", "length_penalty_kind", "early_stopping", "max_new_tokens",
+    "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size", "seed",
+)  # fmt: skip
+_SAMPLING = (
+    "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "no_repeat_ngram_size", "num_return_sequences", "memory_len", "seed",
+)  # fmt: skip
+_EVENTS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class TranslateBody(Body):
+    """A request for translations. Options that are not given are the model's."""
+
+    model: Text | None = Field(None, description="Name of the model; default: the first that translates.")
+    text: Text | list[Text] = Field(description="One text or several.")
+    source_lang: Text | None = Field(None, description="Chooses the model by its languages, if no model is named.")
+    target_lang: Text | None = None
+    split_sentences: bool = Field(True, description="Translate each sentence separately; else split at line breaks only.")
+    stream: bool = Field(False, description="Send the sentences as server-sent events as they are finished.")
+    alignments: bool = Field(False, description="Add the cross-attention of the best translation of each sentence.")
+    forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
+    forced_prefix_ids: list[int] | None = Field(None, description="The same as token ids.")
+    num_beams: int | None = None
+    num_return_sequences: int | None = None
+    length_penalty: Number | None = None
+    length_penalty_kind: Literal["gnmt", "power", "none"] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    do_sample: bool | None = None
+    temperature: Number | None = None
+    top_k: int | None = None
+    top_p: Number | None = None
+    repetition_penalty: Number | None = None
+    no_repeat_ngram_size: int | None = None
+    seed: int | None = None
+
+
+class GenerateBody(Body):
+    """A request for continuations. Options that are not given are the model's."""
+
+    model: Text | None = Field(None, description="Name of the model; default: the first language model.")
+    prompt: Text | list[Text] = ""
+    stream: bool = Field(False, description="Send the text as server-sent events while it is generated.")
+    top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
+    stop: list[Text] | None = Field(None, description="Texts that end a continuation.", max_length=16)
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    do_sample: bool | None = None
+    temperature: Number | None = None
+    top_k: int | None = None
+    top_p: Number | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    no_repeat_ngram_size: int | None = None
+    num_return_sequences: int | None = None
+    memory_len: int | None = None
+    seed: int | None = None
+
+
+class ScoreBody(Body):
+    """A request for log-probabilities: of translations (source and target), or of texts."""
+
+    model: Text | None = None
+    source: list[Text] | None = Field(None, description="Sources; their translations are in target.")
+    target: list[Text] | None = None
+    text: list[Text] | None = Field(None, description="Texts for a language model.")
+    top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
+
+
+class AttentionBody(Body):
+    """A request for the attention weights of a pair, averaged over layers and heads that are not named."""
+
+    model: Text | None = None
+    source: Text
+    target: Text | None = Field(None, description="Default: the model's own translation.")
+    kind: Literal["cross", "encoder", "decoder"] = "cross"
+    layer: Annotated[int, Field(ge=0)] | None = None
+    head: Annotated[int, Field(ge=0)] | None = None
+
+
+def router(service: Service) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(prefix="/v1", tags=["native"])
+
+    @routes.post("/translate", summary="Translate texts.")
+    async def translate(request: Request, body: TranslateBody) -> Response:
+        job = await _Translation.prepare(service, request, body)
+        if body.stream:
+            return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
+        return JSONResponse(await job.answer())
+
+    @routes.post("/generate", summary="Continue texts.")
+    async def generate(request: Request, body: GenerateBody) -> Response:
+        job = await _Generation.prepare(service, request, body)
+        if body.stream:
+            return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
+        return JSONResponse(await job.answer())
+
+    @routes.post("/score", summary="Log-probabilities of given translations or texts.")
+    async def score(request: Request, body: ScoreBody) -> Response:
+        if (body.text is None) == (body.source is None) or (body.source is None) != (body.target is None):
+            raise Refusal(422, "text: give either text, or source and target.", code="invalid", field="text")
+        if body.text is not None:
+            return JSONResponse(await _score_texts(service, request, body, body.text))
+        return JSONResponse(await _score_pairs(service, request, body, body.source or [], body.target or []))
+
+    @routes.post("/attention", summary="Attention weights of a translation.")
+    async def attention(request: Request, body: AttentionBody) -> Response:
+        return JSONResponse(await _attention(service, request, body))
+
+    return routes
+
+
+def server_event(data: Mapping[str, Any], event: str = "") -> str:
+    """Return a server-sent event."""
+    return f"{f'event: {event}{chr(10)}' if event else ''}data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def translator_for(
+    service: Service, name: str | None, source_lang: str | None, target_lang: str | None
+) -> ServedTranslator:
+    """Return the named model, or the first one for these languages; with neither, the first that translates.
+
+    Raises: Refusal: there is none.
+    """
+    if name is None and (source_lang or target_lang):
+        for model in service.models.values():
+            for source, target in model.pairs:
+                if source_lang in (None, source) and target_lang in (None, target):
+                    assert isinstance(model, ServedTranslator)
+                    return model
+        raise Refusal(
+            422, "target_lang: no model here translates between these languages; GET /languages lists them.",
+            code="language", field="target_lang",
+        )  # fmt: skip
+    model = find_model(service.models, name, ServedTranslator)
+    assert isinstance(model, ServedTranslator)
+    return model
+
+
+class _Translation:
+    """A translation in progress: its texts, their sentences, and one row of the engine for each sentence."""
+
+    def __init__(self, service: Service, request: Request, body: TranslateBody, model: ServedTranslator) -> None:
+        self._service, self._request, self._body, self._model = service, request, body, model
+        self._texts = [body.text] if isinstance(body.text, str) else body.text
+        self._sentences: list[tuple[int, Sentence]] = []
+        self._rows: list[Row | None] = []
+        self._settings = model.settings({})
+
+    @classmethod
+    async def prepare(cls, service: Service, request: Request, body: TranslateBody) -> _Translation:
+        """Split, tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
+        found = cls(service, request, body, translator_for(service, body.model, body.source_lang, body.target_lang))
+        service.check_count("text", len(found._texts))
+        await service.off_loop(found._encode)
+        return found
+
+    def _encode(self) -> None:
+        body, model = self._body, self._model
+        self._sentences = [
+            (number, sentence)
+            for number, text in enumerate(self._texts)
+            for sentence in split(text, at_sentence_ends=body.split_sentences)
+        ]
+        overrides = given(body, *_SEARCH)
+        forced = body.forced_prefix_ids
+        if body.forced_prefix is not None:
+            if forced is not None:
+                raise Refusal(422, "forced_prefix: give it as text or as ids, not both.", code="invalid",
+                              field="forced_prefix")  # fmt: skip
+            forced = model.reader.tokenizer.target.encode(body.forced_prefix)
+        if forced:
+            if len(self._sentences) != 1:
+                raise Refusal(
+                    422, f"forced_prefix: the text has {len(self._sentences)} sentences; send one, or set"
+                    " split_sentences to false.", code="invalid", field="forced_prefix",
+                )  # fmt: skip
+            overrides["forced_prefix_ids"] = forced
+        self._settings = model.settings(overrides)
+        self._rows = model.rows([sentence.text for _, sentence in self._sentences], self._settings)
+
+    def _source_ids(self, place: int) -> list[int]:
+        row = self._rows[place]
+        return [] if row is None else row.content[0]
+
+    def _num_source_tokens(self) -> int:
+        return sum(len(self._source_ids(place)) for place in range(len(self._rows)))
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        found = await self._service.run(
+            self._request, self._model.begin(self._settings), self._rows, self._num_source_tokens()
+        )
+        sentences = [await self._sentence(place, hypotheses) for place, hypotheses in enumerate(found)]
+        translations = []
+        for number, text in enumerate(self._texts):
+            places = [place for place, (owner, _) in enumerate(self._sentences) if owner == number]
+            best = [sentences[place]["candidates"][0]["text"] for place in places]
+            joined = rejoin(text, [self._sentences[place][1] for place in places], best)
+            translations.append({"text": joined, "sentences": [sentences[place] for place in places]})
+        num_target_tokens = sum(len(one.ids) for hypotheses in found for one in hypotheses or ())
+        return {
+            "id": self._request.scope["manyheads.id"],
+            "model": self._model.name,
+            "translations": translations,
+            "usage": {"source_tokens": self._num_source_tokens(), "target_tokens": num_target_tokens},
+        }
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield an event for each sentence as it is finished, and one at the end."""
+        places = [place for place, row in enumerate(self._rows) if row is not None]
+        rows = [row for row in self._rows if row is not None]
+        try:
+            for place, row in enumerate(self._rows):
+                if row is None:
+                    yield self._event(place, await self._sentence(place, None))
+            if rows:
+                begun = self._model.begin(self._settings)
+                news = self._service.stream(self._request, begun, rows, self._num_source_tokens())
+                async with aclosing(news) as found:  # type: ignore[type-var]
+                    async for one in found:
+                        if isinstance(one, Done):
+                            place = places[one.row]
+                            yield self._event(place, await self._sentence(place, one.content))
+            yield server_event({"model": self._model.name, "num_sentences": len(self._rows)}, "done")
+        except Refusal as refusal:  # the status was sent before
+            yield server_event(openai_error(refusal), "error")
+
+    def _event(self, place: int, sentence: dict[str, Any]) -> str:
+        return server_event({"text": self._sentences[place][0], "sentence": place, **sentence}, "sentence")
+
+    async def _sentence(self, place: int, hypotheses: list[Hypothesis] | None) -> dict[str, Any]:
+        sentence = self._sentences[place][1]
+        record: dict[str, Any] = {"start": sentence.start, "end": sentence.end}
+        if not hypotheses:
+            empty = {"text": "", "score": 0.0, "log_prob": 0.0, "tokens": [], "token_ids": [], "token_log_probs": []}
+            return {**record, "source_tokens": [], "candidates": [empty]}
+        source = self._source_ids(place)
+        record["source_tokens"] = self._model.reader.tokenizer.source.tokens(source)
+        record["candidates"] = [self._candidate(one) for one in hypotheses]
+        if self._body.alignments:
+            target = self._ended(hypotheses[0])
+            weights = await self._service.call(
+                self._request, lambda: attention_maps(self._model.reader, source, target).cross, len(source) + len(target)
+            )
+            if weights is not None:
+                record["alignment"] = _rounded(weights.mean((0, 1)))
+        return record
+
+    def _ended(self, hypothesis: Hypothesis) -> list[int]:
+        return [*hypothesis.ids, self._model.reader.tokenizer.target.eos_id] if hypothesis.ended else hypothesis.ids
+
+    def _candidate(self, hypothesis: Hypothesis) -> dict[str, Any]:
+        writer, ids = self._model.reader.tokenizer.target, self._ended(hypothesis)
+        return {
+            "text": writer.decode(hypothesis.ids),
+            "score": finite(hypothesis.score),
+            "log_prob": finite(hypothesis.sum_log_prob),
+            "tokens": writer.tokens(ids),
+            "token_ids": ids,
+            "token_log_probs": [finite(value) for value in hypothesis.token_log_probs],
+        }
+
+
+class _Generation:
+    """Continuations in progress."""
+
+    def __init__(self, service: Service, request: Request, body: GenerateBody, model: ServedGenerator) -> None:
+        self._service, self._request, self._body, self._model = service, request, body, model
+        self._prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        overrides = given(body, *_SAMPLING)
+        if body.stop is not None:
+            overrides["stop"] = tuple(body.stop)
+        self._settings = model.settings(overrides)
+        self._rows: list[Row] = []
+
+    @classmethod
+    async def prepare(cls, service: Service, request: Request, body: GenerateBody) -> _Generation:
+        """Tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
+        model = find_model(service.models, body.model, ServedGenerator)
+        assert isinstance(model, ServedGenerator)
+        found = cls(service, request, body, model)
+        service.check_count("prompt", len(found._prompts))
+        prompts = await service.off_loop(lambda: model.encode(found._prompts))
+        found._rows = model.rows(prompts, found._settings, num_top=body.top_log_probs)
+        return found
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return sum(len(row.content.ids) for row in self._rows)
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        found = await self._service.run(
+            self._request, self._model.begin(self._settings), self._rows, self._num_prompt_tokens
+        )
+        return {
+            "id": self._request.scope["manyheads.id"],
+            "model": self._model.name,
+            "continuations": [[self._continuation(one) for one in row] for row in found],
+            "usage": self._usage(sum(len(one.ids) for row in found for one in row)),
+        }
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield an event for each new token of each continuation, and one at the end."""
+        num_tokens = 0
+        try:
+            begun = self._model.begin(self._settings)
+            news = self._service.stream(self._request, begun, self._rows, self._num_prompt_tokens)
+            async with aclosing(news) as found:  # type: ignore[type-var]
+                async for one in found:
+                    if isinstance(one, Done):
+                        num_tokens += sum(len(path.ids) for path in one.content)
+                        ends = [path.ended_by for path in one.content]
+                        yield server_event({"prompt": one.row, "ended_by": ends}, "end")
+                        continue
+                    token = one.content
+                    record = {"prompt": one.row, "path": token.path, "text": token.text, **self._token(token)}
+                    yield server_event(record, "token")
+            yield server_event({"model": self._model.name, "usage": self._usage(num_tokens)}, "done")
+        except Refusal as refusal:  # the status was sent before
+            yield server_event(openai_error(refusal), "error")
+
+    def _usage(self, num_tokens: int) -> dict[str, int]:
+        return {"prompt_tokens": self._num_prompt_tokens, "completion_tokens": num_tokens}
+
+    def _token(self, token: Any) -> dict[str, Any]:
+        show = self._model.reader.vocabulary.tokens
+        record = {"token": show([token.id])[0], "token_id": token.id, "log_prob": finite(token.log_prob)}
+        if token.top:
+            record["top_log_probs"] = _top([token.top], show)[0]
+        return record
+
+    def _continuation(self, one: Any) -> dict[str, Any]:
+        show = self._model.reader.vocabulary.tokens
+        record = {
+            "text": one.text,
+            "ended_by": one.ended_by,
+            "tokens": show(one.ids),
+            "token_ids": one.ids,
+            "token_log_probs": [finite(value) for value in one.log_probs],
+        }
+        if one.top:
+            record["top_log_probs"] = _top(one.top, show)
+        return record
+
+
+async def _score_texts(service: Service, request: Request, body: ScoreBody, texts: list[str]) -> dict[str, Any]:
+    model = find_model(service.models, body.model, ServedGenerator)
+    assert isinstance(model, ServedGenerator)
+    service.check_count("text", len(texts))
+    vocabulary = model.reader.vocabulary
+
+    def encode() -> list[list[int]]:
+        encoded = vocabulary.encode_batch(texts)
+        return [[*ids, vocabulary.line_id] for ids in encoded] if vocabulary.documents == "lines" else encoded
+
+    encoded = await service.off_loop(encode)
+    rows = model.scored_rows(encoded, body.top_log_probs)
+    begun = (model.name, "score"), lambda contents: TextBatch(model.reader, contents)
+    found: list[ScoredIds | None] = await service.run(request, begun, rows, sum(map(len, encoded)))
+    scores = [_scored(ids, one, vocabulary.tokens) for ids, one in zip(encoded, found, strict=True)]
+    return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
+
+
+async def _score_pairs(
+    service: Service, request: Request, body: ScoreBody, sources: list[str], targets: list[str]
+) -> dict[str, Any]:
+    model = find_model(service.models, body.model, ServedTranslator)
+    assert isinstance(model, ServedTranslator)
+    if len(sources) != len(targets):
+        raise Refusal(
+            422, f"target: there are {len(sources)} sources but {len(targets)} targets; send equally many.",
+            code="invalid", field="target",
+        )  # fmt: skip
+    service.check_count("source", len(sources))
+    reader, writer = model.reader.tokenizer.source, model.reader.tokenizer.target
+
+    def encode() -> list[tuple[list[int], list[int]]]:
+        encoded = zip(reader.encode_batch(sources), writer.encode_batch(targets), strict=True)
+        return [([*source, reader.eos_id], [*target, writer.eos_id]) for source, target in encoded]
+
+    pairs = await service.off_loop(encode)
+    limit, reason = scored_limit(model.settings({}), model.reader.model.max_len)
+    for number, pair in enumerate(pairs):
+        for field, ids in zip(("source", "target"), pair, strict=True):
+            if len(ids) > limit:
+                raise too_long(field, f"the length of text {number + 1} in tokens", len(ids), limit, f"({reason})")
+    rows = [Row((source, target, body.top_log_probs), len(source) + len(target)) for source, target in pairs]
+    begun = (model.name, "score"), lambda contents: PairBatch(model.reader, contents)
+    found = await service.run(request, begun, rows, sum(len(source) for source, _ in pairs))
+    scores = [_scored(target, one, writer.tokens) for (_, target), one in zip(pairs, found, strict=True)]
+    return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
+
+
+async def _attention(service: Service, request: Request, body: AttentionBody) -> dict[str, Any]:
+    model = find_model(service.models, body.model, ServedTranslator)
+    assert isinstance(model, ServedTranslator)
+    reader, writer = model.reader.tokenizer.source, model.reader.tokenizer.target
+    settings = model.settings({})
+    [row] = await service.off_loop(lambda: model.rows([body.source], settings, "source"))
+    if row is None:
+        raise Refusal(422, "source: there is no text in it; send at least one word.", code="invalid", field="source")
+    source = row.content[0]
+    if body.target is None:
+        [[best, *_]] = await service.run(request, model.begin(settings), [row], len(source))
+        target = [*best.ids, writer.eos_id]
+    else:
+        text = body.target
+        target = [*await service.off_loop(lambda: writer.encode(text)), writer.eos_id]
+    limit, reason = scored_limit(settings, model.reader.model.max_len)
+    if len(target) > limit:
+        raise too_long("target", "its length in tokens", len(target), limit, f"({reason})")
+    num_weights = {"cross": len(source) * len(target), "encoder": len(source) ** 2, "decoder": len(target) ** 2}
+    if num_weights[body.kind] > _MOST_WEIGHTS:
+        raise too_long("source", "the number of weights", num_weights[body.kind], _MOST_WEIGHTS, "Send shorter texts.")
+    cost = len(source) + len(target)
+    maps = await service.call(request, lambda: attention_maps(model.reader, source, target), cost)
+    weights: Tensor | None = getattr(maps, body.kind)
+    if weights is None:
+        raise Refusal(400, "kind: this model has no such attention weights.", code="model", field="kind")
+    for place, field in enumerate(("layer", "head")):
+        index = getattr(body, field)
+        if index is not None:
+            if index >= weights.size(place):
+                raise too_long(field, "its number", index, weights.size(place) - 1, "Numbers begin at 0.")
+            weights = weights.narrow(place, index, 1)
+    read, written = reader.tokens(source), writer.tokens(target)
+    keys = {"cross": read, "encoder": read, "decoder": writer.tokens([writer.bos_id, *target[:-1]])}
+    return {
+        "model": model.name,
+        "kind": body.kind,
+        "num_layers": int(getattr(maps, body.kind).size(0)),
+        "num_heads": int(getattr(maps, body.kind).size(1)),
+        "query_tokens": read if body.kind == "encoder" else written,
+        "key_tokens": keys[body.kind],
+        "weights": _rounded(weights.mean((0, 1))),
+    }
+
+
+def _scored(ids: list[int], found: ScoredIds | None, show: Any) -> dict[str, Any]:
+    scored = found or ScoredIds()
+    record: dict[str, Any] = {
+        "log_prob": finite(sum(scored.log_probs)),
+        "tokens": show(ids),
+        "token_ids": ids,
+        "token_log_probs": [finite(value) for value in scored.log_probs],
+    }
+    if scored.top:
+        record["top_log_probs"] = _top(scored.top, show)
+    return record
+
+
+def _top(top: list[list[tuple[int, float]]], show: Any) -> list[list[dict[str, Any]]]:
+    return [
+        [{"token": show([index])[0], "token_id": index, "log_prob": finite(value)} for index, value in one]
+        for one in top
+    ]
+
+
+def _rounded(weights: Tensor) -> list[list[float]]:
+    return [[round(value, 4) for value in row] for row in weights.tolist()]

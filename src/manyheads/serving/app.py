@@ -1,0 +1,123 @@
+"""The application: `create_app` builds it from settings; uvicorn, Ray Serve and others run it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from manyheads import __version__
+from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
+from manyheads.serving.api import native, operations
+from manyheads.serving.guard import ApiKeys, Guard
+from manyheads.serving.refusals import Refusal, error_body
+from manyheads.serving.service import Service
+from manyheads.serving.settings import ServingSettings
+
+__all__ = ["build_app", "create_app"]
+
+_MOST_FIELD = 60
+_MOST_MISTAKES = 5
+
+
+def create_app() -> FastAPI:
+    """Return the application with the settings of the environment (`MANYHEADS_MODELS` and so on).
+
+        MANYHEADS_MODELS=runs/demo uvicorn --factory manyheads.serving.app:create_app
+
+    The models are loaded when the application starts, not in this call.
+
+    Raises: ConfigError: a variable is invalid.
+    """
+    return build_app(ServingSettings.from_environment())
+
+
+def build_app(settings: ServingSettings) -> FastAPI:
+    """Return the application with these settings. `app.state.service` is its `Service`.
+
+    Raises: ConfigError: the key file cannot be used.
+    """
+    keys = ApiKeys.read(settings.api_key_file) if settings.api_key_file else ApiKeys([])
+    service = Service(settings, keys)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(
+        title="manyheads",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        description="Translation, text generation and scoring with trained models.",
+    )
+    app.state.service = service
+    for router in (operations.router(service), native.router(service)):
+        app.include_router(router)
+    app.add_middleware(Guard, settings=settings, state=service.state, keys=keys, metrics=service.metrics)
+    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    for kind in (RequestError, ConfigError, DataError):
+        app.add_exception_handler(kind, _unusable)
+    return app
+
+
+def _answer(request: Request, refusal: Refusal) -> JSONResponse:
+    return JSONResponse(error_body(request.url.path, refusal), refusal.status, refusal.headers())
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Refusal)
+    return _answer(request, error)
+
+
+async def _unusable(request: Request, error: Exception) -> JSONResponse:
+    """The decoding options or texts are invalid. The messages name options and numbers, never a text."""
+    assert isinstance(error, ManyHeadsError)
+    field = error.fields[0] if isinstance(error, ConfigError) and error.fields else None
+    return _answer(request, Refusal(422, str(error), code="invalid", field=field))
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    texts = {404: "There is no such path here.", 405: "This path does not accept this method."}
+    refusal = Refusal(error.status_code, texts.get(error.status_code, "The request is invalid."), code="http")
+    answer = _answer(request, refusal)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    """The body does not fit the schema: name the fields and what they must be, never what was sent."""
+    assert isinstance(error, RequestValidationError)
+    mistakes = error.errors()
+    if any(one["type"] == "json_invalid" for one in mistakes):
+        return _answer(request, Refusal(400, "The body is not valid JSON.", code="json"))
+    lines = [f"{_field(one['loc'])}: {_wanted(one)}" for one in mistakes[:_MOST_MISTAKES]]
+    if len(mistakes) > _MOST_MISTAKES:
+        lines.append(f"and {len(mistakes) - _MOST_MISTAKES} more")
+    return _answer(request, Refusal(422, "; ".join(lines) + ".", code="invalid", field=_field(mistakes[0]["loc"])))
+
+
+def _field(place: tuple[Any, ...]) -> str:
+    """Return the path of a field. Names that clients invented are shown only if they are short and plain."""
+    parts = [str(part) for part in place[1:]] or ["body"]
+    plain = [part if part.replace("_", "a").isalnum() and part.isascii() and len(part) <= _MOST_FIELD else "..."
+             for part in parts]  # fmt: skip
+    return ".".join(plain)
+
+
+def _wanted(mistake: dict[str, Any]) -> str:
+    if mistake["type"] == "extra_forbidden":
+        return "there is no such field"
+    return str(mistake["msg"]).removeprefix("Value error, ")[:300]

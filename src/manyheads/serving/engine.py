@@ -1,0 +1,323 @@
+"""The engine: one thread that runs the batches of all requests, a step of each in turn.
+
+A request is a `Job` of one or more rows. Waiting rows are admitted in order of arrival. Rows of equal key (model and
+options) are combined into a batch within a token budget; several batches run at the same time, so that a new request
+does not wait for the end of a long one. A row that finishes is reported at once. A job can be cancelled at any time: its
+waiting rows leave at once, its running rows before the next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from manyheads.serving.metrics import Metrics
+
+__all__ = ["Batch", "Done", "Engine", "EngineLimits", "Event", "Failed", "Job", "QueueFull", "Row"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One unit of a job's work.
+
+    Args:
+        content: for the function that begins the batch.
+        cost: tokens, prompt and output, times the beams or samples that it occupies.
+        width: beams or samples.
+    """
+
+    content: Any
+    cost: int
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    """A partial result of a row."""
+
+    row: int
+    content: Any
+
+
+@dataclass(frozen=True)
+class Done:
+    """The final result of a row."""
+
+    row: int
+    content: Any
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The end of a job by an error."""
+
+    error: Exception
+
+
+class Batch(Protocol):
+    """Rows that advance together."""
+
+    def advance(self) -> Iterable[Event | Done]:
+        """Take one step. Returns: what is new; `row` counts the rows of the batch."""
+        ...
+
+    def drop(self, rows: Collection[int]) -> None:
+        """Take out rows: they cost nothing from the next step on, and report nothing more."""
+        ...
+
+
+class QueueFull(Exception):  # noqa: N818  (an answer, not a fault)
+    """Too many tokens wait.
+
+    Args: retry_after: estimated seconds until there is space.
+    """
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+@dataclass(eq=False)
+class Job:
+    """The rows of one request.
+
+    Args:
+        key: rows of equal keys may share a batch.
+        begin: makes a batch of the contents of rows, which may come from several jobs of this key.
+        rows: in the order of their results' numbers.
+        told: called on the engine's thread with the news of each step; must not block.
+    """
+
+    key: Hashable
+    begin: Callable[[Sequence[Any]], Batch]
+    rows: Sequence[Row]
+    told: Callable[[list[Event | Done | Failed]], None]
+    arrived: float = field(default_factory=time.monotonic)
+    next_row: int = 0
+    num_done: int = 0
+    is_over: bool = False
+
+    @property
+    def waiting_cost(self) -> int:
+        """Tokens of the rows that have not started."""
+        return sum(row.cost for row in self.rows[self.next_row :])
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """See `ServingSettings`."""
+
+    max_waiting_tokens: int = 1 << 18
+    max_batch_tokens: int = 1 << 14
+    max_batch_rows: int = 256
+    max_batches: int = 3
+    debug_delay_seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class _Running:
+    """A batch in progress. owners: (job, number of the row in the job), or None once the row is done or dropped."""
+
+    batch: Batch
+    owners: list[tuple[Job, int] | None]
+    cost: int
+    started: float
+
+
+class Engine:
+    """Runs jobs until it is closed.
+
+    Args:
+        limits: sizes of batches and of the queue.
+        metrics: receives counts.
+    """
+
+    def __init__(self, limits: EngineLimits, metrics: Metrics) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._waiting: deque[Job] = deque()
+        self._running: list[_Running] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._tokens_per_second = 1_000.0
+        self._thread = threading.Thread(target=self._run, name="manyheads-engine", daemon=True)
+        metrics.gauge("num_requests_running", "Rows in running batches.", lambda: self.num_running)
+        metrics.gauge("num_requests_waiting", "Requests with rows that have not started.", lambda: len(self._waiting))
+        metrics.gauge("queue_tokens", "Tokens of the rows that wait.", lambda: self.waiting_tokens)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the current step; jobs that have not ended fail."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def num_running(self) -> int:
+        """Number of rows in running batches."""
+        return sum(owner is not None for running in list(self._running) for owner in running.owners)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the rows that wait."""
+        with self._changed:
+            return sum(job.waiting_cost for job in self._waiting)
+
+    def submit(self, job: Job) -> None:
+        """Put a job at the end of the queue.
+
+        Raises: QueueFull: more than `max_waiting_tokens` would wait. A job that finds the queue empty is always taken.
+        """
+        with self._changed:
+            waiting = sum(other.waiting_cost for other in self._waiting)
+            if waiting and waiting + job.waiting_cost > self._limits.max_waiting_tokens:
+                raise QueueFull(max(1, min(60, round(waiting / self._tokens_per_second))))
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Take a job out; it reports nothing more. Its running rows leave their batches before the next step."""
+        with self._changed:
+            job.is_over = True
+            if job in self._waiting:
+                self._waiting.remove(job)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._running or self._closing):
+                    self._changed.wait()
+                if self._closing:
+                    break
+                admitted = self._admit()
+            for owners in admitted:
+                self._begin(owners)
+            for running in list(self._running):
+                self._step(running)
+        for job in {*self._waiting, *(owner[0] for one in self._running for owner in one.owners if owner)}:
+            self._fail(job, RuntimeError("the engine was closed"))
+
+    def _admit(self) -> list[list[tuple[Job, int]]]:
+        """Take rows out of the queue for as many new batches as may start."""
+        admitted = []
+        while self._waiting and len(self._running) + len(admitted) < self._limits.max_batches:
+            owners: list[tuple[Job, int]] = []
+            key, longest, width = self._waiting[0].key, 0, 0
+            for job in [job for job in self._waiting if job.key == key]:
+                while job.next_row < len(job.rows):
+                    row = job.rows[job.next_row]
+                    longest, width = max(longest, row.cost), width + row.width
+                    is_full = (len(owners) + 1) * longest > self._limits.max_batch_tokens
+                    if owners and (is_full or width > self._limits.max_batch_rows):
+                        break
+                    owners.append((job, job.next_row))
+                    job.next_row += 1
+                if job.next_row < len(job.rows):
+                    break
+                self._waiting.remove(job)
+            admitted.append(owners)
+        return admitted
+
+    def _begin(self, owners: list[tuple[Job, int]]) -> None:
+        now = time.monotonic()
+        rows = [job.rows[number] for job, number in owners]
+        for job, number in owners:
+            if number == 0:
+                self._metrics.queue_time.observe(now - job.arrived)
+        try:
+            batch = owners[0][0].begin([row.content for row in rows])
+        except Exception as error:
+            self._fail_all(owners, error)
+            return
+        self._metrics.batch_rows.observe(sum(row.width for row in rows))
+        with self._changed:
+            self._running.append(_Running(batch, list(owners), sum(row.cost for row in rows), now))
+
+    def _step(self, running: _Running) -> None:
+        began = time.monotonic()
+        try:
+            self._drop_cancelled(running)
+            if any(running.owners):
+                if self._limits.debug_delay_seconds:
+                    time.sleep(self._limits.debug_delay_seconds)
+                self._report(running, running.batch.advance())
+                self._metrics.steps.add()
+                self._metrics.each_token.observe(time.monotonic() - began)
+        except Exception as error:
+            self._fail_all([owner for owner in running.owners if owner is not None], error)
+            running.owners = []
+        if not any(running.owners):
+            seconds = max(time.monotonic() - running.started, 1e-3)
+            # A moving average; several batches share the time, so each has only a part of the whole rate.
+            rate = running.cost / seconds * len(self._running)
+            with self._changed:
+                self._tokens_per_second += 0.2 * (rate - self._tokens_per_second)
+                self._running.remove(running)
+
+    @staticmethod
+    def _drop_cancelled(running: _Running) -> None:
+        dropped = [place for place, owner in enumerate(running.owners) if owner is not None and owner[0].is_over]
+        for place in dropped:
+            running.owners[place] = None
+        if dropped and any(running.owners):
+            running.batch.drop(dropped)
+
+    def _report(self, running: _Running, news: Iterable[Event | Done]) -> None:
+        by_job: dict[Job, list[Event | Done | Failed]] = {}
+        for one in news:
+            owner = running.owners[one.row]
+            if owner is None:
+                continue
+            job, number = owner
+            if isinstance(one, Done):
+                running.owners[one.row] = None
+                job.num_done += 1
+                self._metrics.generation_tokens.add(one.num_tokens)
+                by_job.setdefault(job, []).append(Done(number, one.content, one.num_tokens))
+            else:
+                by_job.setdefault(job, []).append(Event(number, one.content))
+        for job, found in by_job.items():
+            if job.num_done == len(job.rows):
+                job.is_over = True
+            _tell(job, found)
+
+    def _fail_all(self, owners: Sequence[tuple[Job, int]], error: Exception) -> None:
+        _log.error("a batch of %d rows failed: %s", len(owners), type(error).__name__, exc_info=error)
+        for job in {id(job): job for job, _ in owners}.values():
+            self._fail(job, error)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        with self._changed:
+            if job.is_over:
+                return
+            job.is_over = True
+            if job in self._waiting:
+                self._waiting.remove(job)
+        _tell(job, [Failed(error)])
+
+
+def _tell(job: Job, news: list[Event | Done | Failed]) -> None:
+    try:
+        job.told(news)
+    except Exception:  # the client's event loop has ended; nobody waits for the result
+        _log.debug("a result could not be delivered", exc_info=True)
+        job.is_over = True

@@ -1,0 +1,175 @@
+"""Batches that score given tokens, optionally with the most probable alternatives at each place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from manyheads.architectures.attentions import attentions_of
+from manyheads.architectures.protocols import Scorable
+from manyheads.decoding.device import inference
+from manyheads.decoding.generator import READ_AT_ONCE, Generator
+from manyheads.decoding.translator import Translator
+from manyheads.errors import RequestError
+from manyheads.serving.engine import Done, Event
+
+__all__ = ["AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps"]
+
+_MOST_VALUES = 2**24
+"""Most log-probabilities that are computed in one call: 64 MiB in float32."""
+
+
+@dataclass
+class ScoredIds:
+    """Log-probabilities of given tokens, in nats.
+
+    Args: log_probs: of each token. top: for each token the most probable (id, log-probability), best first.
+    """
+
+    log_probs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+
+
+class PairBatch:
+    """Scores targets given their sources, as many pairs in each step as fit. Results: `ScoredIds` of each pair.
+
+    Args: contents: (source ids with EOS, target ids with EOS, number of alternatives) of each pair.
+    """
+
+    def __init__(self, translator: Translator, contents: Sequence[tuple[list[int], list[int], int]]) -> None:
+        if not isinstance(translator.model, Scorable):
+            raise RequestError(f"a {type(translator.model).__name__} gives no log-probabilities of whole targets.")
+        self._translator = translator
+        self._left = dict(enumerate(contents))
+
+    def advance(self) -> Iterable[Event | Done]:
+        """Score the next pairs."""
+        model, writer = self._translator.model, self._translator.tokenizer.target
+        assert isinstance(model, Scorable)
+        rows, longest = [], 0
+        for row, (source, target, _) in self._left.items():
+            longest = max(longest, len(source), len(target))
+            if rows and (len(rows) + 1) * longest * writer.vocab_size > _MOST_VALUES:
+                break
+            rows.append(row)
+        taken = [self._left.pop(row) for row in rows]
+        device = self._translator.device
+        source = _padded([source for source, _, _ in taken], writer.pad_id, device)
+        lengths = torch.tensor([len(source) for source, _, _ in taken], device=device)
+        inputs = _padded([[writer.bos_id, *target[:-1]] for _, target, _ in taken], writer.pad_id, device)
+        with inference(device, self._translator.precision):
+            log_probs = model.log_probs(source, lengths, inputs)
+        return [
+            Done(row, _chosen(table[: len(target)], target, num_top))
+            for row, table, (_, target, num_top) in zip(rows, log_probs, taken, strict=True)
+        ]
+
+    def drop(self, rows: Collection[int]) -> None:
+        """Do not score these pairs."""
+        for row in rows:
+            self._left.pop(row, None)
+
+
+class TextBatch:
+    """Scores texts with a language model, each from its beginning; a step reads up to 512 tokens of every text.
+
+    The first token is predicted from the token that begins a document, or a line. Results: `ScoredIds` of each text.
+
+    Args: contents: (ids, at least one; number of alternatives) of each text.
+    """
+
+    def __init__(self, generator: Generator, contents: Sequence[tuple[list[int], int]]) -> None:
+        self._generator = generator
+        self._ids = [ids for ids, _ in contents]
+        self._num_top = [num_top for _, num_top in contents]
+        self._found = [ScoredIds() for _ in contents]
+        self._dropped: set[int] = set()
+        self._begin = 0
+        self._lengths = torch.tensor([len(ids) for ids in self._ids])
+        self._inputs = _padded([[generator.vocabulary.start_id, *ids[:-1]] for ids in self._ids], 0, "cpu")
+        with inference(generator.device, generator.precision):
+            self._state = generator.model.start(len(contents), generator.attending(generator.settings))
+
+    def advance(self) -> Iterable[Event | Done]:
+        """Read the next part of every text."""
+        model, device = self._generator.model, self._generator.device
+        begin, end = self._begin, min(self._begin + READ_AT_ONCE, self._inputs.shape[1])
+        lengths = (self._lengths - begin).clamp(min=0, max=end - begin)
+        whole = bool((lengths == end - begin).all())
+        with inference(device, self._generator.precision):
+            hidden, self._state = model.body(
+                self._inputs[:, begin:end].to(device), None if whole else lengths.to(device), self._state
+            )
+            for row, ids in enumerate(self._ids):
+                if row not in self._dropped and lengths[row]:
+                    self._score(row, hidden[row, : int(lengths[row])], ids[begin:end])
+        self._begin = end
+        done = [row for row, ids in enumerate(self._ids) if begin < len(ids) <= end and row not in self._dropped]
+        return [Done(row, self._found[row]) for row in done]
+
+    def drop(self, rows: Collection[int]) -> None:
+        """Do not score these texts."""
+        self._dropped.update(rows)
+
+    def _score(self, row: int, hidden: Tensor, ids: list[int]) -> None:
+        vocab_size = self._generator.model.config.vocab_size
+        width = max(1, _MOST_VALUES // vocab_size)
+        for begin in range(0, len(ids), width):
+            part = slice(begin, begin + width)
+            table = self._generator.model.head.log_probs(hidden[part][None])[0]
+            found = _chosen(table, ids[part], self._num_top[row])
+            self._found[row].log_probs += found.log_probs
+            self._found[row].top += found.top
+
+
+def _chosen(table: Tensor, ids: list[int], num_top: int) -> ScoredIds:
+    """Read log-probabilities out of a table. table: (len(ids), vocab_size)."""
+    log_probs = table.gather(1, torch.tensor(ids, device=table.device)[:, None])[:, 0].float().tolist()
+    if any(value != value for value in log_probs):
+        raise RequestError("the model gave NaN log-probabilities; its weights are damaged.")
+    if not num_top:
+        return ScoredIds(log_probs, [])
+    values, places = table.float().topk(min(num_top, table.size(1)))
+    pairs = [list(zip(*row, strict=True)) for row in zip(places.tolist(), values.tolist(), strict=True)]
+    return ScoredIds(log_probs, pairs)
+
+
+def _padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str) -> Tensor:
+    tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=pad_id).to(device)
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Attention weights of one pair, as (layers, heads, q_len, k_len) tensors; None if the model has no such stack."""
+
+    encoder: Tensor | None
+    decoder: Tensor | None
+    cross: Tensor | None
+
+
+def attention_maps(translator: Translator, source: list[int], target: list[int]) -> AttentionMaps:
+    """Compute the attention weights of a pair. Call it on the engine's thread.
+
+    Args: source: ids with EOS. target: ids with EOS; row i of `decoder` and `cross` are the weights with which token i
+        of the target is chosen.
+    """
+    model, device = translator.model, translator.device
+    assert isinstance(model, torch.nn.Module)
+    inputs = [translator.tokenizer.target.bos_id, *target[:-1]]
+    with inference(device, translator.precision):
+        found = attentions_of(
+            model,
+            torch.tensor([source], device=device),
+            torch.tensor([len(source)], device=device),
+            torch.tensor([inputs], device=device),
+        )
+
+    def stacked(layers: tuple[Tensor, ...]) -> Tensor | None:
+        return torch.stack([layer[0].float().cpu() for layer in layers]) if layers else None
+
+    return AttentionMaps(stacked(found.encoder), stacked(found.decoder), stacked(found.cross))

@@ -1,0 +1,76 @@
+"""Splitting a text into sentences, and rejoining their translations with what stood between them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["Sentence", "rejoin", "split"]
+
+# The end of a sentence: marks, closing quotes and brackets, then white space; or marks of scripts without spaces.
+_END = re.compile(r"""(?:[.!?…‽؟।]+["'”’»)\]]*(?=\s))|(?:[。！？]+["'”’」』）]*)""")
+_LAST_WORD = re.compile(r"([^\W\d_]+(?:\.[^\W\d_]+)*|\d+)\.$")
+# Words whose full stop does not end a sentence. A number and a full stop is an ordinal in many languages.
+_ABBREVIATIONS = frozenset(
+    "mr mrs ms dr prof st mt sr jr no vs etc e.g i.e cf fig vol pp approx dept inc ltd co"
+    " hr fr nr bzw z.b d.h u.a usw ca evtl ggf inkl str tel abb bd jh m mme mlle sra srta".split()
+)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of a text.
+
+    Args: text: without white space around it. start: its place in the text, in characters.
+    """
+
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The place after it."""
+        return self.start + len(self.text)
+
+
+def split(text: str, *, at_sentence_ends: bool = True) -> list[Sentence]:
+    """Return the sentences of a text in order. Line breaks always separate; sentence ends only if asked.
+
+    Words are never cut; white space outside sentences belongs to none, so `rejoin` restores it.
+    """
+    found = []
+    start = 0
+    for line in text.split("\n"):
+        begin = 0
+        for end in [*(_ends(line) if at_sentence_ends else ()), len(line)]:
+            part = line[begin:end]
+            if part.strip():
+                found.append(Sentence(part.strip(), start + begin + len(part) - len(part.lstrip())))
+            begin = end
+        start += len(line) + 1
+    return found
+
+
+def rejoin(text: str, sentences: list[Sentence], translations: list[str]) -> str:
+    """Return the text with each sentence replaced by its translation, and the white space between them as it was."""
+    parts, place = [], 0
+    for sentence, translation in zip(sentences, translations, strict=True):
+        parts += [text[place : sentence.start], translation]
+        place = sentence.end
+    return "".join([*parts, text[place:]])
+
+
+def _ends(line: str) -> list[int]:
+    """Return the places after the sentences of a line, except the last one's."""
+    found = []
+    for match in _END.finditer(line):
+        following = line[match.end() :].lstrip()
+        if not following or following[0].islower():
+            continue
+        if match.group() == ".":
+            word = _LAST_WORD.search(line, max(0, match.end() - 40), match.end())
+            known = word is not None and word.group(1).lower()
+            if word is not None and (known in _ABBREVIATIONS or word.group(1).isdigit() or len(word.group(1)) == 1):
+                continue
+        found.append(match.end())
+    return found

@@ -1,0 +1,214 @@
+"""The models of a server: loading, names, languages, and the translation of requests into rows of the engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manyheads.architectures.hub import resolve_model_path
+from manyheads.decoding.attending import open_model
+from manyheads.decoding.fit import source_limit
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.generator import Generator
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.translator import Translator
+from manyheads.errors import ConfigError
+from manyheads.serving.batches import GenerationBatch, TranslationBatch
+from manyheads.serving.engine import Row
+from manyheads.serving.refusals import Refusal, too_long
+from manyheads.serving.settings import ServingSettings
+
+__all__ = ["ServedGenerator", "ServedModel", "ServedTranslator", "load_models", "names_of_models"]
+
+_MOST_NAME = 96
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """What all models have.
+
+    Args:
+        name: in requests. pairs: (source, target) language codes; empty for language models and where they are unknown.
+        limits: of the server. created: time of loading, in seconds since 1970.
+    """
+
+    name: str
+    limits: ServingSettings
+    pairs: tuple[tuple[str, str], ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def _check_row(self, what: str, cost: int, width: int, explained: str) -> Row:
+        if cost > self.limits.max_batch_tokens:
+            raise too_long(
+                what, f"the work for one text ({explained})", cost, self.limits.max_batch_tokens,
+                "Send a shorter text, or ask for fewer tokens, beams or samples.",
+            )  # fmt: skip
+        if width > self.limits.max_batch_rows:
+            raise too_long(
+                what, "the number of beams or samples of one text", width, self.limits.max_batch_rows, "Ask for fewer."
+            )
+        return Row(None, cost, width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedTranslator(ServedModel):
+    """A model that translates. reader: the translator."""
+
+    reader: Translator
+
+    def settings(self, overrides: dict[str, Any]) -> DecodingSettings:
+        """Return the options of a request.
+
+        Raises: ConfigError, RequestError: an option is invalid.
+        """
+        most = self.limits.max_batch_tokens  # the engine forms the batches
+        return self.reader.options(**{"num_return_sequences": 1, **overrides, "max_tokens": most})
+
+    def rows(self, texts: Sequence[str], settings: DecodingSettings, what: str = "text") -> list[Row | None]:
+        """Return a row for each text; None for a text without words.
+
+        Raises: Refusal: a text is too long. DataError: a text is not valid Unicode.
+        """
+        side = self.reader.tokenizer.source
+        limit, reason = source_limit(settings, self.reader.model.max_len)
+        width = settings.num_return_sequences if settings.do_sample else settings.num_beams
+        rows: list[Row | None] = []
+        for number, (text, ids) in enumerate(zip(texts, side.encode_batch(list(texts)), strict=True)):
+            if not ids or not text.strip():
+                rows.append(None)
+                continue
+            source = [*ids, side.eos_id]
+            if len(source) > limit:
+                raise too_long(what, f"the length of text {number + 1} in tokens", len(source), limit, f"({reason})")
+            most = settings.max_new_tokens or int(len(source) * settings.max_len_ratio) + settings.max_len_offset
+            if self.reader.model.max_len is not None:
+                most = min(most, self.reader.model.max_len)
+            cost = width * (len(source) + most)
+            explained = f"{width} beams or samples x ({len(source)} source + {most} target tokens)"
+            self._check_row(what, cost, width, explained)
+            rows.append(Row((source, number), cost, width))
+        return rows
+
+    def begin(self, settings: DecodingSettings) -> tuple[Hashable, Any]:
+        """Return the key of the engine's batches, and the function that begins one."""
+        return (self.name, settings), lambda contents: TranslationBatch(self.reader, settings, contents)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedGenerator(ServedModel):
+    """A language model. reader: the generator."""
+
+    reader: Generator
+
+    def settings(self, overrides: dict[str, Any]) -> GenerationSettings:
+        """Return the options of a request.
+
+        Raises: ConfigError, RequestError: an option is invalid.
+        """
+        return self.reader.options(**{"num_return_sequences": 1, **overrides, "max_rows": self.limits.max_batch_rows})
+
+    def rows(
+        self, prompts: Sequence[Sequence[int]], settings: GenerationSettings, what: str = "prompt"
+    ) -> list[Row | None]:
+        """Return a row for each prompt of ids.
+
+        Raises: Refusal: a prompt is too long for the server or the model.
+        """
+        rows: list[Row | None] = []
+        for number, ids in enumerate(prompts):
+            width = settings.num_return_sequences
+            cost = width * (len(ids) + settings.max_new_tokens)
+            explained = f"{width} samples x ({len(ids)} prompt + {settings.max_new_tokens} new tokens)"
+            self._check_row(what, cost, width, explained)
+            room = self.reader.room(len(ids))
+            if room is not None and room < 1:
+                raise too_long(
+                    what, f"the length of prompt {number + 1} in tokens", len(ids), len(ids) + room - 1,
+                    "Send a shorter prompt.",
+                )  # fmt: skip
+            rows.append(Row((list(ids), number), cost, width))
+        return rows
+
+    def begin(self, settings: GenerationSettings) -> tuple[Hashable, Any]:
+        """Return the key of the engine's batches, and the function that begins one."""
+        return (self.name, settings), lambda contents: GenerationBatch(self.reader, settings, contents)
+
+
+def names_of_models(given: Sequence[str]) -> dict[str, str]:
+    """Return name -> path. The name is given as `NAME=PATH`; else it is the folder's, or of `run/model` the run's.
+
+    Raises: ConfigError: no model, a bad name, or two models of one name.
+    """
+    if not given:
+        raise ConfigError("no model is given; name at least one model folder, run folder or owner/name on the hub.")
+    found: dict[str, str] = {}
+    for text in given:
+        name, is_named, path = text.partition("=")
+        if not is_named:
+            path = text
+            folder = Path(text).resolve() if Path(text).is_dir() else Path(text)
+            name = folder.parent.name if folder.name == "model" else folder.name
+        if not path or not 0 < len(name) <= _MOST_NAME or not name.isprintable() or "/" in name:
+            raise ConfigError(
+                f"the model {text!r} has no usable name; give NAME=PATH with a name of 1 to {_MOST_NAME} printable"
+                " characters without a slash."
+            )
+        if name in found:
+            raise ConfigError(
+                f"two models have the name {name!r}: {found[name]} and {path}; name one of them as OTHER={path}."
+            )
+        found[name] = path
+    return found
+
+
+def load_models(settings: ServingSettings) -> dict[str, ServedModel]:
+    """Load all models of a server. Returns: name -> model, in the given order.
+
+    Raises: ConfigError: see `names_of_models`. ModelFileError, DataError: a model cannot be loaded.
+    """
+    models: dict[str, ServedModel] = {}
+    for name, path in names_of_models(settings.models).items():
+        reader = open_model(path, settings.device, settings.precision)  # type: ignore[arg-type]
+        if isinstance(reader, Translator):
+            pairs = _pairs(resolve_model_path(path), reader, settings)
+            models[name] = ServedTranslator(name=name, limits=settings, reader=reader, pairs=pairs)
+        else:
+            models[name] = ServedGenerator(name=name, limits=settings, reader=reader)
+    return models
+
+
+def _pairs(folder: Path, translator: Translator, settings: ServingSettings) -> tuple[tuple[str, str], ...]:
+    """Return the language pairs that the model's config or tokenizer records, or else those of the server's settings."""
+    recorded = json.loads((folder / "config.json").read_bytes()).get("languages")
+    if isinstance(recorded, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in recorded):
+        return tuple((str(source), str(target)) for source, target in recorded)
+    described = translator.tokenizer.describe()
+    source, target = described.get("source_lang"), described.get("target_lang")
+    if isinstance(source, str) and isinstance(target, str):
+        return ((source, target),)
+    if settings.source_lang and settings.target_lang:
+        return ((settings.source_lang, settings.target_lang),)
+    return ()
+
+
+def find_model(models: dict[str, ServedModel], name: str | None, kind: type[ServedModel]) -> ServedModel:
+    """Return the model of a request: the named one, or without a name the first of its kind.
+
+    Raises: Refusal: there is none.
+    """
+    possible = [one for one in models.values() if isinstance(one, kind)]
+    if name is None and possible:
+        return possible[0]
+    if name in models and models[name] in possible:
+        return models[name]
+    what = "translates" if kind is ServedTranslator else "generates text"
+    known = ", ".join(one.name for one in possible) or "none"
+    if name is not None and name in models:
+        raise Refusal(400, f"model: this model does not do that. Models that do: {known}.", code="model", field="model")
+    raise Refusal(
+        404, f"model: there is no such model here that {what}. Models: {known}.", code="model_not_found", field="model"
+    )

@@ -1,0 +1,183 @@
+"""What all protocols share: the models, the engine, and the way from a request to results."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from manyheads.errors import NonFiniteError
+from manyheads.serving.batches import CallBatch
+from manyheads.serving.engine import Done, Engine, EngineLimits, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.guard import ApiKeys, ServerState
+from manyheads.serving.metrics import Metrics
+from manyheads.serving.refusals import Refusal, too_long
+from manyheads.serving.served import ServedModel, load_models
+from manyheads.serving.settings import ServingSettings
+
+__all__ = ["Service"]
+
+T = TypeVar("T")
+
+
+class Service:
+    """The state of one server.
+
+    Args: settings: limits and models; keys: that clients present.
+
+    Attributes: models: name -> model, filled by `start`. engine, metrics, state: see their classes.
+    """
+
+    def __init__(self, settings: ServingSettings, keys: ApiKeys) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.metrics = Metrics()
+        self.state = ServerState()
+        self.models: dict[str, ServedModel] = {}
+        self.engine = Engine(
+            EngineLimits(
+                max_waiting_tokens=settings.max_waiting_tokens,
+                max_batch_tokens=settings.max_batch_tokens,
+                max_batch_rows=settings.max_batch_rows,
+                max_batches=settings.max_batches,
+                debug_delay_seconds=settings.debug_delay_seconds,
+            ),
+            self.metrics,
+        )
+        # Tokenizers take long for long texts, during which the event loop must answer others.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="manyheads-tokenizer")
+
+    async def start(self) -> None:
+        """Load the models and start the engine.
+
+        Raises: ManyHeadsError: a model cannot be loaded.
+        """
+        self.models = await self.off_loop(lambda: load_models(self.settings))
+        self.engine.start()
+        self.state.is_ready = True
+
+    async def stop(self) -> None:
+        """Stop the engine after its current step."""
+        self.state.is_closed = True
+        await self.off_loop(self.engine.close)
+        self._pool.shutdown()
+
+    async def off_loop(self, function: Callable[[], T]) -> T:
+        """Call a function that may take long, such as a tokenizer, outside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+    def check_count(self, field: str, count: int) -> None:
+        """Raises: Refusal: a request has more texts than permitted."""
+        if count > self.settings.max_texts:
+            raise too_long(field, "the number of texts", count, self.settings.max_texts, "Send several requests.")
+
+    async def stream(
+        self,
+        request: Request,
+        begun: tuple[Hashable, Callable[[Sequence[Any]], Any]],
+        rows: Sequence[Row],
+        num_prompt_tokens: int = 0,
+    ) -> AsyncIterator[Event | Done]:
+        """Run rows, and yield news as they come, in any order, until all rows are done.
+
+        Close the generator early to cancel them; this also happens when the client leaves.
+
+        Args: begun: key and function of the batches (see `engine.Job`); rows: not empty.
+
+        Raises: Refusal: the queue is full (429), the deadline has passed (504), or the model failed (500).
+        """
+        loop = asyncio.get_running_loop()
+        arrived: float = request.scope["manyheads.arrived"]
+        total = sum(row.cost for row in rows)
+        if total > self.settings.max_waiting_tokens:
+            raise Refusal(
+                422,
+                f"The work of the request is {total:,} tokens; the limit is {self.settings.max_waiting_tokens:,}. Send"
+                " fewer texts at once.", code="over_limit",
+            )  # fmt: skip
+        news: asyncio.Queue[Event | Done | Failed] = asyncio.Queue()
+
+        def deliver(found: list[Event | Done | Failed]) -> None:
+            for one in found:
+                news.put_nowait(one)
+
+        job = Job(begun[0], begun[1], rows, lambda found: loop.call_soon_threadsafe(deliver, found) and None, arrived)
+        try:
+            self.engine.submit(job)
+        except QueueFull as full:
+            self.metrics.rejected.add(value="tokens")
+            raise Refusal(
+                429, f"The queue is full; try again in {full.retry_after} s.", code="queue_full",
+                retry_after=full.retry_after,
+            ) from None  # fmt: skip
+        self.metrics.prompt_tokens.add(num_prompt_tokens)
+        ending, left, is_first = "cancelled", len(rows), True
+        try:
+            async with asyncio.timeout_at(loop.time() + arrived + self.settings.deadline_seconds - time.monotonic()):
+                while left:
+                    one = await news.get()
+                    if is_first:
+                        self.metrics.first_token.observe(time.monotonic() - arrived)
+                        is_first = False
+                    if isinstance(one, Failed):
+                        ending = "failed"
+                        raise _failed(one.error)
+                    left -= isinstance(one, Done)
+                    if not left:
+                        ending = "completed"
+                    yield one
+        except TimeoutError:
+            ending = "deadline"
+            raise Refusal(
+                504, f"The answer took longer than {self.settings.deadline_seconds:g} s; send less at once.",
+                code="deadline",
+            ) from None  # fmt: skip
+        finally:
+            if ending != "completed":
+                self.engine.cancel(job)
+            self.metrics.requests.add(value=ending)
+            self.metrics.latency.observe(time.monotonic() - arrived)
+
+    async def run(
+        self,
+        request: Request,
+        begun: tuple[Hashable, Callable[[Sequence[Any]], Any]],
+        rows: Sequence[Row | None],
+        num_prompt_tokens: int = 0,
+    ) -> list[Any]:
+        """Run rows to the end. Returns: the result of each, in order; None where the row is None.
+
+        Raises: as `stream`.
+        """
+        places = [place for place, row in enumerate(rows) if row is not None]
+        results: list[Any] = [None] * len(rows)
+        if not places:
+            return results
+        async with aclosing(
+            self.stream(request, begun, [row for row in rows if row is not None], num_prompt_tokens)  # type: ignore[type-var]
+        ) as news:
+            async for one in news:
+                if isinstance(one, Done):
+                    results[places[one.row]] = one.content
+        return results
+
+    async def call(self, request: Request, function: Callable[[], T], cost: int) -> T:
+        """Call a function on the engine's thread, as one step.
+
+        Args: cost: of the call in tokens. Raises: as `stream`.
+        """
+        begun = (object(), CallBatch)
+        [result] = await self.run(request, begun, [Row(function, cost)])
+        found: T = result
+        return found
+
+
+def _failed(error: Exception) -> Exception:
+    if isinstance(error, NonFiniteError):
+        return Refusal(500, str(error), code="not_finite")
+    return error

@@ -1,0 +1,127 @@
+"""Settings of the server, from the command line or from variables of the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from manyheads.config.build import build
+from manyheads.config.checks import Range, at_least, between, check
+from manyheads.errors import ConfigError
+
+__all__ = ["ENVIRONMENT_PREFIX", "ServingSettings"]
+
+ENVIRONMENT_PREFIX = "MANYHEADS_"
+_SECONDS = Range(0, 86_400, "above 0 and at most 86,400 seconds", excluded=0)
+_RANGES = {
+    "max_requests": between(1, 100_000),
+    "max_body_bytes": between(1, 2**31),
+    "max_waiting_tokens": at_least(1),
+    "max_batch_tokens": at_least(1),
+    "max_batch_rows": between(1, 100_000),
+    "max_batches": between(1, 64),
+    "max_texts": between(1, 100_000),
+    "deadline_seconds": _SECONDS,
+    "read_seconds": _SECONDS,
+    "write_seconds": _SECONDS,
+    "max_connections": between(1, 1_000_000),
+    "max_connections_per_address": between(1, 1_000_000),
+    "drain_delay_seconds": Range(0, 3_600, "between 0 and 3,600 seconds"),
+    "debug_delay_seconds": Range(0, 60, "between 0 and 60 seconds"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """Settings of the server. Each can be set as `MANYHEADS_` and its name in capitals; see `from_environment`.
+
+    Args:
+        models: a model folder, a run folder or `owner/name` on the Hugging Face hub, each optionally as `NAME=MODEL`.
+        source_lang: language code of the sources of translation models that record none.
+        target_lang: the same for the targets.
+        device: `auto`, `cpu`, `cuda`, ...
+        precision: `fp32`, `bf16` or `auto`.
+        api_key_file: a file with one key per line; a request must then present one of them. Empty: no keys.
+        allowed_hosts: permitted values of the Host header, without port; `*` permits all.
+        allowed_origins: permitted values of the Origin header besides the server's own address.
+        max_requests: requests that are read, waiting or running at the same time; further ones get 429.
+        max_body_bytes: largest body of a request; a larger one gets 413.
+        max_waiting_tokens: tokens of all rows that wait; a request above this gets 429. See `engine.Row.cost`.
+        max_batch_tokens: rows x longest row of a batch, in tokens; no single row may be larger (422).
+        max_batch_rows: rows of a batch; each beam and each sample is a row.
+        max_batches: batches that run at the same time; they take steps in turn.
+        max_texts: texts of one request.
+        deadline_seconds: from the arrival of a request to the end of its answer; afterwards 504.
+        read_seconds: for the header, and again for the body, of a request; afterwards 408, or the connection is closed.
+        write_seconds: for a client that does not read its answer; afterwards the connection is closed.
+        max_connections: open connections.
+        max_connections_per_address: open connections of one client address.
+        drain_delay_seconds: after SIGTERM, requests are accepted for this time while `/readyz` says 503.
+        debug_delay_seconds: an artificial delay of each step of a batch, for load tests.
+        log_texts: also log the texts of requests.
+        json_logs: log as JSON, one object per line.
+
+    Raises: ConfigError: a value is out of range.
+    """
+
+    models: tuple[str, ...] = ()
+    source_lang: str = ""
+    target_lang: str = ""
+    device: str = "auto"
+    precision: str = "fp32"
+    api_key_file: str = ""
+    allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
+    allowed_origins: tuple[str, ...] = ()
+    max_requests: int = 256
+    max_body_bytes: int = 1 << 20
+    max_waiting_tokens: int = 1 << 18
+    max_batch_tokens: int = 1 << 14
+    max_batch_rows: int = 256
+    max_batches: int = 3
+    max_texts: int = 256
+    deadline_seconds: float = 60.0
+    read_seconds: float = 5.0
+    write_seconds: float = 10.0
+    max_connections: int = 1024
+    max_connections_per_address: int = 256
+    drain_delay_seconds: float = 0.0
+    debug_delay_seconds: float = 0.0
+    log_texts: bool = False
+    json_logs: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in _RANGES.items():
+            check(self, "", allowed, name)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> ServingSettings:
+        """Read `MANYHEADS_MODELS`, `MANYHEADS_DEADLINE_SECONDS` and so on; lists are separated by commas.
+
+        Raises: ConfigError: a value has the wrong type or is out of range.
+        """
+        variables = os.environ if environment is None else environment
+        types = get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            text = variables.get(ENVIRONMENT_PREFIX + field.name.upper())
+            if text is not None:
+                values[field.name] = _value(field.name, text, types[field.name])
+        return build(cls, values, f"variables {ENVIRONMENT_PREFIX}...")
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in ("1", "0", "true", "false"):
+            raise ConfigError(f"{ENVIRONMENT_PREFIX}{name.upper()} is {text!r}; use 1 or 0.")
+        return text.lower() in ("1", "true")
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise ConfigError(f"{ENVIRONMENT_PREFIX}{name.upper()} is {text!r}; it must be a number.") from None
+    return tuple(part.strip() for part in text.split(",") if part.strip())
