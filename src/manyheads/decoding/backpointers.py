@@ -1,4 +1,4 @@
-"""Storage of the tokens of a search: a tree of backpointers that is read once at the end."""
+"""Storage of the tokens of a search: a tree of backpointers that is read when sentences are finished."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Backpointers:
         self._tokens: list[Tensor] = []
         self._log_probs: list[Tensor] = []
         self._size = 0
-        self._read: tuple[list[int], list[int], list[float]] | None = None
+        self._read: tuple[list[int], list[int], list[float]] = ([], [], [])
 
     def add(self, parents: Tensor, tokens: Tensor, log_probs: Tensor) -> Tensor:
         """Append a node for each entry; parents are node numbers or ROOT. Returns the new numbers in the same shape."""
@@ -33,11 +33,11 @@ class Backpointers:
         return torch.arange(first, self._size, device=tokens.device).view(tokens.shape)
 
     def path(self, node: int) -> tuple[list[int], list[float]]:
-        """Return the tokens from the root to this node and their log-probabilities. Call it after the last `add`."""
-        if self._read is None:
-            empty = not self._parents
-            columns = [[] if empty else torch.cat(c).tolist() for c in (self._parents, self._tokens, self._log_probs)]
-            self._read = (columns[0], columns[1], columns[2])
+        """Return the tokens from the root to this node and their log-probabilities."""
+        if self._parents:  # what was added since the last call
+            for read, columns in zip(self._read, (self._parents, self._tokens, self._log_probs), strict=True):
+                read += torch.cat(columns).tolist()
+                columns.clear()
         parents, tokens, log_probs = self._read
         nodes = []
         while node != ROOT:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from manyheads.decoding.backpointers import ROOT, Backpointers
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
-from manyheads.decoding.search_problem import SearchProblem
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps, run_to_end
 from manyheads.nn.kernels.topk import top_k
 
-__all__ = ["beam_search"]
+__all__ = ["beam_search", "beam_search_steps"]
 
 
 @dataclass
@@ -60,8 +60,16 @@ class _Harvest:
     finished: Tensor
 
 
-@torch.no_grad()
 def beam_search(problem: SearchProblem) -> list[list[Hypothesis]]:
+    """Take all steps of `beam_search_steps`.
+
+    Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
+    """
+    return run_to_end(beam_search_steps(problem), problem.source.size(0))
+
+
+@torch.no_grad()
+def beam_search_steps(problem: SearchProblem) -> SearchSteps:
     """Search every sentence with num_beams running hypotheses.
 
     A step considers the 2 x num_beams best continuations of each sentence. EOS among the first num_beams of them ends a
@@ -70,11 +78,11 @@ def beam_search(problem: SearchProblem) -> list[list[Hypothesis]]:
     returned only if too few ended. `problem.rules` computes scores and decides when a sentence is finished. Finished
     sentences leave the batch together (see `SearchProblem.leave_now`).
 
-    Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
+    Yields: see `SearchSteps`; for each sentence 1 to num_return_sequences hypotheses.
     Raises: SearchStopped: the hook returned true. NonFiniteError: the model gives NaN.
     """
     constraints, num_beams = problem.constraints(), problem.settings.num_beams
-    backpointers, harvests = Backpointers(), []
+    backpointers = Backpointers()
     beams = _first_beams(problem)
     state = problem.model.start(problem.source, problem.source_lengths)
     tokens, length = problem.prompt(), len(problem.prefix)
@@ -101,13 +109,18 @@ def beam_search(problem: SearchProblem) -> list[list[Hypothesis]]:
         is_nan = (live & found.sums[:, 0].isnan()).any()
         num_now, num_done, num_nan = torch.stack([now.sum(), beams.done.sum(), is_nan]).tolist()
         check_finite(bool(num_nan), length)
+        ended: list[tuple[int, list[Hypothesis]]] = []
         if num_now:
             out = now.nonzero()[:, 0]
-            harvests.append(_Harvest(beams.select(out), length, earlier_sums[out], earlier_nodes[out], finished[out]))
-        if problem.leave_now(num_done, len(now)):
+            harvest = _Harvest(beams.select(out), length, earlier_sums[out], earlier_nodes[out], finished[out])
+            ended = _hypotheses(problem, backpointers, harvest)
+        dropped = yield ended
+        if dropped:
+            beams.done = beams.done | problem.marks(beams.sentence, dropped)
+        if dropped or problem.leave_now(num_done, len(now)):
             on = (~beams.done).nonzero()[:, 0]
             if not on.numel():
-                return _hypotheses(problem, backpointers, harvests)
+                return
             beams, rows, tokens = beams.select(on), rows[on], tokens[on]
             shortest = int(beams.limits.min())
         tokens = tokens.view(-1, 1)
@@ -171,28 +184,30 @@ def _go_on(
     return parents + first_rows[:, None], tokens
 
 
-def _hypotheses(problem: SearchProblem, backpointers: Backpointers, harvests: list[_Harvest]) -> list[list[Hypothesis]]:
-    """Read the backpointers and build the lists of hypotheses."""
+def _hypotheses(
+    problem: SearchProblem, backpointers: Backpointers, harvest: _Harvest
+) -> list[tuple[int, list[Hypothesis]]]:
+    """Read the backpointers and build the lists of hypotheses. Returns: (sentence, hypotheses) of each."""
     count = problem.settings.num_return_sequences
-    results: list[list[Hypothesis]] = [[] for _ in range(problem.source.size(0))]
-    for harvest in harvests:
-        beams, length = harvest.beams, harvest.length
-        cut_scores = problem.rules.score_cut(beams.sums, length).tolist()
-        competes = (~harvest.finished & problem.rules.cut_competes).tolist()
-        stuck_scores = problem.rules.score(harvest.earlier_sums, max(length - 1, 1)).tolist()
-        kept = (beams.kept_scores.tolist(), beams.kept_nodes.tolist(), beams.kept_eos.tolist())
-        running, earlier = beams.nodes.tolist(), harvest.earlier_nodes.tolist()
-        for line, sentence in enumerate(beams.sentence.tolist()):
-            found = results[sentence]
-            ranked = list(zip(*(column[line] for column in kept), strict=True))
-            ranked += [(score, node, None) for score, node in zip(cut_scores[line], running[line], strict=True)]
-            if competes[line]:
-                ranked.sort(key=lambda one: -one[0])
-            for score, node, eos in ranked:
-                if score > -torch.inf and len(found) < count:
-                    found.append(_hypothesis(problem, backpointers, node, score, eos))
-            if not found:
-                found.append(_hypothesis(problem, backpointers, earlier[line], stuck_scores[line]))
+    results = []
+    beams, length = harvest.beams, harvest.length
+    cut_scores = problem.rules.score_cut(beams.sums, length).tolist()
+    competes = (~harvest.finished & problem.rules.cut_competes).tolist()
+    stuck_scores = problem.rules.score(harvest.earlier_sums, max(length - 1, 1)).tolist()
+    kept = (beams.kept_scores.tolist(), beams.kept_nodes.tolist(), beams.kept_eos.tolist())
+    running, earlier = beams.nodes.tolist(), harvest.earlier_nodes.tolist()
+    for line, sentence in enumerate(beams.sentence.tolist()):
+        found: list[Hypothesis] = []
+        ranked = list(zip(*(column[line] for column in kept), strict=True))
+        ranked += [(score, node, None) for score, node in zip(cut_scores[line], running[line], strict=True)]
+        if competes[line]:
+            ranked.sort(key=lambda one: -one[0])
+        for score, node, eos in ranked:
+            if score > -torch.inf and len(found) < count:
+                found.append(_hypothesis(problem, backpointers, node, score, eos))
+        if not found:
+            found.append(_hypothesis(problem, backpointers, earlier[line], stuck_scores[line]))
+        results.append((sentence, found))
     return results
 
 

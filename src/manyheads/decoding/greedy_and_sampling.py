@@ -10,10 +10,10 @@ from torch import Tensor
 
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.sampling import Sampler
-from manyheads.decoding.search_problem import SearchProblem
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps, run_to_end
 from manyheads.nn.kernels.topk import likeliest
 
-__all__ = ["greedy_and_sampling_search"]
+__all__ = ["greedy_and_sampling_search", "greedy_and_sampling_steps"]
 
 
 _Choose = Callable[[Tensor, Tensor, int], Tensor]
@@ -24,11 +24,13 @@ _Choose = Callable[[Tensor, Tensor, int], Tensor]
 class _Rows:
     """The state of all paths. A path never branches, so its tokens are a list of columns, one per step.
 
-    Shape: sentence, limits (sentences,); sums, lengths, over (sentences, paths); tokens, log_probs: (rows, 1) each.
+    Shape: sentence, limits, told (reported, or of no interest any more) (sentences,); sums, lengths, over (sentences,
+        paths); tokens, log_probs: (rows, 1) each.
     """
 
     sentence: Tensor
     limits: Tensor
+    told: Tensor
     sums: Tensor
     lengths: Tensor
     over: Tensor
@@ -37,22 +39,26 @@ class _Rows:
 
     def select(self, lines: Tensor, rows: Tensor) -> _Rows:
         """Return these sentences only. rows: the rows of their paths."""
-        sentence, limits, sums, lengths, over = (
-            column.index_select(0, lines) for column in (self.sentence, self.limits, self.sums, self.lengths, self.over)
-        )
+        columns = (self.sentence, self.limits, self.told, self.sums, self.lengths, self.over)
+        sentence, limits, told, sums, lengths, over = (column.index_select(0, lines) for column in columns)
         tokens, log_probs = ([torch.cat(steps, 1).index_select(0, rows)] for steps in (self.tokens, self.log_probs))
-        return _Rows(sentence, limits, sums, lengths, over, tokens, log_probs)
+        return _Rows(sentence, limits, told, sums, lengths, over, tokens, log_probs)
+
+
+def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]:
+    """Take all steps of `greedy_and_sampling_steps`. Returns: for each sentence its hypotheses, best first."""
+    return run_to_end(greedy_and_sampling_steps(problem), problem.source.size(0))
 
 
 @torch.no_grad()
-def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]:
+def greedy_and_sampling_steps(problem: SearchProblem) -> SearchSteps:
     """Follow the most probable token, or with `do_sample` sample num_return_sequences paths for each sentence.
 
     A path ends at EOS, at its limit, or if all tokens are forbidden. A sentence is finished when all its paths have
     ended;
     finished sentences leave the batch together (see `SearchProblem.leave_now`).
 
-    Returns: for each sentence its hypotheses, best first.
+    Yields: see `SearchSteps`.
     Raises: SearchStopped: the hook returned true. NonFiniteError: the model gives NaN.
     """
     constraints, settings = problem.constraints(), problem.settings
@@ -60,7 +66,6 @@ def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]
     choose: _Choose = lambda log_probs, sentence, step: likeliest(log_probs)  # noqa: E731
     if settings.do_sample:
         choose = Sampler(settings, problem.limits, problem.indices)
-    harvest = []
     rows = _first_rows(problem, paths)
     state = problem.model.start(problem.source, problem.source_lengths)
     tokens, length = problem.prompt(), len(problem.prefix)
@@ -89,12 +94,22 @@ def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]
         check_finite(bool(is_nan), length)
         if history is not None:
             history = torch.cat([history, tokens], 1)
-        if problem.leave_now(num_done, len(done)):
-            out, on = (lines.nonzero()[:, 0] for lines in (done, ~done))
-            out_rows, on_rows = (lines[:, None] * paths + torch.arange(paths, device=on.device) for lines in (out, on))
-            harvest.append(rows.select(out, out_rows.flatten()))
+        leaving = problem.leave_now(num_done, len(done))
+        ended: list[tuple[int, list[Hypothesis]]] = []
+        if leaving or (problem.report_early and num_done):
+            out = (done & ~rows.told).nonzero()[:, 0]
+            rows.told = rows.told | done
+            if out.numel():
+                ended = _hypotheses(problem, rows.select(out, _rows_of(out, paths)))
+        dropped = yield ended
+        if dropped:
+            rows.told = rows.told | problem.marks(rows.sentence, dropped)
+            rows.over |= rows.told[:, None]
+        if dropped or leaving:
+            on = (~rows.told).nonzero()[:, 0]
             if not on.numel():
-                return _hypotheses(problem, harvest)
+                return
+            on_rows = _rows_of(on, paths).view(-1, paths)
             rows = rows.select(on, on_rows.flatten())
             shortest = int(rows.limits.min())
             state, tokens = state.reorder(on_rows), tokens[on_rows.flatten()]
@@ -107,6 +122,7 @@ def _first_rows(problem: SearchProblem, paths: int) -> _Rows:
     return _Rows(
         sentence=torch.arange(sentences, device=device),
         limits=problem.limits,
+        told=torch.zeros(sentences, dtype=torch.bool, device=device),
         sums=sums,
         lengths=torch.full_like(sums, len(problem.prefix), dtype=torch.int64),
         over=sums.bool(),
@@ -129,18 +145,24 @@ def _advance(problem: SearchProblem, rows: _Rows, tokens: Tensor, gained: Tensor
     rows.over = none | (tokens == problem.eos_id)
 
 
-def _hypotheses(problem: SearchProblem, harvest: list[_Rows]) -> list[list[Hypothesis]]:
-    """Read the columns and build the lists of hypotheses."""
-    results: list[list[Hypothesis]] = [[] for _ in range(problem.source.size(0))]
+def _rows_of(lines: Tensor, paths: int) -> Tensor:
+    """Return the rows of the paths of these sentences."""
+    return (lines[:, None] * paths + torch.arange(paths, device=lines.device)).flatten()
+
+
+def _hypotheses(problem: SearchProblem, rows: _Rows) -> list[tuple[int, list[Hypothesis]]]:
+    """Read the columns and build the lists of hypotheses. Returns: (sentence, hypotheses) of each."""
+    results = []
     prefix = list(problem.prefix)
-    for rows in harvest:
-        said = zip(*(torch.cat(steps, 1).tolist() for steps in (rows.tokens, rows.log_probs)), strict=True)
-        for sentence, *lines in zip(rows.sentence.tolist(), rows.sums.tolist(), rows.lengths.tolist(), strict=True):
-            for total, length in zip(*lines, strict=True):
-                ids, log_probs = (column[: length - len(prefix)] for column in next(said))
-                score = float(problem.rules.score(torch.tensor(total), max(length, 1)))
-                ended = ids[-1:] == [problem.eos_id]
-                all_log_probs = [0.0] * len(prefix) + log_probs
-                results[sentence].append(Hypothesis(prefix + ids[: len(ids) - ended], score, all_log_probs, ended))
-            results[sentence].sort(key=lambda hypothesis: -hypothesis.score)
+    said = zip(*(torch.cat(steps, 1).tolist() for steps in (rows.tokens, rows.log_probs)), strict=True)
+    for sentence, *lines in zip(rows.sentence.tolist(), rows.sums.tolist(), rows.lengths.tolist(), strict=True):
+        found = []
+        for total, length in zip(*lines, strict=True):
+            ids, log_probs = (column[: length - len(prefix)] for column in next(said))
+            score = float(problem.rules.score(torch.tensor(total), max(length, 1)))
+            ended = ids[-1:] == [problem.eos_id]
+            all_log_probs = [0.0] * len(prefix) + log_probs
+            found.append(Hypothesis(prefix + ids[: len(ids) - ended], score, all_log_probs, ended))
+        found.sort(key=lambda hypothesis: -hypothesis.score)
+        results.append((sentence, found))
     return results

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.batching import cut_batches, padded
-from manyheads.decoding.beam import beam_search
+from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.grammar import Grammar
-from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_search
+from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import RULES, Rules
-from manyheads.decoding.search_problem import SearchProblem, length_limits
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps, length_limits, run_to_end
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["search", "search_all"]
+__all__ = ["search", "search_all", "search_steps"]
 
 
 def search(
@@ -54,6 +54,41 @@ def search(
     """
     if not source.size(0):
         return []
+    steps = search_steps(
+        model,
+        source,
+        source_lengths,
+        settings,
+        pad_id=pad_id,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        indices=indices,
+        rules=rules,
+        grammar=grammar,
+        stop=stop,
+    )
+    return run_to_end(steps, source.size(0))
+
+
+def search_steps(
+    model: Searchable,
+    source: Tensor,
+    source_lengths: Tensor,
+    settings: DecodingSettings,
+    *,
+    pad_id: int,
+    bos_id: int,
+    eos_id: int,
+    indices: Sequence[int] | None = None,
+    rules: Rules | None = None,
+    grammar: Grammar | None = None,
+    stop: Callable[[], bool] | None = None,
+    report_early: bool = False,
+) -> SearchSteps:
+    """Return the search of one batch as a generator of steps; see `search` and `SearchSteps`.
+
+    Args: report_early: yield each sentence in the step that finishes it, not when it leaves the batch.
+    """
     problem = SearchProblem(
         model=model,
         source=source,
@@ -67,8 +102,9 @@ def search(
         rules=RULES[settings.rules].of(settings) if rules is None else rules,
         grammar=None if grammar is None else grammar.of(source, source_lengths),
         stop=stop,
+        report_early=report_early,
     )
-    return beam_search(problem) if settings.num_beams > 1 else greedy_and_sampling_search(problem)
+    return beam_search_steps(problem) if settings.num_beams > 1 else greedy_and_sampling_steps(problem)
 
 
 def search_all(

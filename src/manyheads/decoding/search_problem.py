@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +11,15 @@ from torch import Tensor
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.constraints import Constraints
 from manyheads.decoding.grammar import SentenceGrammar
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import Rules
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["SearchProblem", "length_limits"]
+__all__ = ["SearchProblem", "SearchSteps", "length_limits", "run_to_end"]
+
+SearchSteps = Generator[list[tuple[int, list[Hypothesis]]], Collection[int] | None, None]
+"""A search, a step at a time: it yields the (sentence, hypotheses) that are finished after each step, best hypothesis
+first. `send` takes the sentences that nobody wants any more: they leave the batch before the next step."""
 
 # Finished sentences leave a batch when they are at least this fraction (one in ...) of it.
 _LEAVE_AT = 8
@@ -26,6 +31,8 @@ class SearchProblem:
 
     Shape: source (sentences, source_len), source_lengths and limits (sentences,) on the model's device; indices has a
         number for each sentence that does not depend on its batch.
+
+    report_early: yield each sentence in the step that finishes it, not when it leaves the batch.
     """
 
     model: Searchable
@@ -40,6 +47,7 @@ class SearchProblem:
     rules: Rules
     grammar: SentenceGrammar | None = None
     stop: Callable[[], bool] | None = None
+    report_early: bool = False
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -82,6 +90,19 @@ class SearchProblem:
         grammar they leave at once, because a grammar is defined only within a sentence's limit.
         """
         return num_done > 0 and (self.grammar is not None or _LEAVE_AT * num_done >= count)
+
+    def marks(self, sentence: Tensor, chosen: Collection[int]) -> Tensor:
+        """Return which of these sentences are among the chosen ones. sentence: (sentences,); returns bool."""
+        return torch.isin(sentence, torch.tensor(sorted(chosen), device=sentence.device, dtype=sentence.dtype))
+
+
+def run_to_end(steps: SearchSteps, num_sentences: int) -> list[list[Hypothesis]]:
+    """Take all steps of a search. Returns: the hypotheses of each sentence."""
+    results: list[list[Hypothesis]] = [[] for _ in range(num_sentences)]
+    for finished in steps:
+        for sentence, hypotheses in finished:
+            results[sentence] = hypotheses
+    return results
 
 
 def length_limits(source_lengths: Tensor, settings: DecodingSettings, max_len: int | None = None) -> Tensor:
