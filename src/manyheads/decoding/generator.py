@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Generator as Steps
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -32,7 +33,7 @@ from manyheads.text.sides import has_tokenizer
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["READ_AT_ONCE", "Continuation", "Generator"]
+__all__ = ["READ_AT_ONCE", "Continuation", "Generator", "NewToken", "TextSteps"]
 
 READ_AT_ONCE = 512
 """Tokens of a prompt that are read in one call."""
@@ -54,13 +55,39 @@ class Continuation:
     ended_by: Literal["end", "stop", "length"]
 
 
+@dataclass(frozen=True)
+class NewToken:
+    """A token that was just generated.
+
+    prompt, path: the row of the batch that it belongs to. text: the characters that can be shown now. id, log_prob: see
+    `Continuation`. top: the most probable (id, log-probability) at this place, best first, if asked for. ended: the
+    whole continuation, if this is its last token.
+    """
+
+    prompt: int
+    path: int
+    text: str
+    id: int
+    log_prob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+    ended: Continuation | None = None
+
+
+TextSteps = Steps[list[NewToken], Collection[int] | None, None]
+"""A generation, a step at a time: it yields the new tokens of each step, none while prompts are read. `send` takes the
+prompts that nobody wants any more: their rows leave the batch before the next step."""
+
+
 @dataclass
 class _Row:
     """One continuation during generation.
 
-    random: its random stream. most: maximum number of tokens. ends: the value of `ended_by` at that limit.
+    prompt, path: its place in the batch. random: its random stream. most: maximum number of tokens. ends: the value of
+    `ended_by` at that limit.
     """
 
+    prompt: int
+    path: int
     ending: Ending
     random: np.random.Generator
     last: list[int]
@@ -69,6 +96,10 @@ class _Row:
     most: int
     ends: Literal["end", "length"]
     ended_by: Literal["end", "stop", "length"] | None = None
+
+    def continuation(self) -> Continuation:
+        """Return the result, after the last token."""
+        return Continuation(self.ending.text, self.ids, self.log_probs, self.ended_by or self.ends)
 
 
 class Generator:
@@ -190,7 +221,7 @@ class Generator:
             `generate`.
         """
         settings = self.options(**overrides)
-        return self._continue(self._encode(prompts), settings, first, stop_asked)
+        return self._continue(self.encode_prompts(prompts), settings, first, stop_asked)
 
     def continue_ids(
         self,
@@ -205,13 +236,7 @@ class Generator:
         Raises: as `continuations`, and RequestError: an id is outside the vocabulary.
         """
         settings = self.options(**overrides)
-        for place, prompt in enumerate(prompts):
-            wrong = next((index for index in prompt if not 0 <= index < self.vocabulary.vocab_size), None)
-            if wrong is not None:
-                raise RequestError(
-                    f"prompt {place + 1} holds the id {wrong}; ids are 0 to {self.vocabulary.vocab_size - 1}."
-                )
-        return self._continue([self._begun(list(prompt)) for prompt in prompts], settings, first, stop_asked)
+        return self._continue(self.begin_ids(prompts), settings, first, stop_asked)
 
     def _continue(
         self,
@@ -223,15 +248,12 @@ class Generator:
         paths = settings.num_return_sequences
         found: list[list[Continuation]] = [[] for _ in encoded]
         for places in cut_rows([len(ids) for ids in encoded], max(1, settings.max_rows // paths)):
-            rows = [
-                self._row(first + place, path, encoded[place], settings) for place in places for path in range(paths)
-            ]
-            for _ in self._write([encoded[place] for place in places], rows, settings, stop_asked):
-                pass
-            for number, row in enumerate(rows):
-                found[places[number // paths]].append(
-                    Continuation(row.ending.text, row.ids, row.log_probs, row.ended_by or row.ends)
-                )
+            group, numbers = [encoded[place] for place in places], [first + place for place in places]
+            written: dict[tuple[int, int], Continuation] = {}
+            for new in self.steps(group, settings, numbers=numbers, stop_asked=stop_asked):
+                written |= {(token.prompt, token.path): token.ended for token in new if token.ended is not None}
+            for number, place in enumerate(places):
+                found[place] = [written[number, path] for path in range(paths)]
         return found
 
     def stream(
@@ -244,13 +266,16 @@ class Generator:
         Cost: constant per token.
         """
         settings = self.options(**{**overrides, "num_return_sequences": 1})
-        [ids] = self._encode([prompt])
-        row = self._row(number, 0, ids, settings)
-        for shown in self._write([ids], [row], settings, stop_asked):
-            if shown:
+        [ids] = self.encode_prompts([prompt])
+        for new in self.steps([ids], settings, numbers=[number], stop_asked=stop_asked):
+            if shown := "".join(token.text for token in new):
                 yield shown
 
-    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
+    def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each prompt, with the token that precedes a document or, if there are no ids, a text.
+
+        Raises: RequestError: a prompt is not a string. DataError: a prompt is not valid Unicode.
+        """
         if isinstance(prompts, str):
             raise RequestError("give a list of prompts, not one string.")
         for place, prompt in enumerate(prompts):
@@ -258,39 +283,88 @@ class Generator:
                 raise RequestError(f"prompt {place + 1} is a {type(prompt).__name__}; prompts are strings.")
         return [self._begun(ids) for ids in self.vocabulary.encode_batch(list(prompts))]
 
+    def begin_ids(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return prompts given as ids as `encode_prompts` does.
+
+        Raises: RequestError: an id is outside the vocabulary.
+        """
+        for place, prompt in enumerate(prompts):
+            wrong = next((index for index in prompt if not 0 <= index < self.vocabulary.vocab_size), None)
+            if wrong is not None:
+                raise RequestError(
+                    f"prompt {place + 1} holds the id {wrong}; ids are 0 to {self.vocabulary.vocab_size - 1}."
+                )
+        return [self._begun(list(prompt)) for prompt in prompts]
+
+    def most_new_tokens(self, prompt_len: int, settings: GenerationSettings) -> int:
+        """Return how many tokens can follow a prompt of this length; less than 1 if the prompt is too long."""
+        return self._limit(prompt_len, settings)[0]
+
+    def steps(
+        self,
+        prompts: Sequence[list[int]],
+        settings: GenerationSettings,
+        *,
+        numbers: Sequence[int] | None = None,
+        num_top: int = 0,
+        stop_asked: Callable[[], bool] | None = None,
+    ) -> TextSteps:
+        """Return the generation of one batch of `num_return_sequences` continuations for each prompt; see `TextSteps`.
+
+        Args:
+            prompts: ids, as of `encode_prompts`; at least one.
+            numbers: of the prompts, for sampling; default 0, 1, 2 ...
+            num_top: number of alternatives of each token.
+            stop_asked: see `generate`.
+
+        Raises: RequestError: a prompt is too long.
+        """
+        rows = [
+            self._row(prompt if numbers is None else numbers[prompt], prompt, path, ids, settings)
+            for prompt, ids in enumerate(prompts)
+            for path in range(settings.num_return_sequences)
+        ]
+        return self._write(list(prompts), rows, settings, num_top, stop_asked)
+
     def _begun(self, ids: list[int]) -> list[int]:
         """Return a prompt's ids after the token that precedes a document or, without documents, a text."""
         return [self.vocabulary.start_id, *ids] if self.vocabulary.begin_id is not None or not ids else ids
 
-    def _row(self, prompt: int, path: int, ids: list[int], settings: GenerationSettings) -> _Row:
-        """Raises: RequestError: the prompt leaves no space for a token."""
+    def _limit(self, prompt_len: int, settings: GenerationSettings) -> tuple[int, Literal["end", "length"]]:
+        """Return the maximum number of tokens after a prompt, and the value of `ended_by` there."""
         most = settings.max_new_tokens
-        ends: Literal["end", "length"] = "length"
         max_len, document_len = self.model.max_len, self.vocabulary.document_len
         if max_len is not None:  # the last generated token is not read again
-            most = min(most, max_len - len(ids) + 1)
-        if document_len and document_len - len(ids) + 1 <= most:
-            most, ends = document_len - len(ids) + 1, "end"
+            most = min(most, max_len - prompt_len + 1)
+        if document_len and document_len - prompt_len + 1 <= most:
+            return document_len - prompt_len + 1, "end"
+        return most, "length"
+
+    def _row(self, number: int, prompt: int, path: int, ids: list[int], settings: GenerationSettings) -> _Row:
+        """Raises: RequestError: the prompt leaves no space for a token."""
+        most, ends = self._limit(len(ids), settings)
+        max_len, document_len = self.model.max_len, self.vocabulary.document_len
         if most < 1:
             limit = f"documents have {document_len:,}" if ends == "end" else f"the model has {max_len:,} positions"
             raise RequestError(
-                f"prompt {prompt + 1} has {len(ids):,} tokens with its beginning, but {limit}; shorten it."
+                f"prompt {number + 1} has {len(ids):,} tokens with its beginning, but {limit}; shorten it."
             )
-        random = np.random.default_rng(derive_seed(settings.seed, "sample", prompt, path))
-        return _Row(Ending(settings.stop), random, ids[-1:], [], [], most, ends)
+        random = np.random.default_rng(derive_seed(settings.seed, "sample", number, path))
+        return _Row(prompt, path, Ending(settings.stop), random, ids[-1:], [], [], most, ends)
 
     def _write(
         self,
         prompts: list[list[int]],
         rows: list[_Row],
         settings: GenerationSettings,
+        num_top: int,
         stop_asked: Callable[[], bool] | None,
-    ) -> Iterator[str]:
-        """Generate the rows, several for each prompt. Yields: after each step, the new text of the first row."""
+    ) -> TextSteps:
+        """Generate the rows, several for each prompt."""
         paths = len(rows) // len(prompts)
-        first = rows[0]
+        dropped: set[int] = set()
+        log_probs, state = yield from self._read(prompts, settings, stop_asked, dropped)
         with inference(self.device, self.precision):
-            log_probs, state = self._read(prompts, settings, stop_asked)
             if paths > 1:
                 each = torch.arange(len(prompts), device=self.device).repeat_interleave(paths)
                 log_probs, state = log_probs[each], state.reorder(each)
@@ -304,39 +378,68 @@ class Generator:
         active = list(rows)
         longest = max(row.most for row in rows)
         for step in range(longest):
+            if dropped:
+                on = [place for place, row in enumerate(active) if row.prompt not in dropped]
+                dropped.clear()
+                if not on:
+                    return
+                active, state, log_probs = self._select(on, active, state, log_probs, repetition)
             check_stop(stop_asked)
             chosen, gained = self._choose(log_probs, active, repetition, settings, step)
-            shown = ""
-            for row, token, log_prob in zip(active, chosen.tolist(), gained, strict=True):
-                new = self._take(row, token, log_prob)
-                shown += new if row is first else ""
-            yield shown
+            tops = _top(log_probs, num_top)
+            new = []
+            for row, token, log_prob, top in zip(active, chosen.tolist(), gained, tops, strict=True):
+                text = self._take(row, token, log_prob)
+                ended = row.continuation() if row.ended_by is not None else None
+                new.append(NewToken(row.prompt, row.path, text, token, log_prob, top, ended))
+            dropped.update((yield new) or ())
             on = [place for place, row in enumerate(active) if row.ended_by is None]
+            if not on:
+                return
+            on = [place for place in on if active[place].prompt not in dropped]
+            dropped.clear()
             if not on:
                 return
             with inference(self.device, self.precision):
                 if len(on) < len(active):
-                    which = torch.tensor(on, device=self.device)
-                    state, chosen = state.reorder(which), chosen[which]
-                    repetition.select(on)
-                    active = [active[place] for place in on]
+                    active, state, chosen = self._select(on, active, state, chosen, repetition)
                 log_probs, state = self._stepping.step(chosen[:, None], state)
 
+    def _select(
+        self, on: list[int], active: list[_Row], state: Any, values: Tensor, repetition: Repetition
+    ) -> tuple[list[_Row], Any, Tensor]:
+        """Return rows, state and a tensor with a line per row for those rows that stay in the batch."""
+        with inference(self.device, self.precision):
+            which = torch.tensor(on, device=self.device)
+            repetition.select(on)
+            return [active[place] for place in on], state.reorder(which), values[which]
+
     def _read(
-        self, prompts: list[list[int]], settings: GenerationSettings, stop_asked: Callable[[], bool] | None
-    ) -> tuple[Tensor, Any]:
-        """Return the log-probabilities of the token after each prompt, and the state. Read long prompts in parts."""
+        self,
+        prompts: list[list[int]],
+        settings: GenerationSettings,
+        stop_asked: Callable[[], bool] | None,
+        dropped: set[int],
+    ) -> Steps[list[NewToken], Collection[int] | None, tuple[Tensor, Any]]:
+        """Return the log-probabilities of the token after each prompt, and the state.
+
+        Long prompts are read in parts, with a step after each but the last; dropped prompts are added to `dropped`.
+        """
         ids, lengths = padded(prompts)
-        state = self._stepping.start(len(prompts), self.attending(settings))
+        with inference(self.device, self.precision):
+            state = self._stepping.start(len(prompts), self.attending(settings))
         log_probs: Tensor | None = None
         for begin in range(0, ids.shape[1], READ_AT_ONCE):
             check_stop(stop_asked)
             part = ids[:, begin : begin + READ_AT_ONCE].to(self.device)
             real = (lengths - begin).clamp(min=0, max=part.shape[1])
             whole = bool((real == part.shape[1]).all())
-            found, state = self._stepping.step(part, state, None if whole else real.to(self.device))
-            ends_here = ((real > 0) & (lengths <= begin + part.shape[1])).to(self.device)
-            log_probs = found if log_probs is None else torch.where(ends_here[:, None], found, log_probs)
+            with inference(self.device, self.precision):
+                found, state = self._stepping.step(part, state, None if whole else real.to(self.device))
+                ends_here = ((real > 0) & (lengths <= begin + part.shape[1])).to(self.device)
+                log_probs = found if log_probs is None else torch.where(ends_here[:, None], found, log_probs)
+            if begin + READ_AT_ONCE < ids.shape[1]:
+                dropped.update((yield []) or ())
         assert log_probs is not None  # because no prompt is empty
         return log_probs, state
 
@@ -397,3 +500,11 @@ class Generator:
             row.ended_by = row.ends
             shown += row.ending.finish()
         return shown
+
+
+def _top(log_probs: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """Return the most probable (id, log-probability) of each row, best first."""
+    if not count:
+        return [[]] * len(log_probs)
+    values, ids = log_probs.topk(min(count, log_probs.shape[1]))
+    return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]

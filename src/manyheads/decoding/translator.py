@@ -283,7 +283,7 @@ class Translator:
                 eos_id=writer.eos_id,
                 device=self.device,
                 indices=[first + place for place in full],
-                grammar=self._grammar(settings),
+                grammar=self.grammar(settings),
                 stop=stop,
                 told=told,
             )
@@ -291,7 +291,8 @@ class Translator:
             results[place] = hypotheses
         return results
 
-    def _grammar(self, settings: DecodingSettings) -> Grammar | None:
+    def grammar(self, settings: DecodingSettings) -> Grammar | None:
+        """Return the outputs that the options permit; None: all."""
         if not (settings.well_formed and isinstance(self.tokenizer, ParsingTokenizer)):
             return None
         return TreeGrammar(self.tokenizer)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.decoding.device import inference
 from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.generator import Generator
-from manyheads.decoding.search import search_all
+from manyheads.decoding.generator import Generator, NewToken
+from manyheads.decoding.search import search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.serving.engine import Done, Event
 
-__all__ = ["CallBatch", "GenerationBatch", "TranslationBatch"]
+__all__ = ["CallBatch", "GenerationBatch", "Prompt", "TranslationBatch", "Written"]
 
 
 class TranslationBatch:
@@ -25,45 +29,105 @@ class TranslationBatch:
     def __init__(
         self, translator: Translator, settings: DecodingSettings, contents: Sequence[tuple[list[int], int]]
     ) -> None:
-        self._translator, self._settings, self._contents = translator, settings, contents
-
-    def advance(self) -> Iterable[Event | Done]:
-        """Search to the end."""
-        writer = self._translator.tokenizer.target
-        with inference(self._translator.device, self._translator.precision):
-            found = search_all(
-                self._translator.model,
-                [ids for ids, _ in self._contents],
-                self._settings,
+        reader, writer, device = translator.tokenizer.source, translator.tokenizer.target, translator.device
+        self._translator = translator
+        self._dropped: set[int] = set()
+        sources = [torch.tensor(ids, dtype=torch.int64) for ids, _ in contents]
+        with inference(device, translator.precision):
+            self._steps = search_steps(
+                translator.model,
+                pad_sequence(sources, batch_first=True, padding_value=reader.pad_id).to(device),
+                torch.tensor([len(ids) for ids in sources], device=device),
+                settings,
                 pad_id=writer.pad_id,
                 bos_id=writer.bos_id,
                 eos_id=writer.eos_id,
-                device=self._translator.device,
-                indices=[number for _, number in self._contents],
+                indices=[number for _, number in contents],
+                grammar=translator.grammar(settings),
+                report_early=True,
             )
-        return [Done(row, best, sum(len(one.ids) for one in best)) for row, best in enumerate(found)]
+        self._has_begun = False
+
+    def advance(self) -> Iterable[Event | Done]:
+        """Take one step."""
+        with inference(self._translator.device, self._translator.precision):
+            finished = self._steps.send(self._dropped if self._has_begun else None)
+        self._has_begun, self._dropped = True, set()
+        return [Done(row, found, sum(len(one.ids) for one in found)) for row, found in finished]
 
     def drop(self, rows: Collection[int]) -> None:
-        """Has no effect: there is only one step."""
+        """Take these rows out before the next step."""
+        self._dropped.update(rows)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A row of a `GenerationBatch`.
+
+    Args: ids: of the prompt. number: of the prompt in its request, for sampling. num_top: alternatives of each token.
+    """
+
+    ids: list[int]
+    number: int
+    num_top: int = 0
+
+
+@dataclass
+class Written:
+    """A finished continuation; see `generator.Continuation`. top: alternatives of each token, best first."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    ended_by: Literal["end", "stop", "length"] = "length"
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 class GenerationBatch:
-    """The continuations of several prompts. Results: the continuations of each.
+    """The continuations of several prompts. Events: `NewToken`. Results: the `Written` of each prompt's paths.
 
-    Args: contents: (ids, number of the prompt in its request) of each row.
+    Args: contents: of each row.
     """
 
-    def __init__(
-        self, generator: Generator, settings: GenerationSettings, contents: Sequence[tuple[list[int], int]]
-    ) -> None:
-        self._generator, self._settings, self._contents = generator, settings, contents
+    def __init__(self, generator: Generator, settings: GenerationSettings, contents: Sequence[Prompt]) -> None:
+        self._contents = contents
+        self._written = [[Written() for _ in range(settings.num_return_sequences)] for _ in contents]
+        self._left = [settings.num_return_sequences for _ in contents]
+        self._steps = generator.steps(
+            [prompt.ids for prompt in contents],
+            settings,
+            numbers=[prompt.number for prompt in contents],
+            num_top=max(prompt.num_top for prompt in contents),
+        )
+        self._has_begun = False
+        self._dropped: set[int] = set()
 
     def advance(self) -> Iterable[Event | Done]:
-        """Generate to the end."""
-        raise NotImplementedError
+        """Take one step: read a part of the prompts, or generate a token of each continuation."""
+        new = self._steps.send(self._dropped if self._has_begun else None)
+        self._has_begun, self._dropped = True, set()
+        news: list[Event | Done] = []
+        for token in new:
+            self._take(token)
+            news.append(Event(token.prompt, token))
+            if token.ended is not None:
+                self._left[token.prompt] -= 1
+                if not self._left[token.prompt]:
+                    paths = self._written[token.prompt]
+                    news.append(Done(token.prompt, paths, sum(len(path.ids) for path in paths)))
+        return news
 
     def drop(self, rows: Collection[int]) -> None:
-        """Has no effect: there is only one step."""
+        """Take these rows out before the next step."""
+        self._dropped.update(rows)
+
+    def _take(self, token: NewToken) -> None:
+        written, num_top = self._written[token.prompt][token.path], self._contents[token.prompt].num_top
+        if num_top:
+            written.top.append(token.top[:num_top])
+        if token.ended is not None:
+            written.text, written.ended_by = token.ended.text, token.ended.ended_by
+            written.ids, written.log_probs = token.ended.ids, token.ended.log_probs
 
 
 class CallBatch:

@@ -2,8 +2,8 @@
 
 A request is a `Job` of one or more rows. Waiting rows are admitted in order of arrival. Rows of equal key (model and
 options) are combined into a batch within a token budget; several batches run at the same time, so that a new request
-does not wait for the end of a long one. A row that finishes is reported at once. A job can be cancelled at any time: its
-waiting rows leave at once, its running rows before the next step.
+does not wait for the end of a long one. A row that finishes is reported at once. A job can be cancelled at any time:
+its waiting rows leave at once, its running rows before the next step.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Engine:
 
     def _admit(self) -> list[list[tuple[Job, int]]]:
         """Take rows out of the queue for as many new batches as may start."""
-        admitted = []
+        admitted: list[list[tuple[Job, int]]] = []
         while self._waiting and len(self._running) + len(admitted) < self._limits.max_batches:
             owners: list[tuple[Job, int]] = []
             key, longest, width = self._waiting[0].key, 0, 0

@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -159,7 +158,7 @@ class Guard:
             raise Refusal(431, f"The request has {len(pairs)} headers; at most {MOST_HEADERS} are allowed.",
                           code="headers", close=True)  # fmt: skip
         names = [name for name, _ in pairs]
-        if "transfer-encoding" in headers and "content-length" in headers or names.count("host") > 1:
+        if ("transfer-encoding" in headers and "content-length" in headers) or names.count("host") > 1:
             self._metrics.rejected.add(value="invalid")
             raise Refusal(
                 400, "The request has both Content-Length and Transfer-Encoding, or several Host headers.",
@@ -325,7 +324,7 @@ async def _run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Rece
             pass
         gone.set()
 
-    running = asyncio.ensure_future(app(scope, replay, send))  # type: ignore[arg-type]
+    running = asyncio.ensure_future(app(scope, replay, send))
     watching = asyncio.ensure_future(watch())
     try:
         await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)

@@ -50,16 +50,17 @@ class PairBatch:
         """Score the next pairs."""
         model, writer = self._translator.model, self._translator.tokenizer.target
         assert isinstance(model, Scorable)
-        rows, longest = [], 0
-        for row, (source, target, _) in self._left.items():
-            longest = max(longest, len(source), len(target))
+        rows: list[int] = []
+        longest = 0
+        for row, (source_ids, target, _) in self._left.items():
+            longest = max(longest, len(source_ids), len(target))
             if rows and (len(rows) + 1) * longest * writer.vocab_size > _MOST_VALUES:
                 break
             rows.append(row)
         taken = [self._left.pop(row) for row in rows]
         device = self._translator.device
-        source = _padded([source for source, _, _ in taken], writer.pad_id, device)
-        lengths = torch.tensor([len(source) for source, _, _ in taken], device=device)
+        source = _padded([ids for ids, _, _ in taken], writer.pad_id, device)
+        lengths = torch.tensor([len(ids) for ids, _, _ in taken], device=device)
         inputs = _padded([[writer.bos_id, *target[:-1]] for _, target, _ in taken], writer.pad_id, device)
         with inference(device, self._translator.precision):
             log_probs = model.log_probs(source, lengths, inputs)

@@ -17,12 +17,12 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError
-from manyheads.serving.batches import GenerationBatch, TranslationBatch
+from manyheads.serving.batches import GenerationBatch, Prompt, TranslationBatch
 from manyheads.serving.engine import Row
 from manyheads.serving.refusals import Refusal, too_long
 from manyheads.serving.settings import ServingSettings
 
-__all__ = ["ServedGenerator", "ServedModel", "ServedTranslator", "load_models", "names_of_models"]
+__all__ = ["ServedGenerator", "ServedModel", "ServedTranslator", "find_model", "load_models", "names_of_models"]
 
 _MOST_NAME = 96
 
@@ -41,7 +41,7 @@ class ServedModel:
     pairs: tuple[tuple[str, str], ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def _check_row(self, what: str, cost: int, width: int, explained: str) -> Row:
+    def _check_row(self, what: str, cost: int, width: int, explained: str) -> None:
         if cost > self.limits.max_batch_tokens:
             raise too_long(
                 what, f"the work for one text ({explained})", cost, self.limits.max_batch_tokens,
@@ -51,7 +51,6 @@ class ServedModel:
             raise too_long(
                 what, "the number of beams or samples of one text", width, self.limits.max_batch_rows, "Ask for fewer."
             )
-        return Row(None, cost, width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,26 +111,44 @@ class ServedGenerator(ServedModel):
         return self.reader.options(**{"num_return_sequences": 1, **overrides, "max_rows": self.limits.max_batch_rows})
 
     def rows(
-        self, prompts: Sequence[Sequence[int]], settings: GenerationSettings, what: str = "prompt"
-    ) -> list[Row | None]:
+        self,
+        prompts: Sequence[Sequence[int]],
+        settings: GenerationSettings,
+        what: str = "prompt",
+        *,
+        num_top: int = 0,
+    ) -> list[Row]:
         """Return a row for each prompt of ids.
+
+        Args: num_top: alternatives of each token that the client asked for.
 
         Raises: Refusal: a prompt is too long for the server or the model.
         """
-        rows: list[Row | None] = []
+        rows = []
+        width = settings.num_return_sequences
         for number, ids in enumerate(prompts):
-            width = settings.num_return_sequences
-            cost = width * (len(ids) + settings.max_new_tokens)
-            explained = f"{width} samples x ({len(ids)} prompt + {settings.max_new_tokens} new tokens)"
-            self._check_row(what, cost, width, explained)
-            room = self.reader.room(len(ids))
-            if room is not None and room < 1:
+            most = self.reader.most_new_tokens(len(ids), settings)
+            if most < 1:
                 raise too_long(
-                    what, f"the length of prompt {number + 1} in tokens", len(ids), len(ids) + room - 1,
+                    what, f"the length of prompt {number + 1} in tokens", len(ids), len(ids) + most - 1,
                     "Send a shorter prompt.",
                 )  # fmt: skip
-            rows.append(Row((list(ids), number), cost, width))
+            cost = width * (len(ids) + most)
+            self._check_row(what, cost, width, f"{width} samples x ({len(ids)} prompt + {most} new tokens)")
+            rows.append(Row(Prompt(list(ids), number, num_top), cost, width))
         return rows
+
+    def scored_rows(self, texts: Sequence[list[int]], num_top: int, what: str = "text") -> list[Row | None]:
+        """Return a row for each text of ids to score; None for a text without tokens.
+
+        Raises: Refusal: a text is too long for the server or the model.
+        """
+        limit = self.reader.model.max_len
+        for number, ids in enumerate(texts):
+            if limit is not None and len(ids) > limit:
+                raise too_long(what, f"the length of text {number + 1} in tokens", len(ids), limit, "Send less.")
+            self._check_row(what, len(ids), 1, f"{len(ids)} tokens")
+        return [Row((ids, num_top), len(ids)) if ids else None for ids in texts]
 
     def begin(self, settings: GenerationSettings) -> tuple[Hashable, Any]:
         """Return the key of the engine's batches, and the function that begins one."""
@@ -182,7 +199,7 @@ def load_models(settings: ServingSettings) -> dict[str, ServedModel]:
 
 
 def _pairs(folder: Path, translator: Translator, settings: ServingSettings) -> tuple[tuple[str, str], ...]:
-    """Return the language pairs that the model's config or tokenizer records, or else those of the server's settings."""
+    """Return the language pairs that the model's config or tokenizer records, else those of the server's settings."""
     recorded = json.loads((folder / "config.json").read_bytes()).get("languages")
     if isinstance(recorded, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in recorded):
         return tuple((str(source), str(target)) for source, target in recorded)

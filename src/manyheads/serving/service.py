@@ -106,7 +106,10 @@ class Service:
             for one in found:
                 news.put_nowait(one)
 
-        job = Job(begun[0], begun[1], rows, lambda found: loop.call_soon_threadsafe(deliver, found) and None, arrived)
+        def told(found: list[Event | Done | Failed]) -> None:
+            loop.call_soon_threadsafe(deliver, found)
+
+        job = Job(begun[0], begun[1], rows, told, arrived)
         try:
             self.engine.submit(job)
         except QueueFull as full:

@@ -43,7 +43,9 @@ class TranslateBody(Body):
     text: Text | list[Text] = Field(description="One text or several.")
     source_lang: Text | None = Field(None, description="Chooses the model by its languages, if no model is named.")
     target_lang: Text | None = None
-    split_sentences: bool = Field(True, description="Translate each sentence separately; else split at line breaks only.")
+    split_sentences: bool = Field(
+        True, description="Translate each sentence separately; else split at line breaks only."
+    )
     stream: bool = Field(False, description="Send the sentences as server-sent events as they are finished.")
     alignments: bool = Field(False, description="Add the cross-attention of the best translation of each sentence.")
     forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
@@ -271,7 +273,9 @@ class _Translation:
         if self._body.alignments:
             target = self._ended(hypotheses[0])
             weights = await self._service.call(
-                self._request, lambda: attention_maps(self._model.reader, source, target).cross, len(source) + len(target)
+                self._request,
+                lambda: attention_maps(self._model.reader, source, target).cross,
+                len(source) + len(target),
             )
             if weights is not None:
                 record["alignment"] = _rounded(weights.mean((0, 1)))
@@ -311,7 +315,7 @@ class _Generation:
         assert isinstance(model, ServedGenerator)
         found = cls(service, request, body, model)
         service.check_count("prompt", len(found._prompts))
-        prompts = await service.off_loop(lambda: model.encode(found._prompts))
+        prompts = await service.off_loop(lambda: model.reader.encode_prompts(found._prompts))
         found._rows = model.rows(prompts, found._settings, num_top=body.top_log_probs)
         return found
 
@@ -357,8 +361,8 @@ class _Generation:
     def _token(self, token: Any) -> dict[str, Any]:
         show = self._model.reader.vocabulary.tokens
         record = {"token": show([token.id])[0], "token_id": token.id, "log_prob": finite(token.log_prob)}
-        if token.top:
-            record["top_log_probs"] = _top([token.top], show)[0]
+        if self._body.top_log_probs:
+            record["top_log_probs"] = _top([token.top[: self._body.top_log_probs]], show)[0]
         return record
 
     def _continuation(self, one: Any) -> dict[str, Any]:
