@@ -35,8 +35,10 @@ class Backpointers:
     def path(self, node: int) -> tuple[list[int], list[float]]:
         """Return the tokens from the root to this node and their log-probabilities."""
         if self._parents:  # what was added since the last call
-            for read, columns in zip(self._read, (self._parents, self._tokens, self._log_probs), strict=True):
-                read += torch.cat(columns).tolist()
+            self._read[0].extend(torch.cat(self._parents).tolist())
+            self._read[1].extend(torch.cat(self._tokens).tolist())
+            self._read[2].extend(torch.cat(self._log_probs).tolist())
+            for columns in (self._parents, self._tokens, self._log_probs):
                 columns.clear()
         parents, tokens, log_probs = self._read
         nodes = []

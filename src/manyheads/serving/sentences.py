@@ -12,53 +12,8 @@ _END = re.compile(r"""(?:[.!?…‽؟।]+["'”’»)\]]*(?=\s))|(?:[。！？]
 _LAST_WORD = re.compile(r"([^\W\d_]+(?:\.[^\W\d_]+)*|\d+)\.$")
 # Words whose full stop does not end a sentence. A number and a full stop is an ordinal in many languages.
 _ABBREVIATIONS = frozenset(
-    [
-        "mr",
-        "mrs",
-        "ms",
-        "dr",
-        "prof",
-        "st",
-        "mt",
-        "sr",
-        "jr",
-        "no",
-        "vs",
-        "etc",
-        "e.g",
-        "i.e",
-        "cf",
-        "fig",
-        "vol",
-        "pp",
-        "approx",
-        "dept",
-        "inc",
-        "ltd",
-        "co",
-        "hr",
-        "fr",
-        "nr",
-        "bzw",
-        "z.b",
-        "d.h",
-        "u.a",
-        "usw",
-        "ca",
-        "evtl",
-        "ggf",
-        "inkl",
-        "str",
-        "tel",
-        "abb",
-        "bd",
-        "jh",
-        "m",
-        "mme",
-        "mlle",
-        "sra",
-        "srta",
-    ]
+    """mr mrs ms dr prof st mt sr jr no vs etc e.g i.e cf fig vol pp approx dept inc ltd co
+    hr fr nr bzw z.b d.h u.a usw ca evtl ggf inkl str tel abb bd jh m mme mlle sra srta""".split()  # noqa: SIM905
 )
 
 

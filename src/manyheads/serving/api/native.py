@@ -27,7 +27,8 @@ __all__ = ["router", "server_event", "translator_for"]
 _MOST_WEIGHTS = 1_000_000
 _SEARCH = (
     "num_beams", "num_return_sequences", "length_penalty", "length_penalty_kind", "early_stopping", "max_new_tokens",
-    "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size", "seed",
+    "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size",
+    "seed",
 )  # fmt: skip
 _SAMPLING = (
     "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
