@@ -27,6 +27,7 @@ COMMANDS = {
     "translate": "lines in, translations out; a prompt in a terminal",
     "generate": "go on from a text with a language model, as it is written",
     "score": "log-probabilities of given translations",
+    "serve": "an HTTP server for models, with a web page",
     "inspect": "look inside: attention, shapes, positions, schedules",
     "average": "average the weights of a run's checkpoints into a model",
     "convert": "models of other implementations into ours, and back",

@@ -47,7 +47,11 @@ def build_app(settings: ServingSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await service.start()
+        try:
+            await service.start()
+        except ManyHeadsError as error:
+            app.state.failure = error  # for `server.serve`: uvicorn only says that the start failed
+            raise
         yield
         await service.stop()
 
@@ -61,6 +65,7 @@ def build_app(settings: ServingSettings) -> FastAPI:
         description="Translation, text generation and scoring with trained models.",
     )
     app.state.service = service
+    app.state.failure = None
     for router in (operations.router(service), native.router(service)):
         app.include_router(router)
     app.add_middleware(Guard, settings=settings, state=service.state, keys=keys, metrics=service.metrics)

@@ -1,6 +1,6 @@
 """The outermost layer of the application: it reads a request within limits before any other code sees it.
 
-Order: framing and headers, Host and Origin, key, a slot, the size of the body, its type, its arrival in time. Only then
+Order: framing and headers, Host and Origin, key, the size of the body, its arrival in time, its type, a slot. Only then
 the request goes on, with its whole body in memory. If the client leaves, the request is cancelled.
 """
 
@@ -30,6 +30,7 @@ _log = logging.getLogger("manyheads.serving.access")
 
 MOST_HEADERS = 100
 MOST_KEYS = 10_000
+_MOST_BYTES_HELD = 1 << 26
 _OPEN_PATHS = ("/", "/healthz", "/readyz", "/health", "/docs", "/openapi.json")
 _OPEN_PREFIXES = ("/static/",)
 _KEY_IN_BODY = ("/translate", "/detect")
@@ -126,6 +127,7 @@ class Guard:
         self._state = state
         self._keys = keys
         self._metrics = metrics
+        self._bytes_held = 0  # of bodies that are arriving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI says."""
@@ -135,8 +137,9 @@ class Guard:
         exchange = _Exchange(scope, send, self._state)
         try:
             headers = self._check_head(scope)
+            self._check_open(scope)
+            body = await self._read_body(scope, headers, receive)
             with self._slot(scope):
-                body = await self._read_body(scope, headers, receive)
                 await _run_until_gone(self._app, scope, body, receive, exchange.send)
         except Refusal as refusal:
             if not exchange.status:
@@ -198,11 +201,9 @@ class Guard:
                 code="origin", close=True,
             )  # fmt: skip
 
-    @contextlib.contextmanager
-    def _slot(self, scope: Scope) -> Iterator[None]:
-        """Hold one of the server's slots. Raises: Refusal: all are taken, or the server is stopping."""
-        if scope["method"] not in _BODY_METHODS:  # cheap; they must work under any load
-            yield
+    def _check_open(self, scope: Scope) -> None:
+        """Refuse early what would be refused after its body was read. Raises: Refusal: see `_slot`."""
+        if scope["method"] not in _BODY_METHODS:
             return
         if not self._state.is_ready or self._state.is_closed:
             reason = "draining" if self._state.is_ready else "loading"
@@ -211,9 +212,23 @@ class Guard:
         if self._state.num_requests >= self._settings.max_requests:
             self._metrics.rejected.add(value="queue")
             raise Refusal(
-                429, f"The server has {self._settings.max_requests} requests already; try again later.",
-                code="queue_full", retry_after=1, close=_may_have_body(scope),
-            )  # fmt: skip
+                429,
+                f"The server has {self._settings.max_requests} requests already; try again later.",
+                code="queue_full",
+                retry_after=1,
+                close=_may_have_body(scope),
+            )
+
+    @contextlib.contextmanager
+    def _slot(self, scope: Scope) -> Iterator[None]:
+        """Hold one of the server's slots. Raises: Refusal: all are taken, or the server is stopping.
+
+        It is taken after the body has arrived, so that slow clients hold none, and before anything is parsed.
+        """
+        if scope["method"] not in _BODY_METHODS:  # cheap; they must work under any load
+            yield
+            return
+        self._check_open(scope)
         self._state.num_requests += 1
         try:
             yield
@@ -224,36 +239,48 @@ class Guard:
         """Return the whole body. Raises: Refusal: it is too large, of a wrong type, or too slow."""
         limit = self._settings.max_body_bytes
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > limit:
+        if length.isdecimal() and int(length[:20]) > limit:
             raise self._too_large(limit)
         if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-            raise Refusal(415, "Compressed bodies are not supported; send the body as it is.", code="encoding",
-                          close=True)  # fmt: skip
-        parts: list[bytes] = []
-        size, more = 0, True
+            raise Refusal(
+                415, "Compressed bodies are not supported; send the body as it is.", code="encoding", close=True
+            )
+        body = bytearray()
         try:
             async with asyncio.timeout(self._settings.read_seconds):
+                more = True
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise _gone()
                     part = message.get("body", b"")
-                    size += len(part)
-                    if size > limit:
+                    self._bytes_held += len(part)
+                    body += part
+                    if len(body) > limit:
                         raise self._too_large(limit)
-                    parts.append(part)
+                    if self._bytes_held > max(_MOST_BYTES_HELD, limit):
+                        self._metrics.rejected.add(value="queue")
+                        raise Refusal(
+                            429,
+                            "Too many bodies arrive at the same time; try again later.",
+                            code="queue_full",
+                            retry_after=1,
+                            close=True,
+                        )
                     more = message.get("more_body", False)
         except TimeoutError:
             self._metrics.rejected.add(value="slow_body")
             raise Refusal(
                 408, f"The body did not arrive within {self._settings.read_seconds:g} s.", code="slow_body", close=True
             ) from None
+        finally:
+            self._bytes_held -= len(body)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if size and scope["method"] in _BODY_METHODS and kind not in _BODY_TYPES:
+        if body and scope["method"] in _BODY_METHODS and kind not in _BODY_TYPES:
             raise Refusal(
                 415, f"The type of the body is not supported; send {' or '.join(_BODY_TYPES)}.", code="content_type"
             )
-        return b"".join(parts)
+        return bytes(body)
 
     def _too_large(self, limit: int) -> Refusal:
         self._metrics.rejected.add(value="body_size")

@@ -1,0 +1,142 @@
+"""Running the application with uvicorn: a bound socket, guarded connections, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from manyheads.errors import ConfigError
+from manyheads.serving.app import build_app
+from manyheads.serving.connections import MOST_HEADER_BYTES, connection_class
+from manyheads.serving.service import Service
+from manyheads.serving.settings import ServingSettings
+
+__all__ = ["Server", "bind", "serve"]
+
+_BACKLOG = 2048
+_DRAIN_MARGIN = 5.0
+
+
+class Server(uvicorn.Server):
+    """A server that ends in order.
+
+    SIGTERM: `/readyz` says 503 and answers say `Connection: close`; after `drain_delay_seconds` no connection is
+    accepted any more, accepted requests are finished, and the process ends with code 0. SIGINT: the same without delay,
+    and code 130. A second signal ends at once.
+
+    Args: app: with `state.service`. settings: see there. when_ready: called when requests can be sent.
+    """
+
+    def __init__(self, app: FastAPI, settings: ServingSettings, when_ready: Callable[[], None] | None = None) -> None:
+        config = uvicorn.Config(
+            app,
+            http=connection_class(settings),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=max(1, round(settings.read_seconds)),
+            timeout_graceful_shutdown=round(settings.deadline_seconds + _DRAIN_MARGIN),
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            backlog=_BACKLOG,
+        )
+        super().__init__(config)
+        self._service: Service = app.state.service
+        self._settings = settings
+        self._when_ready = when_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.received: signal.Signals | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Load the models, and listen."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self._when_ready is not None:
+            self._when_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called for a signal."""
+        if self.received is not None:
+            self.force_exit = self.should_exit = True
+            return
+        self.received = signal.Signals(sig)
+        if self._loop is None or not self.started:  # still loading: nothing was accepted
+            sys.exit(0 if sig == signal.SIGTERM else 130)
+        delay = self._settings.drain_delay_seconds if sig == signal.SIGTERM else 0.0
+        self._loop.call_soon_threadsafe(self._drain, delay)
+
+    def _drain(self, delay: float) -> None:
+        self._service.state.is_draining = True
+        assert self._loop is not None
+        self._loop.call_later(delay, self._end)
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while the server runs; unlike uvicorn's, it does not raise them again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handled = (signal.SIGINT, signal.SIGTERM)
+        before = {one: signal.signal(one, self.handle_exit) for one in handled}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound but does not listen yet; clients are refused until the models are loaded.
+
+    Args: port: 0: any free one.
+
+    Raises: ConfigError: the address cannot be used.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {reason}; choose another address with --host and --port."
+        ) from None
+    return bound
+
+
+def serve(settings: ServingSettings, host: str, port: int, when_ready: Callable[[str], None]) -> int:
+    """Serve until a signal arrives. Returns: the exit code.
+
+    Args: when_ready: called with the address when requests can be sent.
+
+    Raises: ManyHeadsError: the address cannot be used, or a model cannot be loaded.
+    """
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the guard logs what fails
+    app = build_app(settings)
+    with contextlib.closing(bind(host, port)) as bound:
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{bound.getsockname()[1]}"
+        server = Server(app, settings, lambda: when_ready(address))
+        try:
+            server.run(sockets=[bound])
+        except SystemExit:
+            if app.state.failure is not None:
+                raise app.state.failure from None
+            raise
+    return 130 if server.received is signal.SIGINT else 0

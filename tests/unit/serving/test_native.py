@@ -1,0 +1,170 @@
+"""Our own protocol: what the server says is what the library says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from manyheads.decoding.generator import Generator
+from manyheads.decoding.text_scoring import score_texts
+from manyheads.decoding.translator import Translator
+
+ENGLISH = "Hello, how are you? I am hungry.\n\nThe cat sees the dog."
+
+
+@pytest.fixture(scope="module")
+def translator(translator_folder: Path) -> Translator:
+    return Translator.from_pretrained(translator_folder, "cpu")
+
+
+@pytest.fixture(scope="module")
+def generator(novel_folder: Path) -> Generator:
+    return Generator.from_pretrained(novel_folder, "cpu")
+
+
+def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Server-sent events: (name, data)."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.split("\n"))
+        found.append((lines["event"], json.loads(lines["data"])))
+    return found
+
+
+def test_sentences_are_translated_each_and_rejoined(client: TestClient, translator: Translator) -> None:
+    answer = client.post("/v1/translate", json={"text": [ENGLISH, "", "  \n"], "num_return_sequences": 2})
+    assert answer.status_code == 200, answer.text
+    sentences = ["Hello, how are you?", "I am hungry.", "The cat sees the dog."]
+    expected = translator.translate_nbest(sentences, num_return_sequences=2)
+    first, empty, blank = answer.json()["translations"]
+    one, two, three = (row[0].text for row in expected)
+    assert first["text"] == f"{one} {two}\n\n{three}"
+    assert (empty["text"], blank["text"]) == ("", "  \n")
+    for sentence, row in zip(first["sentences"], expected, strict=True):
+        assert [one["text"] for one in sentence["candidates"]] == [one.text for one in row]
+        assert [one["tokens"] for one in sentence["candidates"]] == [one.tokens for one in row]
+        for shown, found in zip(sentence["candidates"], row, strict=True):
+            assert shown["score"] == pytest.approx(found.score, abs=1e-4)
+            assert shown["token_log_probs"] == pytest.approx(found.token_log_probs, abs=1e-4)
+    assert ENGLISH[first["sentences"][1]["start"] : first["sentences"][1]["end"]] == "I am hungry."
+
+
+def test_sentences_are_streamed(client: TestClient) -> None:
+    whole = client.post("/v1/translate", json={"text": ENGLISH}).json()
+    found = events(client.post("/v1/translate", json={"text": ENGLISH, "stream": True}).text)
+    assert [name for name, _ in found] == ["sentence"] * 3 + ["done"]
+    by_place = {one["sentence"]: one["candidates"][0]["text"] for _, one in found[:-1]}
+    assert [by_place[place] for place in range(3)] == [
+        one["candidates"][0]["text"] for one in whole["translations"][0]["sentences"]
+    ]
+
+
+def test_a_forced_prefix_begins_the_translation(client: TestClient, translator: Translator) -> None:
+    body = {"text": "I am hungry.", "forced_prefix": "Die Katze", "alignments": True}
+    [found] = client.post("/v1/translate", json=body).json()["translations"][0]["sentences"]
+    best = found["candidates"][0]
+    ids = translator.tokenizer.target.encode("Die Katze")
+    assert best["token_ids"][: len(ids)] == ids
+    assert best["token_log_probs"][: len(ids)] == [0.0] * len(ids)
+    assert len(found["alignment"]) == len(best["tokens"])
+    assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in found["alignment"])
+    assert len(found["alignment"][0]) == len(found["source_tokens"])
+    several = client.post("/v1/translate", json={**body, "text": ENGLISH})
+    assert several.status_code == 422
+    assert several.json()["error"]["param"] == "forced_prefix"
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"seed": 5, "num_return_sequences": 3}, {"stop": ["e"]}])
+def test_continuations_are_those_of_the_library(
+    client: TestClient, generator: Generator, options: dict[str, Any]
+) -> None:
+    prompts = ["It is a truth", "", "x"]
+    answer = client.post("/v1/generate", json={"prompt": prompts, **options}).json()
+    own = {**options, "stop": tuple(options.get("stop", ()))}
+    expected = generator.continuations(prompts, **own)
+    assert [[one["text"] for one in row] for row in answer["continuations"]] == [
+        [one.text for one in row] for row in expected
+    ]
+    assert [[one["ended_by"] for one in row] for row in answer["continuations"]] == [
+        [one.ended_by for one in row] for row in expected
+    ]
+
+
+def test_a_continuation_is_streamed_with_alternatives(client: TestClient, generator: Generator) -> None:
+    body = {"prompt": "It is", "stream": True, "top_log_probs": 3, "seed": 2}
+    found = events(client.post("/v1/generate", json=body).text)
+    tokens = [one for name, one in found if name == "token"]
+    assert "".join(one["text"] for one in tokens) == generator.generate("It is", seed=2)
+    assert all(len(one["top_log_probs"]) == 3 for one in tokens)
+    assert found[-1][1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 24}
+
+
+def test_scores_are_those_of_the_library(client: TestClient, generator: Generator, translator: Translator) -> None:
+    texts = ["It is a truth universally acknowledged", "", "x", "y" * 700]
+    answer = client.post("/v1/score", json={"text": texts, "top_log_probs": 2}).json()
+    for shown, expected in zip(answer["scores"], score_texts(generator, texts), strict=True):
+        assert shown["tokens"] == expected.tokens
+        assert shown["token_log_probs"] == pytest.approx(expected.token_log_probs, abs=1e-4)
+        for top, log_prob in zip(shown.get("top_log_probs", []), shown["token_log_probs"], strict=True):
+            assert top[0]["log_prob"] >= max(log_prob, top[1]["log_prob"])
+    sources, targets = ["I am hungry.", "Where is the station?"], ["Ich habe Hunger.", ""]
+    answer = client.post("/v1/score", json={"source": sources, "target": targets}).json()
+    for shown, expected in zip(answer["scores"], translator.score(sources, targets), strict=True):
+        assert shown["tokens"] == expected.tokens
+        assert shown["token_log_probs"] == pytest.approx(expected.token_log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["cross", "encoder", "decoder"])
+def test_attention_weights(client: TestClient, kind: str) -> None:
+    answer = client.post("/v1/attention", json={"source": "I am hungry.", "kind": kind, "layer": 1, "head": 0}).json()
+    assert len(answer["weights"]) == len(answer["query_tokens"])
+    assert all(len(row) == len(answer["key_tokens"]) for row in answer["weights"])
+    assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in answer["weights"])
+    assert client.post("/v1/attention", json={"source": "I", "layer": 99}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "field"),
+    [
+        ("translate", {"text": "a\ud800"}, 422, "text"),
+        ("translate", {"text": 5}, 422, "text"),
+        ("translate", {}, 422, "text"),
+        ("translate", {"text": "a", "beams": 3}, 422, "beams"),
+        ("translate", {"text": "a", "num_beams": "4"}, 422, "num_beams"),
+        ("translate", {"text": "a", "num_beams": 0}, 422, None),
+        ("translate", {"text": "a", "num_beams": 500, "num_return_sequences": 2}, 422, "text"),
+        ("translate", {"text": "a", "model": "novel"}, 400, "model"),
+        ("translate", {"text": "a", "model": "none"}, 404, "model"),
+        ("translate", {"text": "a", "target_lang": "fr"}, 422, "target_lang"),
+        ("translate", {"text": ["a"] * 1000}, 422, "text"),
+        ("translate", {"text": "word " * 5000}, 422, "text"),
+        ("translate", {"text": "a", "forced_prefix_ids": [10**9]}, 422, None),
+        ("generate", {"prompt": "a", "max_new_tokens": 100_000}, 422, "prompt"),
+        ("generate", {"prompt": "a", "temperature": 0}, 422, None),
+        ("generate", {"prompt": "a", "num_return_sequences": 1000}, 422, "prompt"),
+        ("score", {}, 422, "text"),
+        ("score", {"source": ["a"], "target": []}, 422, "target"),
+        ("score", {"text": ["a" * 20_000]}, 422, "text"),
+        ("attention", {"source": " "}, 422, "source"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    client: TestClient, path: str, body: dict[str, Any], status: int, field: str | None
+) -> None:
+    content = json.dumps(body)
+    answer = client.post(f"/v1/{path}", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert (error["param"] or "").startswith(field or "")
+    assert len(error["message"]) < 400
+
+
+def test_a_model_without_beams_counts_n_as_samples(client: TestClient) -> None:
+    body = {"text": "I am hungry.", "do_sample": True, "num_return_sequences": 5, "seed": 3}
+    first, second = (client.post("/v1/translate", json=body).json()["translations"] for _ in range(2))
+    assert first == second
+    assert len(first[0]["sentences"][0]["candidates"]) == 5
