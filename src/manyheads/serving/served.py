@@ -11,11 +11,11 @@ from typing import Any
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.decoding.attending import open_model
-from manyheads.decoding.fit import source_limit
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
+from manyheads.decoding.truncation import source_limit
 from manyheads.errors import ConfigError
 from manyheads.serving.batches import GenerationBatch, Prompt, TranslationBatch
 from manyheads.serving.engine import Row

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -73,11 +72,6 @@ def settings(translator_folder: Path, novel_folder: Path) -> ServingSettings:
         models=(str(translator_folder), str(novel_folder)), source_lang="en", target_lang="de", device="cpu",
         allowed_hosts=("testserver", "127.0.0.1"),
     )  # fmt: skip
-
-
-def changed(settings: ServingSettings, **changes: Any) -> ServingSettings:
-    """The settings with changes."""
-    return dataclasses.replace(settings, **changes)
 
 
 @pytest.fixture(scope="session")

@@ -169,7 +169,7 @@ def _moved(buffer: Tensor, kept: Tensor, capacity: int) -> Tensor:
     groups, heads, slots, head_dim = buffer.shape
     grown = buffer.new_empty(groups, heads, capacity, head_dim)
     # Copy whole rows of memory by their number: gather would look up every single entry.
-    starts = torch.arange(0, groups * heads * slots, slots, device=buffer.device).view(groups, heads, 1)
+    starts = slots * torch.arange(groups * heads, device=buffer.device).view(groups, heads, 1)  # slots can be 0
     rows = buffer.reshape(-1, head_dim).index_select(0, (starts + kept[:, None]).flatten())
     grown[:, :, : kept.shape[1]] = rows.view(groups, heads, -1, head_dim)
     return grown

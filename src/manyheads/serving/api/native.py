@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 from torch import Tensor
 
-from manyheads.decoding.fit import scored_limit
 from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.truncation import scored_limit
 from manyheads.serving.api.fields import Body, Number, Text, finite, given
 from manyheads.serving.engine import Done, Row
 from manyheads.serving.refusals import Refusal, openai_error, too_long

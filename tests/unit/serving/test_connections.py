@@ -1,0 +1,247 @@
+"""Real sockets: slow, broken and hostile connections, and an orderly end of the program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.serving.app import build_app
+from manyheads.serving.server import Server, bind
+from manyheads.serving.settings import ServingSettings
+
+
+@contextlib.contextmanager
+def running(settings: ServingSettings) -> Iterator[tuple[Server, int]]:
+    """A server in a thread. Yields: it, and its port."""
+    ready = threading.Event()
+    with contextlib.closing(bind("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+        server = Server(build_app(settings), settings, ready.set)
+        thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
+        thread.start()
+        try:
+            assert ready.wait(60)
+            yield server, port
+        finally:
+            server.should_exit = True
+            thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def quick(settings: ServingSettings) -> Iterator[tuple[Server, int]]:
+    with running(replace(settings, read_seconds=0.5, write_seconds=0.5, max_connections_per_address=20)) as found:
+        yield found
+
+
+def connect(port: int) -> socket.socket:
+    opened = socket.create_connection(("127.0.0.1", port), timeout=10)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return opened
+
+
+def request(path: str, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Host: 127.0.0.1", *headers]
+    if body:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def read_all(opened: socket.socket) -> bytes:
+    """All bytes until the server closes the connection."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while part := opened.recv(65536):
+            found += part
+    return found
+
+
+def answer_of(port: int, content: bytes) -> bytes:
+    with connect(port) as opened:
+        opened.sendall(content)
+        return read_all(opened)
+
+
+def is_healthy(port: int) -> bool:
+    return answer_of(port, request("/healthz", b"", "Connection: close")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        b"GET /healthz HTT",
+        b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+        request("/healthz"),
+        b"POST /v1/translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 50\r\n\r\n{",
+    ],
+)
+def test_slow_connections_are_closed(quick: tuple[Server, int], start: bytes) -> None:
+    began = time.monotonic()
+    with connect(quick[1]) as opened:
+        opened.sendall(start)
+        found = read_all(opened)
+    assert time.monotonic() - began < 5
+    assert found.startswith(b"HTTP/1.1 408") if b"Length: 50" in start else b" 408 " not in found
+
+
+def test_a_dripping_client_is_closed(quick: tuple[Server, int]) -> None:
+    with connect(quick[1]) as opened:
+        began = time.monotonic()
+        with pytest.raises(OSError):  # noqa: PT012
+            for byte in request("/healthz", b"", "X-Long: " + "a" * 500):
+                opened.sendall(bytes([byte]))
+                time.sleep(0.05)
+        assert time.monotonic() - began < 5
+
+
+def test_half_open_connections_lock_nobody_out(quick: tuple[Server, int]) -> None:
+    server, port = quick
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connect(port)) for _ in range(100)]
+        for number, opened in enumerate(held):
+            rest = b"Content-Length: 9\r\n\r\n" if number % 2 else b""
+            with contextlib.suppress(OSError):
+                opened.sendall(b"POST /v1/translate HTTP/1.1\r\nHost: 127.0.0.1\r\n" + rest)
+        for _ in range(5):
+            assert is_healthy(port)
+        body = b'{"text": "I am hungry."}'
+        assert answer_of(port, request("/v1/translate", body, "Connection: close")).startswith(b"HTTP/1.1 200")
+    deadline = time.monotonic() + 10
+    while server.server_state.connections and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not server.server_state.connections
+
+
+HOST = b"Host: 127.0.0.1\r\n"
+POST = b"POST /v1/translate HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\r\n\r\n" * 100,
+        b"GET /healthz\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + HOST + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: 1\r\n" * 200 + b"\r\n",
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + b"X : 1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + b" folded\r\n\r\n",
+        POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{} ",
+        POST + b"Content-Length: -2\r\n\r\n{}",
+        POST + b"Content-Length: 99999999999999999999999\r\n\r\n{}",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n{}",
+        POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        POST + b"Expect: 100-continue\r\nContent-Length: 9999999\r\n\r\n",
+        b"CONNECT evil:443 HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"GET http://evil/ HTTP/1.1\r\nHost: evil\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + b"Upgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_malformed_requests_are_answered_or_closed(quick: tuple[Server, int], content: bytes) -> None:
+    began = time.monotonic()
+    found = b""
+    with connect(quick[1]) as opened, contextlib.suppress(ConnectionError):
+        opened.sendall(content)
+        found = read_all(opened)
+    assert time.monotonic() - began < 5
+    assert b"HTTP/1.1 5" not in found
+    assert is_healthy(quick[1])
+
+
+def test_pipelined_requests_are_answered_in_order(quick: tuple[Server, int]) -> None:
+    found = answer_of(
+        quick[1], request("/healthz") + request("/readyz") + request("/v1/none", b"", "Connection: close")
+    )
+    assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"404"]
+
+
+def test_a_reader_that_stops_is_disconnected(quick: tuple[Server, int]) -> None:
+    server, port = quick
+    body = json.dumps({"prompt": "It", "max_new_tokens": 16_000, "stream": True, "top_log_probs": 20}).encode()
+    with socket.socket() as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.connect(("127.0.0.1", port))
+        opened.sendall(request("/v1/generate", body))
+        opened.recv(100)
+        deadline = time.monotonic() + 60
+        service = server._service
+        while not service.engine.num_running and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while (server.server_state.connections or service.engine.num_running) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert not server.server_state.connections
+    assert not service.engine.num_running
+
+
+@pytest.fixture
+def program(translator_folder: Path) -> Iterator[Any]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> tuple[subprocess.Popen[str], int]:
+        command = [sys.executable, "-m", "manyheads", "serve", str(translator_folder), "--port", "0", *options]
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        started.append(process)
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert "serving en-de at http://127.0.0.1:" in line, line + process.stderr.read()
+        return process, int(line.rsplit(":", 1)[1])
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def test_sigterm_finishes_accepted_requests(program: Any) -> None:
+    process, port = program("--debug-delay", "0.05", "--drain-delay", "0.3", "--device", "cpu")
+    found: list[bytes] = []
+    body = b'{"text": "I am hungry.", "min_new_tokens": 20, "max_new_tokens": 20}'
+    clients = [
+        threading.Thread(target=lambda: found.append(answer_of(port, request("/v1/translate", body)))) for _ in range(5)
+    ]
+    for client in clients:
+        client.start()
+    deadline = time.monotonic() + 30
+    while b"manyheads_num_requests_running 5" not in answer_of(port, request("/metrics", b"", "Connection: close")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    assert b" 503 " in answer_of(port, request("/readyz"))[:20]
+    late = threading.Thread(target=lambda: found.append(answer_of(port, request("/v1/translate", body))))
+    late.start()
+    for client in (*clients, late):
+        client.join(60)
+    assert process.wait(30) == 0
+    assert [one[:12] for one in found] == [b"HTTP/1.1 200"] * 6
+    assert all(b"connection: close" in one for one in found)
+
+
+def test_ctrl_c(program: Any) -> None:
+    process, _ = program("--quiet", "--device", "cpu")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130

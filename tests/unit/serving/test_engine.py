@@ -1,0 +1,213 @@
+"""The engine: order, groups, turns, and rows that leave."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from manyheads.serving.engine import Done, Engine, EngineLimits, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.metrics import Metrics
+
+
+class Counting:
+    """A batch whose rows end after as many steps as their content says; notes what happens."""
+
+    def __init__(self, contents: Sequence[int], notes: list[Any]) -> None:
+        self.left = dict(enumerate(contents))
+        self.notes = notes
+        notes.append(("begin", list(contents)))
+
+    def advance(self) -> list[Event | Done]:
+        self.notes.append(("step", sorted(self.left)))
+        news: list[Event | Done] = []
+        for row in list(self.left):
+            self.left[row] -= 1
+            if self.left[row] <= 0:
+                del self.left[row]
+                news.append(Done(row, f"row {row}", 1))
+            else:
+                news.append(Event(row, self.left[row]))
+        return news
+
+    def drop(self, rows: Collection[int]) -> None:
+        self.notes.append(("drop", sorted(rows)))
+        for row in rows:
+            del self.left[row]
+
+
+class Client:
+    """A job and what it was told."""
+
+    def __init__(self, notes: list[Any], contents: Sequence[int], key: str = "a", cost: int = 10) -> None:
+        self.news: list[Event | Done | Failed] = []
+        self.over = threading.Event()
+        self.on_event: Callable[[], None] = lambda: None
+        rows = [Row(content, cost) for content in contents]
+        self.job = Job(key, lambda given: Counting(given, notes), rows, self.told)
+
+    def told(self, news: list[Event | Done | Failed]) -> None:
+        self.news += news
+        self.on_event()
+        if any(isinstance(one, Failed) for one in news) or self.job.is_over:
+            self.over.set()
+
+    @property
+    def done(self) -> list[int]:
+        return [one.row for one in self.news if isinstance(one, Done)]
+
+
+@pytest.fixture
+def notes() -> list[Any]:
+    return []
+
+
+def running(**limits: Any) -> Engine:
+    return Engine(EngineLimits(**limits), Metrics())
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = running()
+    yield made
+    made.close()
+
+
+def finish(engine: Engine, *clients: Client) -> None:
+    engine.start()
+    for client in clients:
+        assert client.over.wait(10)
+
+
+def begun(notes: list[Any]) -> list[list[int]]:
+    return [note[1] for note in notes if note[0] == "begin"]
+
+
+def test_jobs_of_one_key_share_a_batch_in_order_of_arrival(engine: Engine, notes: list[Any]) -> None:
+    clients = [Client(notes, [1, 3]), Client(notes, [2], key="b"), Client(notes, [2])]
+    for client in clients:
+        engine.submit(client.job)
+    finish(engine, *clients)
+    assert begun(notes) == [[1, 3, 2], [2]]
+    assert [client.done for client in clients] == [[0, 1], [0], [0]]
+
+
+def test_batches_keep_the_token_budget_and_count_padding(notes: list[Any]) -> None:
+    engine = running(max_batch_tokens=100, max_batches=1)
+    first = Client(notes, [1] * 8, cost=30)
+    second = Client(notes, [1] * 3, cost=100)
+    engine.submit(first.job)
+    engine.submit(second.job)
+    finish(engine, first, second)
+    engine.close()
+    assert [len(rows) for rows in begun(notes)] == [3, 3, 2, 1, 1, 1]
+    assert sorted(first.done) == list(range(8))
+
+
+def test_rows_of_beams_are_bounded(notes: list[Any]) -> None:
+    engine = running(max_batch_rows=10)
+    client = Client(notes, [1] * 3)
+    client.job.rows = [Row(1, 10, width=4) for _ in range(3)]
+    engine.submit(client.job)
+    finish(engine, client)
+    engine.close()
+    assert [len(rows) for rows in begun(notes)] == [2, 1]
+
+
+def test_a_new_request_does_not_wait_for_a_long_one(engine: Engine, notes: list[Any]) -> None:
+    long, short = Client(notes, [50]), Client(notes, [2], key="b")
+    entered = False
+
+    def enter() -> None:
+        nonlocal entered
+        if not entered:
+            entered = True
+            engine.submit(short.job)
+
+    long.on_event = enter
+    engine.submit(long.job)
+    finish(engine, long, short)
+    order = [note for note in notes if note[0] == "begin"]
+    assert len(order) == 2
+    place = notes.index(("begin", [2]))
+    assert sum(note[0] == "step" for note in notes[place:]) > 40, "the long one had not ended"
+
+
+def test_a_cancelled_row_is_free_within_one_step(engine: Engine, notes: list[Any]) -> None:
+    staying, leaving = Client(notes, [20]), Client(notes, [20])
+    engine.submit(staying.job)
+    engine.submit(leaving.job)
+    leaving.on_event = lambda: engine.cancel(leaving.job)
+    finish(engine, staying)
+    place = notes.index(("drop", [1]))
+    assert notes[:place].count(("step", [0, 1])) == 1, "more than one step after the cancellation"
+    assert notes[place + 1] == ("step", [0])
+    assert len(leaving.news) == 1
+    assert staying.done == [0]
+
+
+def test_a_cancelled_job_leaves_the_queue(notes: list[Any]) -> None:
+    engine = running(max_waiting_tokens=30)
+    clients = [Client(notes, [1]) for _ in range(3)]
+    for client in clients:
+        engine.submit(client.job)
+    late = Client(notes, [1])
+    with pytest.raises(QueueFull) as caught:
+        engine.submit(late.job)
+    assert caught.value.retry_after >= 1
+    engine.cancel(clients[1].job)
+    engine.submit(late.job)
+    finish(engine, clients[0], clients[2], late)
+    engine.close()
+    assert clients[1].news == []
+
+
+def test_an_empty_queue_takes_any_job(notes: list[Any]) -> None:
+    engine = running(max_waiting_tokens=5)
+    client = Client(notes, [1])
+    engine.submit(client.job)
+    finish(engine, client)
+    engine.close()
+
+
+def test_an_error_ends_the_jobs_of_its_batch_only(engine: Engine, notes: list[Any]) -> None:
+    def fail(contents: Sequence[Any]) -> Any:
+        raise ValueError("broken")
+
+    bad, good = Client(notes, [1]), Client(notes, [3], key="b")
+    bad.job.begin = fail
+    engine.submit(bad.job)
+    engine.submit(good.job)
+    finish(engine, bad, good)
+    assert isinstance(bad.news[0], Failed)
+    assert good.done == [0]
+    assert engine.is_alive
+
+
+def test_a_client_whose_loop_is_closed_harms_nobody(engine: Engine, notes: list[Any]) -> None:
+    gone, staying = Client(notes, [5, 5]), Client(notes, [5])
+
+    def raise_error() -> None:
+        raise RuntimeError("Event loop is closed")
+
+    gone.on_event = raise_error
+    engine.submit(gone.job)
+    engine.submit(staying.job)
+    finish(engine, staying)
+    assert ("drop", [0, 1]) in notes
+
+
+def test_closing_fails_what_waits(notes: list[Any]) -> None:
+    engine = running(debug_delay_seconds=0.05, max_batches=1)
+    clients = [Client(notes, [1000], key=str(number)) for number in range(3)]
+    for client in clients:
+        engine.submit(client.job)
+    engine.start()
+    while not clients[0].news:
+        time.sleep(0.01)
+    engine.close()
+    assert all(isinstance(client.news[-1], Failed) for client in clients)
+    assert not engine.is_alive

@@ -1,0 +1,213 @@
+"""What is refused before any work, with which status, and without losing a slot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from manyheads.errors import ConfigError
+from manyheads.serving.app import build_app
+from manyheads.serving.guard import ApiKeys
+from manyheads.serving.settings import ServingSettings
+
+JSON = {"content-type": "application/json"}
+
+
+def post(client: TestClient, content: Any = b"{}", path: str = "/v1/translate", **headers: str) -> Any:
+    return client.post(path, content=content, headers={**JSON, **{k.replace("_", "-"): v for k, v in headers.items()}})
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"{", {}, 400),
+        (b"\xff\xfe", {}, 400),
+        (b"", {}, 422),
+        (b"[]", {}, 422),
+        (b"[" * 10_000 + b"]" * 10_000, {}, 400),
+        (b'{"text": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", {}, 400),
+        (b'{"text": "a", "temperature": NaN}', {}, 422),
+        (b'{"text": "a", "length_penalty": 1e999}', {}, 422),
+        (b'{"text": "a", "seed": ' + b"9" * 5000 + b"}", {}, 400),
+        (b"x" * (1 << 20) + b"x", {}, 413),
+        (b"text=a", {"content_type": "text/plain"}, 415),
+        (b"a", {"content_type": "multipart/form-data; boundary=a"}, 415),
+        (b"{}", {"content_encoding": "gzip"}, 415),
+        (b"{}", {"host": "evil.example"}, 421),
+        (b"{}", {"origin": "https://evil.example"}, 403),
+        (b"{}", {"origin": "null"}, 403),
+        (b"{}", {"origin": "http://["}, 403),
+    ],
+)
+def test_bad_requests(client: TestClient, content: bytes, headers: dict[str, str], status: int) -> None:
+    answer = post(client, content, **headers)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert (status != 413) or answer.headers["x-should-retry"] == "false"
+
+
+def test_own_origin_is_allowed(client: TestClient) -> None:
+    assert post(client, b'{"text": ""}', origin="http://testserver").status_code == 200
+
+
+def test_a_body_without_length_is_bounded(client: TestClient) -> None:
+    def parts() -> Iterator[bytes]:
+        yield from [b" " * 65536] * 17
+
+    assert client.post("/v1/translate", content=parts(), headers=JSON).status_code == 413
+
+
+def test_unknown_paths_and_methods(client: TestClient) -> None:
+    assert client.get("/v1/nothing").status_code == 404
+    assert client.get("/v1/translate").status_code == 405
+    assert "POST" in client.get("/v1/translate").headers["allow"]
+    assert client.get("/v1/nothing").json()["error"]["message"]
+
+
+def test_every_answer_has_protective_headers_and_an_id(client: TestClient) -> None:
+    for answer in (client.get("/healthz"), client.get("/nothing"), post(client, b"{")):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert len(answer.headers["x-request-id"]) == 16
+
+
+def test_too_many_headers(client: TestClient) -> None:
+    answer = client.get("/healthz", headers={f"x-{number}": "1" for number in range(150)})
+    assert answer.status_code == 431
+
+
+def test_the_log_has_no_texts(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="manyheads.serving"):
+        post(client, json.dumps({"text": "a secret", "beams": "secret"}).encode())
+        client.get("/secret")
+        post(client, json.dumps({"text": "secret"}).encode())
+    assert len([one for one in caplog.records if one.name == "manyheads.serving.access"]) == 3
+    assert "secret" not in caplog.text
+
+
+@pytest.fixture(scope="module")
+def guarded(settings: ServingSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("# ours\nlong-enough-1\nlong-enough-2\n")
+    keys.chmod(0o600)
+    with TestClient(build_app(changed(settings, api_key_file=str(keys)))) as running:
+        yield running
+
+
+def test_keys(guarded: TestClient) -> None:
+    body = b'{"text": ""}'
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer "},
+        {"authorization": b"Bearer \xe9"},
+    ):
+        answer = guarded.post("/v1/translate", content=body, headers={**JSON, **headers})
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+    for headers in ({"authorization": "Bearer long-enough-2"}, {"x-api-key": "long-enough-1"}):
+        assert guarded.post("/v1/translate", content=body, headers={**JSON, **headers}).status_code == 200
+    assert guarded.get("/healthz").status_code == guarded.get("/readyz").status_code == 200
+    assert guarded.get("/metrics").status_code == 401
+
+
+def test_key_files(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    with pytest.raises(ConfigError, match="cannot read"):
+        ApiKeys.read(str(path))
+    for content in ("", "# nothing\n", "short\n"):
+        path.write_text(content)
+        path.chmod(0o600)
+        with pytest.raises(ConfigError, match="at least 8"):
+            ApiKeys.read(str(path))
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        ApiKeys.read(str(path))
+
+
+def test_no_slot_is_lost_and_health_needs_none(settings: ServingSettings) -> None:
+    app = build_app(changed(settings, max_requests=1))
+    with TestClient(app) as client:
+        for content in (b"{", b'{"text": 1}', b'{"text": "I am hungry."}', b'{"text": "\\ud800"}'):
+            post(client, content)
+        state = app.state.service.state
+        assert state.num_requests == 0
+        state.num_requests = 1
+        answer = post(client)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert client.get("/healthz").status_code == 200
+
+
+def test_draining(settings: ServingSettings) -> None:
+    app = build_app(settings)
+    with TestClient(app) as client:
+        assert client.get("/readyz").json() == {"status": "ready"}
+        app.state.service.state.is_draining = True
+        answer = client.get("/readyz")
+        assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
+        answer = post(client, b'{"text": ""}')
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        app.state.service.state.is_closed = True
+        assert post(client).status_code == 503
+
+
+def test_the_deadline(settings: ServingSettings) -> None:
+    app = build_app(changed(settings, deadline_seconds=0.3, debug_delay_seconds=0.1))
+    with TestClient(app) as client:
+        answer = post(client, b'{"text": "I am hungry. Where is the station?", "max_new_tokens": 60}')
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
+        body = {"prompt": "It", "max_new_tokens": 100, "stream": True}
+        text = client.post("/v1/generate", json=body).text
+        assert text.rstrip().split("\n\n")[-1].startswith("event: error")
+        assert app.state.service.state.num_requests == 0
+        metrics = client.get("/metrics").text
+    assert 'manyheads_request_success_total{finished_reason="deadline"} 2' in metrics
+
+
+def test_a_departed_client_frees_its_row(settings: ServingSettings) -> None:
+    """The application is called as uvicorn does: `receive` says that the client has left while the engine works."""
+    app = build_app(changed(settings, debug_delay_seconds=0.02))
+    body = json.dumps({"prompt": "It", "max_new_tokens": 10_000}).encode()
+
+    async def run() -> None:
+        service = app.state.service
+        await service.start()
+        left = asyncio.Event()
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/generate", "raw_path": b"/v1/generate", "query_string": b"",
+            "headers": [(b"host", b"testserver"), (b"content-type", b"application/json")], "http_version": "1.1",
+            "scheme": "http", "client": ("127.0.0.1", 1), "server": ("testserver", 80),
+        }  # fmt: skip
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        task = asyncio.ensure_future(app(scope, receive, send))
+        while not service.engine.num_running:
+            await asyncio.sleep(0.01)
+        left.set()
+        await task
+        before = service.metrics.steps.total()
+        while service.engine.num_running:
+            await asyncio.sleep(0.01)
+        assert service.metrics.steps.total() - before <= 1
+        assert service.state.num_requests == 0
+        await service.stop()
+
+    asyncio.run(run())
