@@ -306,6 +306,7 @@ class Generator:
         settings: GenerationSettings,
         *,
         numbers: Sequence[int] | None = None,
+        each: Sequence[GenerationSettings] | None = None,
         num_top: int = 0,
         stop_asked: Callable[[], bool] | None = None,
     ) -> TextSteps:
@@ -314,13 +315,20 @@ class Generator:
         Args:
             prompts: ids, as of `encode_prompts`; at least one.
             numbers: of the prompts, for sampling; default 0, 1, 2 ...
+            each: settings of each prompt, of which only max_new_tokens, stop and seed are read; default `settings`.
             num_top: number of alternatives of each token.
             stop_asked: see `generate`.
 
         Raises: RequestError: a prompt is too long.
         """
         rows = [
-            self._row(prompt if numbers is None else numbers[prompt], prompt, path, ids, settings)
+            self._row(
+                prompt if numbers is None else numbers[prompt],
+                prompt,
+                path,
+                ids,
+                settings if each is None else each[prompt],
+            )
             for prompt, ids in enumerate(prompts)
             for path in range(settings.num_return_sequences)
         ]

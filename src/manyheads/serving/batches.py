@@ -64,11 +64,13 @@ class TranslationBatch:
 class Prompt:
     """A row of a `GenerationBatch`.
 
-    Args: ids: of the prompt. number: of the prompt in its request, for sampling. num_top: alternatives of each token.
+    Args: ids: of the prompt. number: of the prompt in its request, for sampling. settings: of its request. num_top:
+        alternatives of each token.
     """
 
     ids: list[int]
     number: int
+    settings: GenerationSettings
     num_top: int = 0
 
 
@@ -97,6 +99,7 @@ class GenerationBatch:
             [prompt.ids for prompt in contents],
             settings,
             numbers=[prompt.number for prompt in contents],
+            each=[prompt.settings for prompt in contents],
             num_top=max(prompt.num_top for prompt in contents),
         )
         self._has_begun = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Hashable, Sequence
@@ -135,7 +136,7 @@ class ServedGenerator(ServedModel):
                 )  # fmt: skip
             cost = width * (len(ids) + most)
             self._check_row(what, cost, width, f"{width} samples x ({len(ids)} prompt + {most} new tokens)")
-            rows.append(Row(Prompt(list(ids), number, num_top), cost, width))
+            rows.append(Row(Prompt(list(ids), number, settings, num_top), cost, width))
         return rows
 
     def scored_rows(self, texts: Sequence[list[int]], num_top: int, what: str = "text") -> list[Row | None]:
@@ -151,8 +152,12 @@ class ServedGenerator(ServedModel):
         return [Row((ids, num_top), len(ids)) if ids else None for ids in texts]
 
     def begin(self, settings: GenerationSettings) -> tuple[Hashable, Any]:
-        """Return the key of the engine's batches, and the function that begins one."""
-        return (self.name, settings), lambda contents: GenerationBatch(self.reader, settings, contents)
+        """Return the key of the engine's batches, and the function that begins one.
+
+        Requests that differ only in their seed, stop texts and length share a batch.
+        """
+        shared = dataclasses.replace(settings, seed=0, stop=(), max_new_tokens=max(1, settings.min_new_tokens))
+        return (self.name, shared), lambda contents: GenerationBatch(self.reader, settings, contents)
 
 
 def names_of_models(given: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,103 @@
+"""DeepL's protocol, version 2: for its clients and for tools for translators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from manyheads.serving.api.fields import LooseBody, Text
+from manyheads.serving.api.forms import read_body
+from manyheads.serving.paragraphs import translate_paragraphs
+from manyheads.serving.refusals import Refusal
+from manyheads.serving.served import ServedTranslator
+from manyheads.serving.service import Service
+
+__all__ = ["router"]
+
+# DeepL's clients refuse these targets without a region.
+_REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-PT", "PT-BR")}
+
+
+class TranslateForm(LooseBody):
+    """A request for translations. Options that change only the style are ignored."""
+
+    text: Text | list[Text]
+    target_lang: Text
+    source_lang: Text | None = None
+    split_sentences: Text | bool | int | None = None
+    tag_handling: Text | None = None
+    glossary_id: Text | None = None
+
+
+def router(service: Service) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(prefix="/v2", tags=["DeepL"])
+
+    @routes.post("/translate", summary="Translate (DeepL).", openapi_extra=_SCHEMA)
+    async def translate(request: Request) -> Response:
+        body = await read_body(request, TranslateForm, lists=("text",))
+        for name in ("tag_handling", "glossary_id"):
+            if getattr(body, name):
+                raise Refusal(400, f"{name}: this server does not support it; leave it out.", code="unsupported",
+                              field=name)  # fmt: skip
+        texts = [body.text] if isinstance(body.text, str) else body.text
+        model, source = _model(service, body.source_lang, body.target_lang)
+        at_ends = str(body.split_sentences).lower() not in ("0", "false", "off")
+        found = await translate_paragraphs(service, request, model, texts, at_sentence_ends=at_ends, field="text")
+        translations = [
+            {"detected_source_language": source.upper(), "text": one[0], "billed_characters": len(text)}
+            for text, one in zip(texts, found, strict=True)
+        ]
+        return JSONResponse({"translations": translations})
+
+    @routes.get("/languages", summary="Languages (DeepL).")
+    async def languages(request: Request) -> Response:
+        # DeepL's client sends the type as a form in the body of a GET.
+        form = (await request.body()).decode("latin-1")
+        wants_targets = "type=target" in form or request.query_params.get("type") == "target"
+        codes: dict[str, None] = {}
+        for model in service.models.values():
+            for source, target in model.pairs:
+                if wants_targets:
+                    codes |= dict.fromkeys(_REGIONS.get(target.lower(), (target.upper(),)))
+                else:
+                    codes[source.upper()] = None
+        return JSONResponse([{"language": code, "name": code, "supports_formality": False} for code in codes])
+
+    @routes.get("/usage", summary="Usage (DeepL): not limited.")
+    async def usage() -> Response:
+        return JSONResponse({"character_count": 0, "character_limit": 1_000_000_000_000})
+
+    return routes
+
+
+def _model(service: Service, source_lang: str | None, target_lang: str) -> tuple[ServedTranslator, str]:
+    """Return the model for these languages, whose codes may have a region, and its source language.
+
+    Raises: Refusal: there is none.
+    """
+    wanted = target_lang.lower()
+    for model in service.models.values():
+        for source, target in model.pairs:
+            fits_target = target.lower() in (wanted, wanted.partition("-")[0])
+            fits_source = source_lang is None or source_lang.lower().partition("-")[0] in (source.lower(), "")
+            if fits_target and fits_source:
+                assert isinstance(model, ServedTranslator)
+                return model, source
+    raise Refusal(
+        400, "Value for 'target_lang' not supported. GET /v2/languages lists the languages of this server.",
+        code="language", field="target_lang",
+    )  # fmt: skip
+
+
+_SCHEMA: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            kind: {"schema": TranslateForm.model_json_schema()}
+            for kind in ("application/json", "application/x-www-form-urlencoded")
+        },
+    }
+}

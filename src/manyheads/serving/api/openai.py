@@ -1,0 +1,433 @@
+"""OpenAI's protocol for completions, and vLLM's paths for tokens: language models for existing tools.
+
+Evaluators score texts through it: `echo` with `logprobs` and `max_tokens` 0 or 1 gives the log-probability of every
+token of the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import Field
+
+from manyheads import __version__
+from manyheads.decoding.generator import NewToken
+from manyheads.serving.api.fields import LooseBody, Number, Text, finite
+from manyheads.serving.batches import Written
+from manyheads.serving.engine import Done, Row
+from manyheads.serving.refusals import Refusal, openai_error
+from manyheads.serving.scoring import ScoredIds, TextBatch
+from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
+from manyheads.serving.service import Service
+from manyheads.text.vocabulary import Vocabulary
+
+__all__ = ["router"]
+
+_EVENTS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_MOST_LOGPROBS = 20
+_MOST_STOPS = 4
+_UNSUPPORTED = ("suffix", "presence_penalty", "frequency_penalty", "logit_bias")
+Id = Annotated[int, Field(ge=0, le=2**31)]
+
+
+class StreamOptions(LooseBody):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+
+
+class CompletionBody(LooseBody):
+    """A request for completions. Unknown fields are ignored, as OpenAI's clients expect."""
+
+    model: Text | None = None
+    prompt: Text | list[Text] | list[Id] | list[list[Id]] = ""
+    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    n: Annotated[int, Field(ge=1)] | None = 1
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    echo: bool | None = False
+    logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
+    stop: Text | list[Text] | None = None
+    temperature: Annotated[Number, Field(ge=0)] | None = 1.0
+    top_p: Number | None = 1.0
+    top_k: int | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    seed: int | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    suffix: Text | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[Text, Number] | None = None
+
+
+class TokenizeBody(LooseBody):
+    """A request for the tokens of a text."""
+
+    model: Text | None = None
+    prompt: Text
+    add_special_tokens: bool | None = True
+    return_token_strs: bool | None = False
+
+
+class DetokenizeBody(LooseBody):
+    """A request for the text of tokens."""
+
+    model: Text | None = None
+    tokens: list[Id]
+
+
+def router(service: Service) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(tags=["OpenAI"])
+
+    @routes.post("/v1/completions", summary="Continue texts (OpenAI).")
+    async def completions(request: Request, body: CompletionBody) -> Response:
+        job = await _Completion.prepare(service, request, body)
+        if body.stream:
+            return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
+        return JSONResponse(await job.answer())
+
+    @routes.get("/v1/models", summary="The models of this server.")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [_described(model) for model in service.models.values()]})
+
+    @routes.get("/v1/models/{name}", summary="One model.")
+    async def model(name: str) -> Response:
+        if name not in service.models:
+            raise Refusal(404, "There is no such model here.", code="model_not_found", field="model")
+        return JSONResponse(_described(service.models[name]))
+
+    @routes.post("/tokenize", summary="Text to tokens (vLLM).")
+    async def tokenize(body: TokenizeBody) -> Response:
+        chosen = _any_model(service, body.model)
+        ids, tokens = await service.off_loop(lambda: _tokens(chosen, body.prompt, bool(body.add_special_tokens)))
+        record = {"count": len(ids), "max_model_len": _max_len(chosen), "tokens": ids}
+        return JSONResponse({**record, "token_strs": tokens} if body.return_token_strs else record)
+
+    @routes.post("/detokenize", summary="Tokens to text (vLLM).")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        chosen = _any_model(service, body.model)
+        decode = chosen.reader.vocabulary if isinstance(chosen, ServedGenerator) else chosen.reader.tokenizer.source
+        wrong = next((index for index in body.tokens if index >= decode.vocab_size), None)
+        if wrong is not None:
+            raise Refusal(
+                422, f"tokens: {wrong} is not an id of this model; ids are 0 to {decode.vocab_size - 1:,}.",
+                code="invalid", field="tokens",
+            )  # fmt: skip
+        return JSONResponse({"prompt": await service.off_loop(lambda: decode.decode(body.tokens))})
+
+    @routes.get("/tokenizer_info", summary="About the tokenizer (vLLM).")
+    async def tokenizer_info(model: str | None = None) -> Response:
+        chosen = _any_model(service, model)
+        record: dict[str, Any] = {"tokenizer_class": "manyheads", "chat_template": None, "bos_token": None,
+                                  "eos_token": None, "pad_token": None}  # fmt: skip
+        if isinstance(chosen, ServedGenerator):
+            vocabulary = chosen.reader.vocabulary
+            end = vocabulary.start_id
+            record |= {"vocab_size": vocabulary.vocab_size, "eos_token": _shown(vocabulary, end), "eos_token_id": end}
+        else:
+            side = chosen.reader.tokenizer.source
+            record |= {"vocab_size": side.vocab_size, "eos_token": side.tokens([side.eos_id])[0],
+                       "eos_token_id": side.eos_id}  # fmt: skip
+        return JSONResponse(record)
+
+    @routes.get("/version", summary="The version of the server.")
+    async def version() -> Response:
+        return JSONResponse({"version": __version__})
+
+    return routes
+
+
+@dataclass
+class _LogProbs:
+    """OpenAI's record of log-probabilities, under construction."""
+
+    tokens: list[str] = field(default_factory=list)
+    token_logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[dict[str, float | None] | None] = field(default_factory=list)
+    text_offset: list[int] = field(default_factory=list)
+
+    def add(self, token: str, log_prob: float | None, top: Sequence[tuple[str, float]] | None, offset: int) -> None:
+        self.tokens.append(token)
+        self.token_logprobs.append(None if log_prob is None else finite(log_prob))
+        tops: dict[str, float | None] | None = None if top is None else {}
+        for name, value in top or ():
+            assert tops is not None
+            tops.setdefault(name, finite(value))  # best first, so of two tokens that look alike the better one stays
+        if tops is not None and log_prob is not None:
+            tops.setdefault(token, finite(log_prob))
+        self.top_logprobs.append(tops)
+        self.text_offset.append(offset)
+
+    def record(self) -> dict[str, Any]:
+        return vars(self)
+
+
+class _Completion:
+    """Completions in progress."""
+
+    def __init__(self, service: Service, request: Request, body: CompletionBody, model: ServedGenerator) -> None:
+        self._service, self._request, self._body, self._model = service, request, body, model
+        self._vocabulary = model.reader.vocabulary
+        self._id = f"cmpl-{request.scope['manyheads.id']}"
+        self._created = int(time.time())
+        self._n = body.n or 1
+        self._best_of = max(self._n, body.best_of or 1)
+        self._is_sampled = body.temperature is None or body.temperature > 0
+        self._max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        self._prompts: list[list[int]] = []
+        self._texts: list[str] = []
+        self._rows: list[Row] = []
+        self._settings = model.settings({})
+
+    @classmethod
+    async def prepare(cls, service: Service, request: Request, body: CompletionBody) -> _Completion:
+        """Tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
+        model = find_model(service.models, body.model, ServedGenerator)
+        assert isinstance(model, ServedGenerator)
+        for name in _UNSUPPORTED:
+            if getattr(body, name):
+                raise Refusal(400, f"{name}: this server does not support it; leave it out.", code="unsupported",
+                              field=name)  # fmt: skip
+        found = cls(service, request, body, model)
+        if body.stream and found._best_of > found._n:
+            raise Refusal(400, "best_of: it cannot be streamed; set stream to false.", code="invalid", field="best_of")
+        stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        if len(stops) > _MOST_STOPS:
+            raise Refusal(422, f"stop: there are {len(stops)} texts; the limit is {_MOST_STOPS}.", code="over_limit",
+                          field="stop")  # fmt: skip
+        found._settings = model.settings(found._overrides(tuple(stop for stop in stops if stop)))
+        await service.off_loop(found._encode)
+        return found
+
+    def _overrides(self, stops: tuple[str, ...]) -> dict[str, Any]:
+        body = self._body
+        paths = self._best_of if self._is_sampled else 1  # without sampling all would be the same
+        overrides: dict[str, Any] = {
+            "do_sample": self._is_sampled,
+            "num_return_sequences": paths,
+            "max_new_tokens": max(1, self._max_tokens),
+            "min_new_tokens": 0,
+            "stop": stops,
+            "seed": secrets.randbits(31) if body.seed is None else body.seed,
+        }
+        if self._is_sampled:
+            overrides["temperature"] = 1.0 if body.temperature is None else body.temperature
+            overrides["top_p"] = 1.0 if body.top_p is None else body.top_p
+            overrides["top_k"] = max(0, body.top_k or 0)  # vLLM's clients send -1 for "all"
+            overrides["min_p"] = body.min_p or 0.0
+        if body.repetition_penalty is not None:
+            overrides["repetition_penalty"] = body.repetition_penalty
+        return overrides
+
+    def _encode(self) -> None:
+        prompt: Any = self._body.prompt
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            prompt = [prompt]
+        self._service.check_count("prompt", len(prompt))
+        reader = self._model.reader
+        for one in prompt:
+            if isinstance(one, str):
+                self._prompts.append(reader.vocabulary.encode(one))
+                self._texts.append(one)
+            else:
+                reader.begin_ids([one])  # checks the ids
+                self._prompts.append(list(one))
+                self._texts.append(reader.vocabulary.decode(one))
+        begun = reader.begin_ids(self._prompts)
+        self._rows = self._model.rows(begun, self._settings, num_top=self._body.logprobs or 0)
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        scored, found = await asyncio.gather(self._scored(), self._generated())
+        choices = []
+        for number, (text, written) in enumerate(zip(self._texts, found, strict=True)):
+            for path, one in enumerate(self._best(written)):
+                choices.append(self._choice(number * self._n + path, text, scored[number], self._prompts[number], one))
+        num_new = sum(len(one.ids) for written in found for one in written)
+        return {**self._head(), "choices": choices, "usage": self._usage(num_new)}
+
+    async def _generated(self) -> list[list[Written]]:
+        if not self._max_tokens:
+            return [[Written()] for _ in self._rows]
+        begun = self._model.begin(self._settings)
+        return await self._service.run(self._request, begun, self._rows, self._num_prompt_tokens)
+
+    async def _scored(self) -> list[ScoredIds | None]:
+        """Return the log-probabilities of the prompts, if they are asked for."""
+        if not self._body.echo or self._body.logprobs is None:
+            return [None] * len(self._prompts)
+        rows = self._model.scored_rows(self._prompts, self._body.logprobs, "prompt")
+        reader = self._model.reader
+        return await self._service.run(
+            self._request, ((self._model.name, "score"), lambda contents: TextBatch(reader, contents)), rows
+        )
+
+    def _best(self, written: list[Written]) -> list[Written]:
+        """Return n of the continuations: those with the highest log-probability per token."""
+        if not self._is_sampled or not self._max_tokens:
+            return written[:1] * self._n
+        if self._best_of == self._n:
+            return written
+        return sorted(written, key=lambda one: -sum(one.log_probs) / max(1, len(one.ids)))[: self._n]
+
+    def _choice(
+        self, index: int, text: str, scored: ScoredIds | None, prompt: list[int], written: Written
+    ) -> dict[str, Any]:
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = _LogProbs()
+            offset = self._add_prompt(logprobs, prompt, scored) if self._body.echo else 0
+            ids = [*prompt] if self._body.echo else []
+            for place, (token, log_prob) in enumerate(zip(written.ids, written.log_probs, strict=True)):
+                top = self._named(written.top[place]) if written.top else []
+                logprobs.add(self._name(token), log_prob, top, offset)
+                offset += len(self._vocabulary.continuation(ids[-4:], [token]).decode("utf-8", "ignore"))
+                ids.append(token)
+        return {
+            "index": index,
+            "text": (text if self._body.echo else "") + written.text,
+            "logprobs": None if logprobs is None else logprobs.record(),
+            "finish_reason": "length" if written.ended_by == "length" else "stop",
+        }
+
+    def _add_prompt(self, logprobs: _LogProbs, prompt: list[int], scored: ScoredIds | None) -> int:
+        """Add the prompt's tokens, the first without log-probability. Returns: the length of its text."""
+        offset = 0
+        for place, token in enumerate(prompt):
+            if place and scored is not None:
+                top = self._named(scored.top[place]) if scored.top else []
+                logprobs.add(self._name(token), scored.log_probs[place], top, offset)
+            else:
+                logprobs.add(self._name(token), None, None, offset)
+            offset += len(
+                self._vocabulary.continuation(prompt[max(0, place - 4) : place], [token]).decode("utf-8", "ignore")
+            )
+        return offset
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield chunks as tokens are generated, then the usage if it is asked for, then the end mark."""
+        num_new, offsets = 0, [len(text) if self._body.echo else 0 for text in self._texts]
+        paths = [dict.fromkeys(range(self._n), offset) for offset in offsets]
+        copies = 1 if self._is_sampled else self._n
+        try:
+            if self._body.echo:
+                scored = await self._scored()
+                for number, text in enumerate(self._texts):
+                    for path in range(self._n):
+                        logprobs = None
+                        if self._body.logprobs is not None:
+                            logprobs = _LogProbs()
+                            self._add_prompt(logprobs, self._prompts[number], scored[number])
+                        yield self._chunk(number * self._n + path, text, logprobs, None)
+            if self._max_tokens:
+                begun = self._model.begin(self._settings)
+                news = self._service.stream(self._request, begun, self._rows, self._num_prompt_tokens)
+                async with aclosing(news) as found:  # type: ignore[type-var]
+                    async for one in found:
+                        if isinstance(one, Done):
+                            continue
+                        token: NewToken = one.content
+                        num_new += 1
+                        for path in range(token.path, self._n if copies > 1 else token.path + 1):
+                            yield self._token_chunk(one.row, path, token, paths[one.row][path])
+                            paths[one.row][path] += len(token.text)
+            else:
+                for index in range(len(self._texts) * self._n):
+                    yield self._chunk(index, "", None, "length")
+            if self._body.stream_options is not None and self._body.stream_options.include_usage:
+                yield _data({**self._head(), "choices": [], "usage": self._usage(num_new)})
+            yield "data: [DONE]\n\n"
+        except Refusal as refusal:  # the status was sent before; OpenAI's clients raise for an error in a chunk
+            yield _data(openai_error(refusal))
+
+    def _token_chunk(self, row: int, path: int, token: NewToken, offset: int) -> str:
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = _LogProbs()
+            logprobs.add(self._name(token.id), token.log_prob, self._named(token.top[: self._body.logprobs]), offset)
+        reason = None
+        if token.ended is not None:
+            reason = "length" if token.ended.ended_by == "length" else "stop"
+        return self._chunk(row * self._n + path, token.text, logprobs, reason)
+
+    def _chunk(self, index: int, text: str, logprobs: _LogProbs | None, reason: str | None) -> str:
+        record = None if logprobs is None else logprobs.record()
+        choice = {"index": index, "text": text, "logprobs": record, "finish_reason": reason}
+        return _data({**self._head(), "choices": [choice]})
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._model.name}
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return sum(map(len, self._prompts))
+
+    def _usage(self, num_new: int) -> dict[str, int]:
+        total = self._num_prompt_tokens + num_new
+        return {"prompt_tokens": self._num_prompt_tokens, "completion_tokens": num_new, "total_tokens": total}
+
+    def _name(self, token: int) -> str:
+        return _shown(self._vocabulary, token)
+
+    def _named(self, top: Sequence[tuple[int, float]]) -> list[tuple[str, float]]:
+        return [(self._name(token), value) for token, value in top]
+
+
+def _shown(vocabulary: Vocabulary, token: int) -> str:
+    """Return the text of a token; its readable form if it has no text of its own, such as a part of a character."""
+    text = vocabulary.decode([token])
+    return text if text and "\ufffd" not in text else vocabulary.tokens([token])[0]
+
+
+def _data(record: dict[str, Any]) -> str:
+    return f"data: {json.dumps(record, ensure_ascii=False)}\n\n"
+
+
+def _described(model: ServedModel) -> dict[str, Any]:
+    languages = [{"source": source, "target": target} for source, target in model.pairs]
+    kind = "translation" if isinstance(model, ServedTranslator) else "text-generation"
+    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "manyheads",
+            "task": kind, "languages": languages, "max_model_len": _max_len(_kind(model))}  # fmt: skip
+
+
+def _kind(model: ServedModel) -> ServedGenerator | ServedTranslator:
+    assert isinstance(model, ServedGenerator | ServedTranslator)
+    return model
+
+
+def _any_model(service: Service, name: str | None) -> ServedGenerator | ServedTranslator:
+    """Return the named model, or the first language model, or the first model. Raises: Refusal: there is none."""
+    if name is None:
+        models = [_kind(model) for model in service.models.values()]
+        return next((model for model in models if isinstance(model, ServedGenerator)), models[0])
+    if name not in service.models:
+        known = ", ".join(service.models)
+        raise Refusal(404, f"model: there is no such model here. Models: {known}.", code="model_not_found",
+                      field="model")  # fmt: skip
+    return _kind(service.models[name])
+
+
+def _max_len(model: ServedGenerator | ServedTranslator) -> int:
+    """Return the length of the longest text, in tokens: the model's limit, or the server's."""
+    return model.reader.model.max_len or model.limits.max_batch_tokens
+
+
+def _tokens(model: ServedGenerator | ServedTranslator, text: str, with_special: bool) -> tuple[list[int], list[str]]:
+    """Return ids and readable tokens. The server itself adds the token that begins a text to a model."""
+    if isinstance(model, ServedGenerator):
+        ids = model.reader.vocabulary.encode(text)
+        return ids, [_shown(model.reader.vocabulary, token) for token in ids]
+    side = model.reader.tokenizer.source
+    ids = [*side.encode(text), *([side.eos_id] if with_special else [])]
+    return ids, side.tokens(ids)
