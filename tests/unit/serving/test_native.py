@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,38 @@ def test_scores_are_those_of_the_library(client: TestClient, generator: Generato
     for shown, expected in zip(answer["scores"], translator.score(sources, targets), strict=True):
         assert shown["tokens"] == expected.tokens
         assert shown["token_log_probs"] == pytest.approx(expected.token_log_probs, abs=1e-4)
+
+
+def test_a_request_gets_the_same_in_a_crowd_as_alone(client: TestClient) -> None:
+    words = ["I", "am", "hungry.", "The", "cat", "sees", "the", "dog.", "Where", "is", "station?"]
+    bodies: list[tuple[str, dict[str, Any]]] = []
+    for number in range(24):
+        text = " ".join(words[place % 11] for place in range(number, number + 1 + number % 7))
+        bodies.append(("translate", {"text": text, "num_beams": 1 + number % 3}))
+        bodies.append(("generate", {"prompt": text, "seed": number % 5, "max_new_tokens": 5 + number % 9}))
+        bodies.append(("score", {"text": [text, text[:5]]}))
+
+    def ask(path: str, body: dict[str, Any]) -> Any:
+        answer = client.post(f"/v1/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        del found["id"]
+        return found
+
+    alone = [ask(*one) for one in bodies]
+    with ThreadPoolExecutor(24) as pool:
+        crowd = list(pool.map(lambda one: ask(*one), bodies))
+    for one, other in zip(alone, crowd, strict=True):
+        assert same(one, other)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two answers are equal, numbers to 1e-4."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == (pytest.approx(other, abs=1e-4) if isinstance(other, float) else other)
 
 
 @pytest.mark.parametrize("kind", ["cross", "encoder", "decoder"])

@@ -6,7 +6,6 @@ token of the prompt.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
@@ -249,7 +248,8 @@ class _Completion:
 
     async def answer(self) -> dict[str, Any]:
         """Return the whole answer."""
-        scored, found = await asyncio.gather(self._scored(), self._generated())
+        scored = await self._scored()
+        found = await self._generated()
         choices = []
         for number, (text, written) in enumerate(zip(self._texts, found, strict=True)):
             for path, one in enumerate(self._best(written)):
@@ -292,7 +292,7 @@ class _Completion:
             for place, (token, log_prob) in enumerate(zip(written.ids, written.log_probs, strict=True)):
                 top = self._named(written.top[place]) if written.top else []
                 logprobs.add(self._name(token), log_prob, top, offset)
-                offset += len(self._vocabulary.continuation(ids[-4:], [token]).decode("utf-8", "ignore"))
+                offset += self._text_len(ids[-4:], token)
                 ids.append(token)
         return {
             "index": index,
@@ -310,9 +310,7 @@ class _Completion:
                 logprobs.add(self._name(token), scored.log_probs[place], top, offset)
             else:
                 logprobs.add(self._name(token), None, None, offset)
-            offset += len(
-                self._vocabulary.continuation(prompt[max(0, place - 4) : place], [token]).decode("utf-8", "ignore")
-            )
+            offset += self._text_len(prompt[max(0, place - 4) : place], token)
         return offset
 
     async def events(self) -> AsyncIterator[str]:
@@ -376,6 +374,10 @@ class _Completion:
     def _usage(self, num_new: int) -> dict[str, int]:
         total = self._num_prompt_tokens + num_new
         return {"prompt_tokens": self._num_prompt_tokens, "completion_tokens": num_new, "total_tokens": total}
+
+    def _text_len(self, before: list[int], token: int) -> int:
+        """Return how many characters a token adds; an incomplete character counts as none."""
+        return len(self._vocabulary.continuation(before, [token]).decode("utf-8", "ignore"))
 
     def _name(self, token: int) -> str:
         return _shown(self._vocabulary, token)

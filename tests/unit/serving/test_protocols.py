@@ -1,0 +1,192 @@
+"""The protocols of others, with requests as their clients send them (`tests/clients` runs the real clients)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from manyheads.decoding.generator import Generator
+from manyheads.decoding.text_scoring import score_texts
+from manyheads.decoding.translator import Translator
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.fixture(scope="module")
+def generator(novel_folder: Path) -> Generator:
+    return Generator.from_pretrained(novel_folder, "cpu")
+
+
+@pytest.fixture(scope="module")
+def translator(translator_folder: Path) -> Translator:
+    return Translator.from_pretrained(translator_folder, "cpu")
+
+
+def complete(client: TestClient, **body: Any) -> dict[str, Any]:
+    answer = client.post("/v1/completions", json={"model": "novel", **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def chunks(client: TestClient, **body: Any) -> list[dict[str, Any]]:
+    text = client.post("/v1/completions", json={"model": "novel", "stream": True, **body}).text
+    blocks = text.strip().split("\n\n")
+    assert blocks.pop() == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks]
+
+
+def test_completions(client: TestClient, generator: Generator) -> None:
+    found = complete(client, prompt=["It is", "x"], max_tokens=9, seed=4, n=2, top_p=0.9, user="me")
+    expected = generator.continuations(
+        ["It is", "x"], max_new_tokens=9, seed=4, num_return_sequences=2, do_sample=True, top_p=0.9
+    )
+    assert [one["text"] for one in found["choices"]] == [one.text for row in expected for one in row]
+    assert [one["index"] for one in found["choices"]] == [0, 1, 2, 3]
+    assert found["object"] == "text_completion"
+    assert found["usage"] == {"prompt_tokens": 6, "completion_tokens": 36, "total_tokens": 42}
+
+
+def test_a_streamed_completion_says_the_same(client: TestClient) -> None:
+    body = {"prompt": ["It is", "x"], "max_tokens": 9, "seed": 4, "n": 2, "logprobs": 2, "echo": True}
+    whole = complete(client, **body)
+    found = chunks(client, **body, stream_options={"include_usage": True})
+    assert found[-1]["choices"] == []
+    assert found[-1]["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        own = [one["choices"][0] for one in found[:-1] if one["choices"][0]["index"] == choice["index"]]
+        assert "".join(one["text"] for one in own) == choice["text"]
+        assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + [choice["finish_reason"]]
+        tokens = [token for one in own for token in one["logprobs"]["tokens"]]
+        assert tokens == choice["logprobs"]["tokens"]
+
+
+def test_an_evaluator_scores_through_echo(client: TestClient, generator: Generator) -> None:
+    """What lm-evaluation-harness sends and reads: ids, echo, and log-probabilities of the prompt."""
+    text = "It is a truth universally acknowledged"
+    ids = list(text.encode())
+    found = complete(client, prompt=[ids], max_tokens=1, temperature=0, logprobs=1, echo=True, seed=1234)
+    record = found["choices"][0]["logprobs"]
+    [expected] = score_texts(generator, [text])
+    assert record["token_logprobs"][0] is None
+    assert record["token_logprobs"][1:-1] == pytest.approx(expected.token_log_probs[1:], abs=1e-4)
+    assert len(record["tokens"]) == len(ids) + 1
+    assert record["text_offset"][:3] == [0, 1, 2]
+    columns = (record[name][1:-1] for name in ("tokens", "token_logprobs", "top_logprobs"))
+    for token, log_prob, top in zip(*columns, strict=True):
+        assert max(top.values()) >= log_prob
+        assert top[token] == log_prob
+    only = complete(client, prompt=[ids], max_tokens=0, logprobs=1, echo=True)["choices"][0]
+    assert only["text"] == text
+    assert only["logprobs"]["token_logprobs"] == pytest.approx(record["token_logprobs"][:-1], abs=1e-4)
+
+
+def test_greedy_copies_and_the_best_of_several(client: TestClient, generator: Generator) -> None:
+    greedy = complete(client, prompt="It", temperature=0, n=2, max_tokens=5)["choices"]
+    [[expected]] = generator.continuations(["It"], do_sample=False, max_new_tokens=5)
+    assert [one["text"] for one in greedy] == [expected.text] * 2
+    best = complete(client, prompt="It", best_of=6, max_tokens=5, seed=1)["choices"]
+    [all_six] = generator.continuations(["It"], num_return_sequences=6, max_new_tokens=5, seed=1)
+    assert best[0]["text"] == max(all_six, key=lambda one: sum(one.log_probs)).text
+    hot = {"prompt": "It", "max_tokens": 20, "temperature": 50}
+    assert len({complete(client, **hot)["choices"][0]["text"] for _ in range(3)}) == 3, "without a seed all differ"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"model": "en-de"}, 400, "model"),
+        ({"model": "none"}, 404, "model"),
+        ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ({"suffix": "x"}, 400, "suffix"),
+        ({"logprobs": 99}, 422, "logprobs"),
+        ({"stop": ["a"] * 5}, 422, "stop"),
+        ({"best_of": 3, "stream": True}, 400, "best_of"),
+        ({"prompt": [300]}, 422, None),
+        ({"prompt": [[-1]]}, 422, "prompt"),
+        ({"max_tokens": 1_000_000}, 422, "prompt"),
+        ({"n": 1000}, 422, "prompt"),
+    ],
+)
+def test_refused_completions(client: TestClient, body: dict[str, Any], status: int, param: str | None) -> None:
+    answer = client.post("/v1/completions", json={"prompt": "a", **body})
+    assert answer.status_code == status, answer.text
+    assert (answer.json()["error"]["param"] or "").startswith(param or "")
+
+
+def test_models_and_tokens(client: TestClient) -> None:
+    assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["en-de", "novel"]
+    assert client.get("/v1/models/novel").json()["object"] == "model"
+    assert client.get("/v1/models/none").status_code == 404
+    body = {"prompt": "I am é", "return_token_strs": True}
+    found = client.post("/tokenize", json=body).json()
+    assert found["tokens"] == list("I am é".encode())
+    assert found["token_strs"][:2] == ["I", " "]
+    assert client.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "I am é"}
+    assert client.post("/detokenize", json={"tokens": [256]}).status_code == 422
+    source = client.post("/tokenize", json={"model": "en-de", "prompt": "I am hungry."}).json()
+    assert source["count"] == len(source["tokens"])
+    assert client.get("/tokenizer_info").json()["eos_token"] == "\n"
+
+
+def test_libretranslate(client: TestClient, translator: Translator) -> None:
+    one, two = "I am hungry. Where is the station?", "Hello, how are you?"
+    best = translator.translate(["I am hungry.", "Where is the station?", two])
+    asked = {"q": one, "source": "en", "target": "de"}
+    assert client.post("/translate", json=asked).json() == {"translatedText": f"{best[0]} {best[1]}"}
+    form = "q=I+am+hungry.+Where+is+the+station%3F&source=en&target=de&api_key="
+    assert client.post("/translate", content=form, headers=FORM).json() == {"translatedText": f"{best[0]} {best[1]}"}
+    mastodon = {"q": [one, two], "source": "auto", "target": "de", "format": "text", "api_key": "x"}
+    found = client.post("/translate", json={**mastodon, "alternatives": 2}).json()
+    assert len(found["translatedText"]) == 2
+    assert [len(row) for row in found["alternatives"]] == [2, 2]
+    assert found["detectedLanguage"] == [{"confidence": 0, "language": "en"}] * 2
+    assert client.post("/translate", json={**mastodon, "format": "html"}).json() == {
+        "error": "html format is not supported"
+    }
+    assert client.get("/languages").json() == [
+        {"code": "en", "name": "en", "targets": ["de"]},
+        {"code": "de", "name": "de", "targets": []},
+    ]
+    assert client.post("/detect", json={"q": "Hello"}).json() == [{"confidence": 0, "language": "en"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        ('{"q": "a", "source": "en", "target": "fr"}', {}, 422),
+        ('{"q": "a", "source": "en", "target": "de", "alternatives": 1000}', {}, 422),
+        ('{"q": "\\ud800", "source": "en", "target": "de"}', {}, 422),
+        ("{", {}, 400),
+        ("q=%ff&source=en&target=de", FORM, 400),
+        ("q=a&source=en", FORM, 422),
+        ("&".join(["q=a"] * 2000), FORM, 400),
+    ],
+)
+def test_refused_by_libretranslate(client: TestClient, content: str, headers: dict[str, str], status: int) -> None:
+    answer = client.post("/translate", content=content, headers={"content-type": "application/json", **headers})
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+
+
+def test_deepl(client: TestClient, translator: Translator) -> None:
+    best = translator.translate(["I am hungry.", "Hello, how are you?"])
+    body = {"text": ["I am hungry. Hello, how are you?", ""], "target_lang": "DE", "show_billed_characters": True}
+    assert client.post("/v2/translate", json=body).json() == {
+        "translations": [
+            {"detected_source_language": "EN", "text": " ".join(best), "billed_characters": 32},
+            {"detected_source_language": "EN", "text": "", "billed_characters": 0},
+        ]
+    }
+    whole = client.post("/v2/translate", json={**body, "split_sentences": "0"}).json()["translations"][0]["text"]
+    assert whole == translator.translate(body["text"][0])
+    refused = client.post("/v2/translate", json={**body, "target_lang": "FR"})
+    assert (refused.status_code, set(refused.json())) == (400, {"message", "detail"})
+    assert client.post("/v2/translate", json={**body, "tag_handling": "html"}).status_code == 400
+    targets = client.request("GET", "/v2/languages", content="type=target", headers=FORM).json()
+    assert targets == [{"language": "DE", "name": "DE", "supports_formality": False}]
+    assert client.get("/v2/languages").json()[0]["language"] == "EN"
+    assert set(client.get("/v2/usage").json()) == {"character_count", "character_limit"}

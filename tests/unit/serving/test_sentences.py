@@ -1,0 +1,76 @@
+"""Splitting into sentences, and metrics that Prometheus can read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyheads.errors import ConfigError
+from manyheads.serving.metrics import Metrics
+from manyheads.serving.sentences import rejoin, split
+from manyheads.serving.served import names_of_models
+from manyheads.serving.settings import ServingSettings
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("Dr. Smith met Mr. Jones at 3 p.m. yesterday.", ["Dr. Smith met Mr. Jones at 3 p.m. yesterday."]),
+        ("Am 3. Mai kam sie. Er ging.", ["Am 3. Mai kam sie.", "Er ging."]),
+        ('He said: "No." She left.', ['He said: "No."', "She left."]),
+        ("It costs 3.50 euros. Really...", ["It costs 3.50 euros.", "Really..."]),
+        ("一。二？三", ["一。", "二？", "三"]),
+        ("One\nTwo\r\n\n  Three  ", ["One", "Two", "Three"]),
+        ("J. S. Bach wrote it. Yes.", ["J. S. Bach wrote it.", "Yes."]),
+        ("", []),
+        (" \n\t", []),
+    ],
+)
+def test_sentences(text: str, expected: list[str]) -> None:
+    assert [one.text for one in split(text)] == expected
+    assert all(text[one.start : one.end] == one.text for one in split(text))
+
+
+@given(st.text(st.sampled_from('ab. !?\n\t"。') | st.characters()))
+def test_rejoining_restores_every_text(text: str) -> None:
+    for at_ends in (True, False):
+        found = split(text, at_sentence_ends=at_ends)
+        assert rejoin(text, found, [one.text for one in found]) == text
+        assert all(one.text == one.text.strip() != "" for one in found)
+        assert "".join("".join(one.text.split()) for one in found) == "".join(text.split())
+
+
+def test_metrics_are_cumulative() -> None:
+    metrics = Metrics()
+    for value in (0.0005, 0.3, 1000):
+        metrics.latency.observe(value)
+    metrics.requests.add(value="completed")
+    metrics.gauge("num_requests_waiting", "Waiting.", lambda: 3)
+    lines = metrics.render().split("\n")
+    assert 'manyheads_e2e_request_latency_seconds_bucket{le="0.001"} 1' in lines
+    assert 'manyheads_e2e_request_latency_seconds_bucket{le="+Inf"} 3' in lines
+    assert "manyheads_num_requests_waiting 3" in lines
+    assert 'manyheads_request_success_total{finished_reason="completed"} 1' in lines
+    with pytest.raises(KeyError):
+        metrics.requests.add(value="chosen by a client")
+
+
+def test_names_of_models() -> None:
+    assert names_of_models(["a=b/c", "runs/demo/model", "owner/name"]) == {
+        "a": "b/c", "demo": "runs/demo/model", "name": "owner/name",
+    }  # fmt: skip
+    for given_names in ([], ["a=x", "a=y"], ["=x"], ["a="], ["a/b=c"], ["a\n=c"]):
+        with pytest.raises(ConfigError):
+            names_of_models(given_names)
+
+
+def test_settings_of_the_environment() -> None:
+    environment = {"MANYHEADS_MODELS": "runs/a, b=runs/c", "MANYHEADS_DEADLINE_SECONDS": "2.5",
+                   "MANYHEADS_JSON_LOGS": "1", "MANYHEADS_MAX_REQUESTS": "7"}  # fmt: skip
+    found = ServingSettings.from_environment(environment)
+    assert found == ServingSettings(models=("runs/a", "b=runs/c"), deadline_seconds=2.5, json_logs=True, max_requests=7)
+    for name, value in (("DEADLINE_SECONDS", "soon"), ("DEADLINE_SECONDS", "0"), ("JSON_LOGS", "maybe")):
+        with pytest.raises(ConfigError, match=r"(?i)deadline_seconds|json_logs"):
+            ServingSettings.from_environment({f"MANYHEADS_{name}": value})
