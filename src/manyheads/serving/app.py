@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from manyheads import __version__
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
-from manyheads.serving.api import deepl, libretranslate, native, openai, operations
+from manyheads.serving.api import deepl, libretranslate, native, openai, operations, page
 from manyheads.serving.guard import ApiKeys, Guard
 from manyheads.serving.refusals import Refusal, error_body
 from manyheads.serving.service import Service
@@ -66,7 +66,7 @@ def build_app(settings: ServingSettings) -> FastAPI:
     )
     app.state.service = service
     app.state.failure = None
-    for protocol in (operations, native, openai, libretranslate, deepl):
+    for protocol in (page, operations, native, openai, libretranslate, deepl):
         app.include_router(protocol.router(service))
     app.add_middleware(Guard, settings=settings, state=service.state, keys=keys, metrics=service.metrics)
     app.add_exception_handler(Refusal, _refused)

@@ -208,3 +208,45 @@ def test_nan_is_named(generator: Generator) -> None:
         next(broken.model.parameters()).fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="token 1"):
         broken.generate("a")
+
+
+@pytest.mark.parametrize("paths", [1, 3])
+def test_dropped_prompts_leave_at_once_and_change_no_others(generator: Generator, paths: int) -> None:
+    settings = generator.options(num_return_sequences=paths, max_new_tokens=12)
+    prompts = generator.encode_prompts(PROMPTS)
+    whole = generator.continuations(PROMPTS, num_return_sequences=paths, max_new_tokens=12)
+    steps = generator.steps(prompts, settings, num_top=2)
+    new = [next(steps), next(steps), steps.send({1, 3})]
+    assert {token.prompt for token in new[-1]} == {0, 2, 4}
+    assert all(len(token.top) == 2 for tokens in new for token in tokens)
+    new += list(steps)
+    ended = {(token.prompt, token.path): token.ended for tokens in new for token in tokens if token.ended}
+    assert ended.keys() == {(prompt, path) for prompt in (0, 2, 4) for path in range(paths)}
+    for (prompt, path), found in ended.items():
+        assert found.ids == whole[prompt][path].ids
+        assert found.log_probs == pytest.approx(whole[prompt][path].log_probs, abs=1e-4)
+
+
+def test_a_prompt_can_be_dropped_while_long_ones_are_read(generator: Generator) -> None:
+    texts = ["a", "b" * 1200, "c"]
+    settings = generator.options(max_new_tokens=5)
+    steps = generator.steps(generator.encode_prompts(texts), settings)
+    assert (next(steps), next(steps)) == ([], [])
+    new = [steps.send([0]), *steps]
+    assert {token.prompt for tokens in new for token in tokens} == {1, 2}
+    expected = generator.continuations(texts, max_new_tokens=5)
+    ended = {token.prompt: token.ended for tokens in new for token in tokens if token.ended}
+    assert [ended[prompt].ids for prompt in (1, 2)] == [expected[prompt][0].ids for prompt in (1, 2)]
+    with pytest.raises(RequestError, match="prompt 2 holds the id 999"):
+        generator.begin_ids([[5], [999]])
+
+
+def test_settings_of_each_prompt(generator: Generator) -> None:
+    """Requests that differ in seed, length and stop texts share a batch."""
+    each = [generator.options(seed=seed, max_new_tokens=4 + seed) for seed in range(3)]
+    prompts = generator.encode_prompts(["It"] * 3)
+    new = list(generator.steps(prompts, generator.options(), numbers=[0, 0, 0], each=each))
+    ended = {token.prompt: token.ended for tokens in new for token in tokens if token.ended}
+    for seed in range(3):
+        [[expected]] = generator.continuations(["It"], seed=seed, max_new_tokens=4 + seed)
+        assert ended[seed].ids == expected.ids

@@ -49,6 +49,7 @@ class TranslateBody(Body):
     )
     stream: bool = Field(False, description="Send the sentences as server-sent events as they are finished.")
     alignments: bool = Field(False, description="Add the cross-attention of the best translation of each sentence.")
+    top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token of the best translation.")
     forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
     forced_prefix_ids: list[int] | None = Field(None, description="The same as token ids.")
     num_beams: int | None = None
@@ -280,7 +281,17 @@ class _Translation:
             )
             if weights is not None:
                 record["alignment"] = _rounded(weights.mean((0, 1)))
+        if self._body.top_log_probs:
+            record["candidates"][0]["top_log_probs"] = await self._alternatives(source, self._ended(hypotheses[0]))
         return record
+
+    async def _alternatives(self, source: list[int], target: list[int]) -> list[list[dict[str, Any]]]:
+        """Return the most probable tokens at each place of a translation."""
+        reader = self._model.reader
+        row = Row((source, target, self._body.top_log_probs), len(source) + len(target))
+        begun = (self._model.name, "score"), lambda contents: PairBatch(reader, contents)
+        [scored] = await self._service.run(self._request, begun, [row])
+        return _top(scored.top, reader.tokenizer.target.tokens)
 
     def _ended(self, hypothesis: Hypothesis) -> list[int]:
         return [*hypothesis.ids, self._model.reader.tokenizer.target.eos_id] if hypothesis.ended else hypothesis.ids

@@ -398,9 +398,12 @@ def _data(record: dict[str, Any]) -> str:
 
 def _described(model: ServedModel) -> dict[str, Any]:
     languages = [{"source": source, "target": target} for source, target in model.pairs]
-    kind = "translation" if isinstance(model, ServedTranslator) else "text-generation"
-    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "manyheads",
-            "task": kind, "languages": languages, "max_model_len": _max_len(_kind(model))}  # fmt: skip
+    record: dict[str, Any] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "manyheads"}
+    record |= {"languages": languages, "max_model_len": _max_len(_kind(model))}
+    if isinstance(model, ServedGenerator):
+        attending = model.reader.attending(model.settings({}))
+        return {**record, "task": "text-generation", "memory_len": getattr(attending, "memory_len", None)}
+    return {**record, "task": "translation"}
 
 
 def _kind(model: ServedModel) -> ServedGenerator | ServedTranslator:
