@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 from torch import Tensor
 
+from manyheads.decoding.generator import NewToken
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.truncation import scored_limit
 from manyheads.serving.api.fields import Body, Number, Text, finite, given
@@ -73,6 +74,7 @@ class GenerateBody(Body):
 
     model: Text | None = Field(None, description="Name of the model; default: the first language model.")
     prompt: Text | list[Text] = ""
+    prompt_ids: list[int] | None = Field(None, description="One prompt as token ids, instead of prompt.")
     stream: bool = Field(False, description="Send the text as server-sent events while it is generated.")
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
     stop: list[Text] | None = Field(None, description="Texts that end a continuation.", max_length=16)
@@ -286,12 +288,14 @@ class _Translation:
         return record
 
     async def _alternatives(self, source: list[int], target: list[int]) -> list[list[dict[str, Any]]]:
-        """Return the most probable tokens at each place of a translation."""
-        reader = self._model.reader
-        row = Row((source, target, self._body.top_log_probs), len(source) + len(target))
+        """Return the most probable tokens at each place of a translation, among those that a search can produce."""
+        reader, writer = self._model.reader, self._model.reader.tokenizer.target
+        never = {writer.pad_id, writer.bos_id, *self._settings.banned_ids} - {writer.eos_id}
+        row = Row((source, target, self._body.top_log_probs + len(never)), len(source) + len(target))
         begun = (self._model.name, "score"), lambda contents: PairBatch(reader, contents)
         [scored] = await self._service.run(self._request, begun, [row])
-        return _top(scored.top, reader.tokenizer.target.tokens)
+        top = [[one for one in each if one[0] not in never][: self._body.top_log_probs] for each in scored.top]
+        return _top(top, writer.tokens)
 
     def _ended(self, hypothesis: Hypothesis) -> list[int]:
         return [*hypothesis.ids, self._model.reader.tokenizer.target.eos_id] if hypothesis.ended else hypothesis.ids
@@ -327,7 +331,13 @@ class _Generation:
         assert isinstance(model, ServedGenerator)
         found = cls(service, request, body, model)
         service.check_count("prompt", len(found._prompts))
-        prompts = await service.off_loop(lambda: model.reader.encode_prompts(found._prompts))
+        if body.prompt_ids is not None:
+            if body.prompt:
+                raise Refusal(422, "prompt_ids: give prompt or prompt_ids, not both.", code="invalid",
+                              field="prompt_ids")  # fmt: skip
+            prompts = model.reader.begin_ids([body.prompt_ids])
+        else:
+            prompts = await service.off_loop(lambda: model.reader.encode_prompts(found._prompts))
         found._rows = model.rows(prompts, found._settings, num_top=body.top_log_probs)
         return found
 
@@ -350,6 +360,7 @@ class _Generation:
     async def events(self) -> AsyncIterator[str]:
         """Yield an event for each new token of each continuation, and one at the end."""
         num_tokens = 0
+        last: dict[tuple[int, int], int] = {}
         try:
             begun = self._model.begin(self._settings)
             news = self._service.stream(self._request, begun, self._rows, self._num_prompt_tokens)
@@ -361,7 +372,9 @@ class _Generation:
                         yield server_event({"prompt": one.row, "ended_by": ends}, "end")
                         continue
                     token = one.content
-                    record = {"prompt": one.row, "path": token.path, "text": token.text, **self._token(token)}
+                    before = last.get((one.row, token.path), self._rows[one.row].content.ids[-1])
+                    last[one.row, token.path] = token.id
+                    record = {"prompt": one.row, "path": token.path, "text": token.text, **self._token(token, before)}
                     yield server_event(record, "token")
             yield server_event({"model": self._model.name, "usage": self._usage(num_tokens)}, "done")
         except Refusal as refusal:  # the status was sent before
@@ -370,11 +383,15 @@ class _Generation:
     def _usage(self, num_tokens: int) -> dict[str, int]:
         return {"prompt_tokens": self._num_prompt_tokens, "completion_tokens": num_tokens}
 
-    def _token(self, token: Any) -> dict[str, Any]:
-        show = self._model.reader.vocabulary.tokens
+    def _token(self, token: NewToken, before: int) -> dict[str, Any]:
+        vocabulary = self._model.reader.vocabulary
+        show = vocabulary.tokens
         record = {"token": show([token.id])[0], "token_id": token.id, "log_prob": finite(token.log_prob)}
         if self._body.top_log_probs:
-            record["top_log_probs"] = _top([token.top[: self._body.top_log_probs]], show)[0]
+            top = _top([token.top[: self._body.top_log_probs]], show)[0]
+            for one in top:  # the text that the token adds here
+                one["text"] = vocabulary.continuation([before], [one["token_id"]]).decode("utf-8", "replace")
+            record["top_log_probs"] = top
         return record
 
     def _continuation(self, one: Any) -> dict[str, Any]:

@@ -90,6 +90,7 @@ async function copy(button, text) {
 // ---- tokens
 
 const readable = (token) => token.replaceAll("\u2581", " ").replaceAll("</s>", "end");
+const named = (text) => (text === "\n" ? "line break" : text === " " ? "space" : text === "" ? "end" : text.trim() || "blank");
 const doubt = (logProb) => (logProb > -0.35 ? "" : logProb > -1.2 ? " doubt-1" : logProb > -2.5 ? " doubt-2" : " doubt-3");
 const percent = (logProb) => `${(100 * Math.exp(logProb)).toPrecision(2)} %`;
 
@@ -99,7 +100,7 @@ function choose(title, alternatives, take) {
   get("choices-title").textContent = title;
   for (const one of alternatives) {
     const item = make("li");
-    const button = make("button", `${readable(one.token) || "(nothing)"}  ${percent(one.log_prob)}`);
+    const button = make("button", `${named(one.text ?? readable(one.token))}  (${percent(one.log_prob)})`);
     button.type = "button";
     button.addEventListener("click", () => { get("choices").close(); take(one); });
     item.append(button);
@@ -327,7 +328,8 @@ async function* serverEvents(answer) {
   }
 }
 
-async function write(start = "") {
+// Continue the prompt; kept: tokens after it that are continued as they are.
+async function write(kept = []) {
   if (writing.controller) writing.controller.abort();
   const controller = new AbortController();
   writing.controller = controller;
@@ -335,12 +337,17 @@ async function write(start = "") {
   const output = get("w-output");
   state.written = { prompt, tokens: [] };
   output.replaceChildren();
-  if (start) addToken({ text: start, log_prob: 0, fixed: true });
+  kept.forEach(addToken);
   showError(get("w-message"), null);
-  asPrograms("w", "/v1/generate", writerBody(prompt + start));
+  asPrograms("w", "/v1/generate", writerBody(prompt + writtenText()));
   setWriting(true);
   try {
-    const body = { ...writerBody(prompt + start), stream: true, top_log_probs: 5 };
+    const body = { ...writerBody(prompt), stream: true, top_log_probs: 5 };
+    if (kept.length) {
+      const tokens = await request("/tokenize", { model: body.model, prompt }, controller.signal);
+      delete body.prompt;
+      body.prompt_ids = [...(await tokens.json()).tokens, ...kept.map((token) => token.token_id)];
+    }
     const answer = await request("/v1/generate", body, controller.signal);
     for await (const [name, data] of serverEvents(answer)) {
       if (name === "token") addToken(data);
@@ -348,7 +355,7 @@ async function write(start = "") {
       if (name === "done") showMemory(data.usage);
     }
   } catch (error) {
-    if (error.name !== "AbortError") showError(get("w-message"), error, () => write(start));
+    if (error.name !== "AbortError") showError(get("w-message"), error, () => write(kept));
   }
   if (writing.controller === controller) setWriting(false);
 }
@@ -357,16 +364,32 @@ function addToken(token) {
   const tokens = state.written.tokens;
   const place = tokens.push(token) - 1;
   if (!token.text) return;
-  const button = tokenButton(token.text, token.fixed ? undefined : token.log_prob);
+  const span = make("span", token.text, `piece${doubt(token.log_prob)}`);
+  span.setAttribute("role", "button");
+  span.title = `probability ${percent(token.log_prob)}`;
+  span.tabIndex = get("w-output").childElementCount ? -1 : 0;  // one stop of Tab; arrow keys move on from there
   if (token.top_log_probs) {
-    button.addEventListener("click", () => {
-      choose(`Instead of “${token.text.trim()}”`, token.top_log_probs, (one) => {
-        const before = tokens.slice(0, place).map((other) => other.text).join("");
-        write(before + readable(one.token));
+    span.addEventListener("click", () => {
+      choose(`Instead of “${named(token.text)}”`, token.top_log_probs, (one) => {
+        write([...tokens.slice(0, place), { ...one, top_log_probs: token.top_log_probs }]);
       });
     });
   }
-  get("w-output").append(button);
+  get("w-output").append(span);
+}
+
+function moveInOutput(event) {
+  const from = event.target.closest(".piece");
+  if (!from) return;
+  const next = { ArrowRight: from.nextElementSibling, ArrowLeft: from.previousElementSibling }[event.key];
+  if (next) {
+    from.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  } else if (event.key === "Enter" || event.key === " ") {
+    from.click();
+  } else return;
+  event.preventDefault();
 }
 
 function writtenText() {
@@ -458,6 +481,7 @@ function listen() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) write();
   });
   get("w-stop").addEventListener("click", () => { if (writing.controller) writing.controller.abort(); });
+  get("w-output").addEventListener("keydown", moveInOutput);
   get("w-keep").addEventListener("click", keep);
   get("w-copy").addEventListener("click", () => copy(get("w-copy"), writtenText()));
   get("choices-close").addEventListener("click", () => get("choices").close());
