@@ -21,6 +21,8 @@ GPU_OUTPUT ?= gpu.json
 PARTS ?=
 # Where the peers that it measures against are installed, apart from everything else.
 PEERS_VENV ?= .venv-peers
+# Where the clients of `make check-serving` are installed.
+CLIENTS_VENV ?= .venv-clients
 
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
@@ -30,7 +32,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check check-long bench bench-gpu recipes docs setup clean
+.PHONY: demo test first-minute check check-long check-serving bench bench-gpu recipes docs setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -57,6 +59,12 @@ check: $(READY)
 
 check-long: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) -m slow --figures reliability.json
+
+# Clients that others wrote (openai, deepl, libretranslatepy) against a server of ours; they are installed apart.
+check-serving: $(READY)
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/pip install --quiet -r tests/clients/requirements.txt
+	$(BIN)/python tests/clients/serve_tiny_models.py $(CLIENTS_VENV)/bin/python tests/clients/check_serving.py
 
 # Without the shared peers only what needs none is measured, and none is installed.
 bench: $(READY) $(if $(wildcard $(SHARED)/peers.py),$(PEERS_READY))
