@@ -21,6 +21,22 @@ from manyheads.serving.settings import ServingSettings
 
 __all__ = ["build_app", "create_app"]
 
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "Not JSON, or an option that is not supported."},
+    401: {"description": "No valid key."},
+    403: {"description": "No valid key, or a page of another origin."},
+    404: {"description": "No such model."},
+    408: {"description": "The body came too slowly."},
+    413: {"description": "The body is too large."},
+    415: {"description": "The type of the body is not supported."},
+    421: {"description": "The Host header does not name this server."},
+    422: {"description": "A field is invalid; the message names it and the limit."},
+    429: {"description": "Too many requests; see Retry-After."},
+    431: {"description": "Too many headers."},
+    500: {"description": "A fault of the server or the model."},
+    503: {"description": "The server starts or stops."},
+    504: {"description": "The deadline has passed."},
+}
 _MOST_FIELD = 60
 _MOST_MISTAKES = 5
 
@@ -67,7 +83,7 @@ def build_app(settings: ServingSettings) -> FastAPI:
     app.state.service = service
     app.state.failure = None
     for protocol in (page, operations, native, openai, libretranslate, deepl):
-        app.include_router(protocol.router(service))
+        app.include_router(protocol.router(service), responses=_ERRORS)
     app.add_middleware(Guard, settings=settings, state=service.state, keys=keys, metrics=service.metrics)
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -89,7 +105,8 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 async def _unusable(request: Request, error: Exception) -> JSONResponse:
     """The decoding options or texts are invalid. The messages name options and numbers, never a text."""
     assert isinstance(error, ManyHeadsError)
-    field = error.fields[0] if isinstance(error, ConfigError) and error.fields else None
+    fields = getattr(error, "fields", ())
+    field = fields[0] if fields else None
     return _answer(request, Refusal(422, str(error), code="invalid", field=field))
 
 

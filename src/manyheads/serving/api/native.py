@@ -23,8 +23,9 @@ from manyheads.serving.sentences import Sentence, rejoin, split
 from manyheads.serving.served import ServedGenerator, ServedTranslator, find_model
 from manyheads.serving.service import Service
 
-__all__ = ["router", "server_event", "translator_for"]
+__all__ = ["STREAMED", "router", "server_event", "translator_for"]
 
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 _MOST_WEIGHTS = 1_000_000
 _SEARCH = (
     "num_beams", "num_return_sequences", "length_penalty", "length_penalty_kind", "early_stopping", "max_new_tokens",
@@ -117,14 +118,14 @@ def router(service: Service) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(prefix="/v1", tags=["native"])
 
-    @routes.post("/translate", summary="Translate texts.")
+    @routes.post("/translate", summary="Translate texts.", responses=STREAMED)
     async def translate(request: Request, body: TranslateBody) -> Response:
         job = await _Translation.prepare(service, request, body)
         if body.stream:
             return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
         return JSONResponse(await job.answer())
 
-    @routes.post("/generate", summary="Continue texts.")
+    @routes.post("/generate", summary="Continue texts.", responses=STREAMED)
     async def generate(request: Request, body: GenerateBody) -> Response:
         job = await _Generation.prepare(service, request, body)
         if body.stream:

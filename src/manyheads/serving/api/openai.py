@@ -21,6 +21,7 @@ from pydantic import Field
 from manyheads import __version__
 from manyheads.decoding.generator import NewToken
 from manyheads.serving.api.fields import LooseBody, Number, Text, finite
+from manyheads.serving.api.native import STREAMED
 from manyheads.serving.batches import Written
 from manyheads.serving.engine import Done, Row
 from manyheads.serving.refusals import Refusal, openai_error
@@ -89,7 +90,7 @@ def router(service: Service) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(tags=["OpenAI"])
 
-    @routes.post("/v1/completions", summary="Continue texts (OpenAI).")
+    @routes.post("/v1/completions", summary="Continue texts (OpenAI).", responses=STREAMED)
     async def completions(request: Request, body: CompletionBody) -> Response:
         job = await _Completion.prepare(service, request, body)
         if body.stream:

@@ -29,7 +29,7 @@ def router(service: Service) -> APIRouter:
         reason = "draining" if service.state.is_draining else "loading"
         return JSONResponse({"status": "ready" if is_ready else reason}, 200 if is_ready else 503)
 
-    @routes.get("/metrics", summary="Counters for Prometheus.")
+    @routes.get("/metrics", summary="Counters for Prometheus.", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return PlainTextResponse(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
