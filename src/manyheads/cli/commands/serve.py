@@ -10,18 +10,11 @@ from typing import Literal
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.machine import set_up_machine
-from manyheads.config.options import argument, option
+from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, MissingExtraError
 
-__all__ = ["ServeOptions", "run"]
+__all__ = ["PAGE", "ServeOptions", "run"]
 
-_DESCRIPTION = """Serve models over HTTP: our own API, and those of OpenAI (completions), LibreTranslate and DeepL,
-so that their clients work with these models. See docs/serving.md. SIGTERM finishes accepted requests, then stops."""
-
-_EXAMPLES = (
-    "manyheads serve runs/demo --source-lang en --target-lang de",
-    "manyheads serve en-de=runs/demo novel=runs/novel --port 8080 --api-key-file keys.txt --host 0.0.0.0",
-)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -62,13 +55,21 @@ class ServeOptions:
     debug_delay: float = option("Delay of each step of a batch in seconds, for load tests.", default=0.0, metavar="S")
 
 
-OPTIONS = (ServeOptions,)
+PAGE = CommandPage(
+    ServeOptions,
+    """Serve models over HTTP: our own API, and those of OpenAI (completions), LibreTranslate and DeepL,
+so that their clients work with these models. See docs/serving.md. SIGTERM finishes accepted requests, then stops.""",
+    (
+        "manyheads serve runs/demo --source-lang en --target-lang de",
+        "manyheads serve en-de=runs/demo novel=runs/novel --port 8080 --api-key-file keys.txt --host 0.0.0.0",
+    ),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Serve until a signal arrives. Returns: the exit code."""
     set_up_machine()
-    options = parse(ServeOptions, arguments, command="serve", description=_DESCRIPTION, examples=_EXAMPLES)
+    options = parse(PAGE, arguments, command="serve")
     is_public = options.host not in _LOCAL
     if is_public and not (options.api_key_file or options.no_api_key):
         raise ConfigError(
