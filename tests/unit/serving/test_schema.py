@@ -10,7 +10,7 @@ import yaml
 from starlette.testclient import TestClient
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.serve import ServeOptions
+from manyheads.cli.commands.serve import PAGE
 from manyheads.serving.api.page import FILES
 from manyheads.serving.server import Server
 from manyheads.serving.settings import ServingSettings
@@ -70,7 +70,7 @@ def test_the_manifests_fit_together_and_the_program() -> None:
     entry = json.loads(next(line for line in lines if line.startswith("ENTRYPOINT")).removeprefix("ENTRYPOINT "))
     for arguments in ([], container["args"]):
         given = [*entry[2:], *arguments]
-        options = parse(ServeOptions, given, command="serve", description="", examples=())
+        options = parse(PAGE, given, "serve")
         assert options.no_api_key
     assert pod["spec"]["terminationGracePeriodSeconds"] >= options.drain_delay + options.deadline
     assert found["Service"]["spec"]["selector"] == pod["metadata"]["labels"]

@@ -69,7 +69,7 @@ so that their clients work with these models. See docs/serving.md. SIGTERM finis
 def run(arguments: Sequence[str]) -> int:
     """Serve until a signal arrives. Returns: the exit code."""
     set_up_machine()
-    options = parse(PAGE, arguments, command="serve")
+    options = parse(PAGE, arguments, "serve")
     is_public = options.host not in _LOCAL
     if is_public and not (options.api_key_file or options.no_api_key):
         raise ConfigError(
