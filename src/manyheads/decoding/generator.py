@@ -25,6 +25,7 @@ from manyheads.decoding.ending import Ending
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.hypothesis import check_finite, check_stop
+from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
 from manyheads.errors import ModelFileError, RequestError
@@ -308,6 +309,7 @@ class Generator:
         numbers: Sequence[int] | None = None,
         each: Sequence[GenerationSettings] | None = None,
         num_top: int = 0,
+        cache: PrefixCache | None = None,
         stop_asked: Callable[[], bool] | None = None,
     ) -> TextSteps:
         """Return the generation of one batch of `num_return_sequences` continuations for each prompt; see `TextSteps`.
@@ -317,6 +319,7 @@ class Generator:
             numbers: of the prompts, for sampling; default 0, 1, 2 ...
             each: settings of each prompt, of which only max_new_tokens, stop and seed are read; default `settings`.
             num_top: number of alternatives of each token.
+            cache: of parts of READ_AT_ONCE tokens; only a single prompt is looked up and stored.
             stop_asked: see `generate`.
 
         Raises: RequestError: a prompt is too long.
@@ -332,7 +335,7 @@ class Generator:
             for prompt, ids in enumerate(prompts)
             for path in range(settings.num_return_sequences)
         ]
-        return self._write(list(prompts), rows, settings, num_top, stop_asked)
+        return self._write(list(prompts), rows, settings, num_top, cache, stop_asked)
 
     def _begun(self, ids: list[int]) -> list[int]:
         """Return a prompt's ids after the token that precedes a document or, without documents, a text."""
@@ -366,12 +369,14 @@ class Generator:
         rows: list[_Row],
         settings: GenerationSettings,
         num_top: int,
+        cache: PrefixCache | None,
         stop_asked: Callable[[], bool] | None,
     ) -> TextSteps:
         """Generate the rows, several for each prompt."""
         paths = len(rows) // len(prompts)
         dropped: set[int] = set()
-        log_probs, state = yield from self._read(prompts, settings, stop_asked, dropped)
+        cache = cache if len(prompts) == 1 else None
+        log_probs, state = yield from self._read(prompts, settings, cache, stop_asked, dropped)
         with inference(self.device, self.precision):
             if paths > 1:
                 each = torch.arange(len(prompts), device=self.device).repeat_interleave(paths)
@@ -426,6 +431,7 @@ class Generator:
         self,
         prompts: list[list[int]],
         settings: GenerationSettings,
+        cache: PrefixCache | None,
         stop_asked: Callable[[], bool] | None,
         dropped: set[int],
     ) -> Steps[list[NewToken], Collection[int] | None, tuple[Tensor, Any]]:
@@ -434,10 +440,14 @@ class Generator:
         Long prompts are read in parts, with a step after each but the last; dropped prompts are added to `dropped`.
         """
         ids, lengths = padded(prompts)
+        first, context = 0, repr(self.attending(settings))
         with inference(self.device, self.precision):
-            state = self._stepping.start(len(prompts), self.attending(settings))
+            if cache is not None:
+                first, state = cache.take(prompts[0], context)
+            if not first:
+                state = self._stepping.start(len(prompts), self.attending(settings))
         log_probs: Tensor | None = None
-        for begin in range(0, ids.shape[1], READ_AT_ONCE):
+        for begin in range(first, ids.shape[1], READ_AT_ONCE):
             check_stop(stop_asked)
             part = ids[:, begin : begin + READ_AT_ONCE].to(self.device)
             real = (lengths - begin).clamp(min=0, max=part.shape[1])
@@ -446,6 +456,8 @@ class Generator:
                 found, state = self._stepping.step(part, state, None if whole else real.to(self.device))
                 ends_here = ((real > 0) & (lengths <= begin + part.shape[1])).to(self.device)
                 log_probs = found if log_probs is None else torch.where(ends_here[:, None], found, log_probs)
+                if cache is not None and part.shape[1] == READ_AT_ONCE:
+                    cache.put(prompts[0][: begin + READ_AT_ONCE], context, state)
             if begin + READ_AT_ONCE < ids.shape[1]:
                 dropped.update((yield []) or ())
         assert log_probs is not None  # because no prompt is empty

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from manyheads.decoding.device import inference
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator, NewToken
+from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
@@ -88,10 +89,16 @@ class Written:
 class GenerationBatch:
     """The continuations of several prompts. Events: `NewToken`. Results: the `Written` of each prompt's paths.
 
-    Args: contents: of each row.
+    Args: contents: of each row. cache: of the beginnings of earlier prompts, used by a batch of one prompt only.
     """
 
-    def __init__(self, generator: Generator, settings: GenerationSettings, contents: Sequence[Prompt]) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        settings: GenerationSettings,
+        contents: Sequence[Prompt],
+        cache: PrefixCache | None = None,
+    ) -> None:
         self._contents = contents
         self._written = [[Written() for _ in range(settings.num_return_sequences)] for _ in contents]
         self._left = [settings.num_return_sequences for _ in contents]
@@ -101,6 +108,7 @@ class GenerationBatch:
             numbers=[prompt.number for prompt in contents],
             each=[prompt.settings for prompt in contents],
             num_top=max(prompt.num_top for prompt in contents),
+            cache=cache,
         )
         self._has_begun = False
         self._dropped: set[int] = set()

@@ -13,7 +13,8 @@ from typing import Any
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.decoding.attending import open_model
 from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.generator import Generator
+from manyheads.decoding.generator import READ_AT_ONCE, Generator
+from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
@@ -100,9 +101,10 @@ class ServedTranslator(ServedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedGenerator(ServedModel):
-    """A language model. reader: the generator."""
+    """A language model. reader: the generator. cache: of the beginnings of earlier prompts."""
 
     reader: Generator
+    cache: PrefixCache
 
     def settings(self, overrides: dict[str, Any]) -> GenerationSettings:
         """Return the options of a request.
@@ -151,13 +153,18 @@ class ServedGenerator(ServedModel):
             self._check_row(what, len(ids), 1, f"{len(ids)} tokens")
         return [Row((ids, num_top), len(ids)) if ids else None for ids in texts]
 
-    def begin(self, settings: GenerationSettings) -> tuple[Hashable, Any]:
+    def begin(self, settings: GenerationSettings, rows: Sequence[Row]) -> tuple[Hashable, Any]:
         """Return the key of the engine's batches, and the function that begins one.
 
-        Requests that differ only in their seed, stop texts and length share a batch.
+        Requests that differ only in their seed, stop texts and length share a batch. A single prompt whose beginning
+        was read before gets a batch of its own, which continues from there.
         """
+        reader, cache = self.reader, self.cache
         shared = dataclasses.replace(settings, seed=0, stop=(), max_new_tokens=max(1, settings.min_new_tokens))
-        return (self.name, shared), lambda contents: GenerationBatch(self.reader, settings, contents)
+        key: tuple[Hashable, ...] = (self.name, shared)
+        if len(rows) == 1 and cache.longest(rows[0].content.ids, repr(reader.attending(settings))):
+            key = (*key, object())
+        return key, lambda contents: GenerationBatch(reader, shared, contents, cache)
 
 
 def names_of_models(given: Sequence[str]) -> dict[str, str]:
@@ -199,7 +206,8 @@ def load_models(settings: ServingSettings) -> dict[str, ServedModel]:
             pairs = _pairs(resolve_model_path(path), reader, settings)
             models[name] = ServedTranslator(name=name, limits=settings, reader=reader, pairs=pairs)
         else:
-            models[name] = ServedGenerator(name=name, limits=settings, reader=reader)
+            cache = PrefixCache(settings.prefix_cache_mb << 20, READ_AT_ONCE)
+            models[name] = ServedGenerator(name=name, limits=settings, reader=reader, cache=cache)
     return models
 
 

@@ -17,7 +17,7 @@ from manyheads.serving.engine import Done, Engine, EngineLimits, Event, Failed, 
 from manyheads.serving.guard import ApiKeys, ServerState
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.refusals import Refusal, too_long
-from manyheads.serving.served import ServedModel, load_models
+from manyheads.serving.served import ServedGenerator, ServedModel, load_models
 from manyheads.serving.settings import ServingSettings
 
 __all__ = ["Service"]
@@ -58,6 +58,10 @@ class Service:
         Raises: ManyHeadsError: a model cannot be loaded.
         """
         self.models = await self.off_loop(lambda: load_models(self.settings))
+        caches = [model.cache for model in self.models.values() if isinstance(model, ServedGenerator)]
+        self.metrics.gauge(
+            "prefix_cache_bytes", "Size of the states after prompts.", lambda: sum(one.num_bytes for one in caches)
+        )
         self.engine.start()
         self.state.is_ready = True
 

@@ -24,6 +24,7 @@ _RANGES = {
     "max_batch_rows": between(1, 100_000),
     "max_batches": between(1, 64),
     "max_texts": between(1, 100_000),
+    "prefix_cache_mb": between(0, 1 << 20),
     "deadline_seconds": _SECONDS,
     "read_seconds": _SECONDS,
     "write_seconds": _SECONDS,
@@ -54,6 +55,7 @@ class ServingSettings:
         max_batch_rows: rows of a batch; each beam and each sample is a row.
         max_batches: batches that run at the same time; they take steps in turn.
         max_texts: texts of one request.
+        prefix_cache_mb: memory for states after the beginnings of prompts, in MiB for each language model; 0: none.
         deadline_seconds: from the arrival of a request to the end of its answer; afterwards 504.
         read_seconds: for the header, and again for the body, of a request; afterwards 408, or the connection is closed.
         write_seconds: for a client that does not read its answer; afterwards the connection is closed.
@@ -82,6 +84,7 @@ class ServingSettings:
     max_batch_rows: int = 256
     max_batches: int = 3
     max_texts: int = 256
+    prefix_cache_mb: int = 256
     deadline_seconds: float = 60.0
     read_seconds: float = 5.0
     write_seconds: float = 10.0

@@ -201,3 +201,15 @@ def test_a_model_without_beams_counts_n_as_samples(client: TestClient) -> None:
     first, second = (client.post("/v1/translate", json=body).json()["translations"] for _ in range(2))
     assert first == second
     assert len(first[0]["sentences"][0]["candidates"]) == 5
+
+
+def test_a_continued_prompt_says_the_same(client: TestClient, generator: Generator) -> None:
+    prompt = "It is a truth universally acknowledged, " * 30
+    for text in (prompt, prompt + "that a single man"):
+        body = {"prompt": text, "seed": 3, "max_new_tokens": 9}
+        found = client.post("/v1/generate", json=body).json()["continuations"][0][0]
+        assert found["text"] == generator.generate(text, seed=3, max_new_tokens=9)
+    [line] = [
+        line for line in client.get("/metrics").text.split("\n") if line.startswith("manyheads_prefix_cache_bytes")
+    ]
+    assert int(line.split()[1]) > 0

@@ -48,6 +48,9 @@ class ServeOptions:
     max_requests: int = option("Requests at the same time; more get 429.", default=256, metavar="N")
     max_batch_tokens: int = option("Tokens of a batch: rows x longest row.", default=1 << 14, metavar="N")
     max_waiting_tokens: int = option("Tokens that wait; more get 429.", default=1 << 18, metavar="N")
+    prefix_cache: int = option(
+        "Memory for the beginnings of long prompts, in MiB for each language model; 0: none.", default=256, metavar="MB"
+    )
     max_batches: int = option("Batches that run at the same time.", default=3, metavar="N")
     drain_delay: float = option("Seconds after SIGTERM in which requests are still accepted.", default=0.0, metavar="S")
     log_format: Literal["lines", "json"] = option("Form of the log on standard error.", default="lines")
@@ -99,6 +102,7 @@ def run(arguments: Sequence[str]) -> int:
         max_waiting_tokens=options.max_waiting_tokens,
         max_batch_tokens=options.max_batch_tokens,
         max_batches=options.max_batches,
+        prefix_cache_mb=options.prefix_cache,
         deadline_seconds=options.deadline,
         drain_delay_seconds=options.drain_delay,
         debug_delay_seconds=options.debug_delay,

@@ -349,7 +349,7 @@ class _Generation:
     async def answer(self) -> dict[str, Any]:
         """Return the whole answer."""
         found = await self._service.run(
-            self._request, self._model.begin(self._settings), self._rows, self._num_prompt_tokens
+            self._request, self._model.begin(self._settings, self._rows), self._rows, self._num_prompt_tokens
         )
         return {
             "id": self._request.scope["manyheads.id"],
@@ -363,7 +363,7 @@ class _Generation:
         num_tokens = 0
         last: dict[tuple[int, int], int] = {}
         try:
-            begun = self._model.begin(self._settings)
+            begun = self._model.begin(self._settings, self._rows)
             news = self._service.stream(self._request, begun, self._rows, self._num_prompt_tokens)
             async with aclosing(news) as found:  # type: ignore[type-var]
                 async for one in found:

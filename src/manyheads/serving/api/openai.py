@@ -261,7 +261,7 @@ class _Completion:
     async def _generated(self) -> list[list[Written]]:
         if not self._max_tokens:
             return [[Written()] for _ in self._rows]
-        begun = self._model.begin(self._settings)
+        begun = self._model.begin(self._settings, self._rows)
         return await self._service.run(self._request, begun, self._rows, self._num_prompt_tokens)
 
     async def _scored(self) -> list[ScoredIds | None]:
@@ -330,7 +330,7 @@ class _Completion:
                             self._add_prompt(logprobs, self._prompts[number], scored[number])
                         yield self._chunk(number * self._n + path, text, logprobs, None)
             if self._max_tokens:
-                begun = self._model.begin(self._settings)
+                begun = self._model.begin(self._settings, self._rows)
                 news = self._service.stream(self._request, begun, self._rows, self._num_prompt_tokens)
                 async with aclosing(news) as found:  # type: ignore[type-var]
                     async for one in found:
