@@ -14,7 +14,15 @@ from typing import Any
 __all__ = ["examine"]
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "sacrebleu", "pydantic", "shtab", "rich", "huggingface-hub")
-EXTRAS = {"matplotlib": "plot", "sentencepiece": "spm", "tensorboard": "tensorboard"}
+EXTRAS = {
+    "markdown-it-py": "documents",
+    "matplotlib": "plot",
+    "py3langid": "lang",
+    "pyarrow": "parquet",
+    "sentencepiece": "spm",
+    "sentencex": "documents",
+    "tensorboard": "tensorboard",
+}
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 LEAST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 2 * 2**30

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.architectures.pretrained import load, save_pretrained
+from manyheads.cli.commands import translate
 from manyheads.documents import translating
+from manyheads.text.sides import load_tokenizer
 
 pytest.importorskip("markdown_it")
 pytest.importorskip("sentencex")
@@ -63,14 +66,14 @@ def test_the_same_command_goes_on_after_an_interruption(
     whole, output = page.with_name("whole.md"), page.with_name("out.md")
     options = ("--lines-at-once", "1")
     assert manyheads("translate", model_folder, page, "-o", whole, *options) == 0
-    translate = translating.UnitTranslator.translate
+    whole_translate = translating.UnitTranslator.translate
     calls = []
 
     def interrupted(self: translating.UnitTranslator, units: list[translating.Unit], **given: object) -> list[str]:
         calls.append(units)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return translate(self, units, **given)  # type: ignore[arg-type]
+        return whole_translate(self, units, **given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(translating.UnitTranslator, "translate", interrupted)
     assert manyheads("translate", model_folder, page, "-o", output, *options) == 130
@@ -123,3 +126,16 @@ def test_files_that_cannot_be_read(
     (tmp_path / "a.md").write_bytes(b"")
     assert manyheads("translate", model_folder, tmp_path / "a.md") == 0
     assert capsys.readouterr().out == ""
+
+
+def test_the_prompt_names_the_languages(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    tokenizer = load_tokenizer(model_folder)
+    save_pretrained(load(model_folder), folder, tokenizer=tokenizer, languages=[("en", "de")])
+    prompts = []
+    monkeypatch.setattr(translate, "is_conversation", lambda source: True)
+    monkeypatch.setattr(translate, "converse", lambda wanted, answer, prompt: prompts.append(prompt))
+    assert manyheads("translate", folder) == manyheads("translate", model_folder) == 0
+    assert prompts == ["en-de> ", "> "]

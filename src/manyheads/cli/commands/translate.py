@@ -123,7 +123,8 @@ def run(arguments: Sequence[str]) -> int:
                 writer.write(lines.lines(number + 1, line, translator.translate_nbest([line], **overrides)[0]))
                 lines.check.tell()
 
-            converse("a sentence", answer)
+            directions = ", ".join(f"{source}-{target}" for source, target in translator.languages)
+            converse("a sentence", answer, f"{directions}> " if directions else "> ")
         return 0
     started, num_tokens = time.perf_counter(), 0
 

@@ -16,10 +16,13 @@ def is_conversation(source: str) -> bool:
     return source == "-" and sys.stdin is not None and sys.stdin.isatty()
 
 
-def converse(wanted: str, answer: Callable[[int, str], None]) -> None:
+def converse(wanted: str, answer: Callable[[int, str], None], prompt: str = "> ") -> None:
     """Answer every line that is typed. An error of one line is printed, and the conversation goes on.
 
-    Args: wanted: what is to be typed. answer: called with the number of the line, from 0, and the line.
+    Args:
+        wanted: what is to be typed.
+        answer: called with the number of the line, from 0, and the line.
+        prompt: shown before each line.
     """
     in_terminal = sys.stdout is not None and sys.stdout.isatty()
     if in_terminal:
@@ -31,8 +34,8 @@ def converse(wanted: str, answer: Callable[[int, str], None]) -> None:
         try:
             # readline must know the prompt to redraw a line, and writes it to the terminal that is standard output
             if not in_terminal:
-                print("> ", end="", file=sys.stderr, flush=True)
-            line = input("> " if in_terminal else "")
+                print(prompt, end="", file=sys.stderr, flush=True)
+            line = input(prompt if in_terminal else "")
         except EOFError:
             print(file=sys.stderr)
             return
