@@ -125,7 +125,7 @@ def test_a_shift_is_found_where_it_begins() -> None:
         assert abs(first - at) <= WINDOW
         assert last > first + WINDOW / 2
         assert shift == -size
-        assert cleaner.report.counts["misaligned"] > 500
+        assert cleaner.report.counts["misaligned"] > 700
     assert not cleaned(pairs)[1].report.stretches
 
 
@@ -134,7 +134,7 @@ def test_few_pairs_and_random_lengths_are_no_shift() -> None:
     numbers = [[chance.randint(5, 90) for _ in range(4000)] for _ in range(2)]
     import numpy as np
 
-    assert len(misaligned_stretches(np.array(numbers[0]), np.array(numbers[1]))) <= 5
+    assert len(misaligned_stretches(np.array(numbers[0]), np.array(numbers[1]))) == 0
     assert misaligned_stretches(np.array([1, 2]), np.array([2, 1])) == []
 
 

@@ -17,6 +17,7 @@ __all__ = ["MisalignedStretch", "misaligned_stretches"]
 Lengths = npt.NDArray[np.int64]
 WINDOW = 40  # pairs that are compared at once
 MOST_SHIFT = 5
+MOST_GAP = 5  # windows
 MARGIN = 0.4  # by which the correlation at another shift must exceed the one in place
 HIGH = 0.5  # the correlation that a shift must reach
 
@@ -26,18 +27,21 @@ class MisalignedStretch(tuple[int, int, int]):
 
 
 def misaligned_stretches(source: Lengths, target: Lengths) -> list[MisalignedStretch]:
-    """Return the stretches of at least `WINDOW` pairs whose lengths agree better at another shift.
+    """Return the stretches whose lengths agree better at another shift, the same in at least two windows.
+
+    A stretch may include up to `MOST_GAP` windows that show nothing. By chance, one window in a thousand of short
+    sentences seems shifted, so a window alone does not count.
 
     Args: source, target: characters of each sentence, of consecutive pairs.
     """
     found: list[MisalignedStretch] = []
     for first, shift in _windows(np.log1p(source), np.log1p(target)):
         last = min(first + WINDOW, len(source)) - 1
-        if found and found[-1][2] == shift and found[-1][1] >= first - 1:
+        if found and found[-1][2] == shift and found[-1][1] >= first - 1 - MOST_GAP * WINDOW:
             found[-1] = MisalignedStretch((found[-1][0], last, shift))
         else:
             found.append(MisalignedStretch((first, last, shift)))
-    return found
+    return [one for one in found if one[1] - one[0] + 1 >= 2 * WINDOW]
 
 
 def _windows(source: npt.NDArray[np.float64], target: npt.NDArray[np.float64]) -> Iterator[tuple[int, int]]:

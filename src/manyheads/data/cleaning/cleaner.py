@@ -24,7 +24,7 @@ LONGEST_EXAMPLE = 200
 
 CLEANING_RULES: dict[str, Rule] = RULES | {
     "misaligned": Rule(
-        "the lengths of 40 pairs or more agree better when shifted by some lines", lambda one, _: _no(one)
+        "the lengths of 80 pairs or more agree better when shifted by some lines", lambda one, _: _no(one)
     )
 }
 """All rules, in the order in which they count."""
