@@ -1,3 +1,1 @@
-"""Conversion of files and command lines to dataclasses. Every package declares its own; this one does not depend on
-them.
-"""
+"""Conversion of files and command lines to dataclasses, which every package declares for itself."""

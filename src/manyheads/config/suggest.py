@@ -12,8 +12,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name most similar to `name` (dashes and underscores are equivalent), or None if none is similar.
 
     For dotted names the last part is also compared alone, so that `dmodel` finds `model.d_model`, and the first letters
-    of
-    its words, so that `lr` finds `learning_rate`.
+    of its words, so that `lr` finds `learning_rate`.
     """
     wanted = name.replace("-", "_").lower()
     best, score = None, 0.0

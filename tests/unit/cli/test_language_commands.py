@@ -181,7 +181,7 @@ def test_mistakes_name_the_right_command(
         (["generate", model_folder, "a"], "translates; use `translate`"),
         (["translate", run, tmp_path / "text.txt"], "language model"),
         (["generate", run, "a", "--lines"], "give one of them"),
-        (["generate", run, "a", "--greedy", "--top-k", "3"], "--greedy draws nothing"),
+        (["generate", run, "a", "--greedy", "--top-k", "3"], "--top-k has no effect"),
         (["generate", run, "a", "--temperature", "0"], "temperature is 0.0"),
         (["generate", run, "a", "--count", "2", "--greedy"], "would be the same"),
         (["generate", run, "--input", tmp_path / "no.txt"], "no.txt"),

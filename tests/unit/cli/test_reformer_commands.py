@@ -118,9 +118,9 @@ def test_pictures_are_written(pictures: Path, manyheads: Cli, capsys: pytest.Cap
             assert np.asarray(image).tobytes()[:24] == bytes(range(24))
     capsys.readouterr()
     for wrong, message in (
-        (["a text", "-o", "x"], "knows no text"),
+        (["a text", "-o", "x"], "writes ids, not text"),
         ([], "give --output FILE"),
-        (["--lines", "-o", place / "x"], "--lines is of text"),
+        (["--lines", "-o", place / "x"], "--lines is for text"),
     ):
         assert manyheads("generate", model, *wrong) == 2
         assert message in " ".join(capsys.readouterr().err.split())

@@ -40,4 +40,4 @@ class GenerateOptions:
 
     def __post_init__(self) -> None:
         if self.prompt is not None and (self.lines or self.input != "-"):
-            raise ConfigError("PROMPT cannot be used with --lines or --input, which name other prompts.")
+            raise ConfigError("PROMPT is given, and --lines or --input names other prompts; give one of them.")

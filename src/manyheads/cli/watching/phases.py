@@ -56,8 +56,11 @@ def showing_phases(*, delay: float = 0.0, quiet: bool = False) -> Iterator[Phase
         delay: seconds before anything is shown; with a delay, bars vanish at the end.
         quiet: show nothing, for all ranks but the main one.
     """
-    shown: PhaseLines | PhaseBars = PhaseLines(math.inf if quiet else delay)
-    if not quiet and sys.stderr is not None and sys.stderr.isatty():
+    if quiet:
+        yield PhaseLines(math.inf)
+        return
+    shown: PhaseLines | PhaseBars = PhaseLines(delay)
+    if sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
