@@ -153,8 +153,8 @@ def test_what_is_counted(base: Path) -> None:
     pieces = ("--tokenizer", str(base / "tokenizer.json"))
     for name, says in (
         ("bad UTF-8 in a line, --on-bad-utf8 replace", "1 lines that were not UTF-8, bad bytes replaced"),
-        ("bad UTF-8 in a line, --on-bad-utf8 skip", "1 lines left out, because they are not UTF-8"),
-        ("NUL inside: kept", "1 lines with control characters inside (NUL, carriage return, ...), kept"),
+        ("bad UTF-8 in a line, --on-bad-utf8 skip", "1 left out, because they are not UTF-8"),
+        ("NUL inside: kept", "1 with control characters inside (NUL, carriage return, ...), kept"),
     ):
         outcome, _, _ = prepare(base, known[name], *pieces)
         assert f" {says}\n" in outcome.out
