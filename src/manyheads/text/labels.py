@@ -18,14 +18,12 @@ def legible(tokens: Sequence[str]) -> list[str]:
     A visible ASCII character stands for its byte. Bytes that form no visible character stay unchanged.
     """
     labels = list(tokens)
-    values = [int(found[1], 16) if (found := _BYTE.fullmatch(token)) else None for token in tokens]
+    values = [int(found[1], 16) if (found := _BYTE.fullmatch(token)) else -1 for token in tokens]  # -1: not a byte
     for place, first in enumerate(values):
-        if first is None:
-            continue
         if 0x20 < first < 0x7F:
             labels[place] = chr(first)
-        run = [value for value in values[place : place + _length(first)] if value is not None]
-        with suppress(UnicodeDecodeError):
+        run = values[place : place + _length(first)]
+        with suppress(ValueError):  # the bytes form no character
             char = bytes(run).decode("utf-8")
             labels[place : place + len(run)] = [char + _DIGITS[number] for number in range(1, len(run) + 1)]
     return labels
