@@ -89,7 +89,7 @@ def taken(
     count = len(source)
     full = sum(bool(one.strip() and other.strip()) for one, other in zip(source, target, strict=False))
     if full < count:
-        notes = [f"{count - full:,} left out, because one side is empty", *notes]
+        notes = [f"{count - full:,} left out, because a line is empty", *notes]
     cells = {
         "prepare": prepared(full, count, notes),
         "train": trained(full, full),

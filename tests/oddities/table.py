@@ -219,7 +219,7 @@ def forms() -> list[Oddity]:
     breaks = [JSONL[0], json.dumps({"source": "The cat\nsees.", "target": DE[1]}), JSONL[2]]
     half = ['{"source": "\\ud800", "target": "a"}', JSONL[1]]
     columns = prepared(3, 3, ["1 lines with more than two columns, the others left out"])
-    spaces = prepared(3, 3, ["1 with line breaks inside, made spaces"])
+    spaces = prepared(3, 3, ["1 with line breaks inside, replaced by spaces"])
     no_tab, no_key = refused("odd.en: line 2 has no tab: 'no tab'"), refused("line 2 has no key 'target'")
     return [
         of_pairs("tsv", "TSV with more columns", tabs, columns, *pairs),
