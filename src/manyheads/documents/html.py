@@ -19,7 +19,7 @@ __all__ = ["read_html"]
 TOKEN = re.compile(
     r"<!--.*?(?:-->|\Z)"  # a comment
     r"|<[!?][^>]*>"  # a doctype, a processing instruction
-    r"|<(?P<close>/?)(?P<name>[a-zA-Z][^\s/>]*)(?P<attributes>(?:[^>\"']|\"[^\"]*\"|'[^']*')*)>",
+    r"|<(?P<close>/?)(?P<name>[a-zA-Z][^\s/>]*)(?P<attributes>(?:[^<>\"']|\"[^\"]*\"|'[^']*')*)>",
     re.DOTALL,
 )
 INLINE = frozenset(
@@ -52,9 +52,10 @@ def read_html(text: str) -> Document:
     segments: list[Segment] = []
     inline: list[_Range] = []
     start = place = int(text.startswith("\ufeff"))
+    line_end = found[0] if (found := LINE_END.search(text)) else "\n"
 
     def end_segment(end: int) -> None:
-        segments.extend(_segment(text, start, end, inline))
+        segments.extend(_segment(text, start, end, inline, line_end))
         inline.clear()
 
     while found := TOKEN.search(text, place):
@@ -88,7 +89,7 @@ def _end_of_element(text: str, name: str, place: int) -> int:
     return len(text)
 
 
-def _segment(text: str, start: int, end: int, inline: Sequence[_Range]) -> list[Segment]:
+def _segment(text: str, start: int, end: int, inline: Sequence[_Range], line_end: str) -> list[Segment]:
     """Return the segment of a stretch, without white space and unpaired tags at its ends; none if it has no text."""
     tags = list(inline)
     while True:
@@ -114,9 +115,8 @@ def _segment(text: str, start: int, end: int, inline: Sequence[_Range]) -> list[
     ranges += _text(text, done, end)
     parts = tile(text[start:end], [(low - start, high - start, tag) for low, high, tag in ranges])
     lines = LINE_END.split(text[start:end])
-    found = LINE_END.search(text)
     codes = Counter(part.code.strip() for part in parts if isinstance(part, Tag))
-    build = partial(_build, lines=lines, line_end=found[0] if found else "\n", codes=codes)
+    build = partial(_build, lines=lines, line_end=line_end, codes=codes)
     return [Segment(start, end, parts, build)]
 
 

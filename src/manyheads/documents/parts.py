@@ -7,8 +7,11 @@ of them stays as it is, byte for byte, whatever the format.
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 __all__ = ["PRIVATE", "Document", "Part", "Segment", "Tag", "Text", "lay_out", "tile"]
@@ -63,7 +66,7 @@ class Segment:
     build: Callable[[Sequence[Part]], str | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Document:
     """A text and its segments, which are in order and do not overlap.
 
@@ -94,7 +97,11 @@ class Document:
 
     def line_of(self, segment: Segment) -> int:
         """Return the number of the line on which a segment begins, from 1."""
-        return self.text.count("\n", 0, segment.start) + 1
+        return bisect_left(self._line_ends, segment.start) + 1
+
+    @cached_property
+    def _line_ends(self) -> list[int]:
+        return [found.start() for found in re.finditer("\n", self.text)]
 
 
 def tile(text: str, tags: Sequence[tuple[int, int, Tag | str]]) -> tuple[Part, ...]:

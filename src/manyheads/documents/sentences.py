@@ -16,7 +16,7 @@ MAX_KEPT = 0x1000
 PROTECTED = re.compile(
     r"""
       \b(?:https?|ftp|file|ssh|git)://[^\s<>"']*[^\s<>"'.,;:!?)\]}]     # a URL, without the punctuation after it
-    | \b(?:mailto:)?[\w.+-]+@[\w-]+(?:\.[\w-]+)+                         # an e-mail address
+    | (?<![\w.+-])(?:mailto:)?[\w.+-]+@[\w-]+(?:\.[\w-]+)+                         # an e-mail address
     | \bwww\.[\w-]+\.[^\s<>"']*[^\s<>"'.,;:!?)\]}]
     | \{\{[^{}]*\}\} | \$\{[^{}]*\} | \{[\w.:,\#!-]*\}                   # {{ name }} ${name} {name} {0:.2f}
     | %\(\w+\)[-\#0-9.]*[a-zA-Z] | %(?:\d+\$)?[-+\#0-9.]*[sdifgxXeEcu@](?![\w%]) | %\d(?!\d)
