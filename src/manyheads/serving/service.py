@@ -124,20 +124,23 @@ class Service:
             ) from None  # fmt: skip
         self.metrics.prompt_tokens.add(num_prompt_tokens)
         ending, left, is_first = "cancelled", len(rows), True
+        end = loop.time() + arrived + self.settings.deadline_seconds - time.monotonic()
         try:
-            async with asyncio.timeout_at(loop.time() + arrived + self.settings.deadline_seconds - time.monotonic()):
-                while left:
+            while left:
+                if loop.time() >= end:  # also for a client that takes the news more slowly than they come
+                    raise TimeoutError
+                async with asyncio.timeout_at(end):
                     one = await news.get()
-                    if is_first:
-                        self.metrics.first_token.observe(time.monotonic() - arrived)
-                        is_first = False
-                    if isinstance(one, Failed):
-                        ending = "failed"
-                        raise _failed(one.error)
-                    left -= isinstance(one, Done)
-                    if not left:
-                        ending = "completed"
-                    yield one
+                if is_first:
+                    self.metrics.first_token.observe(time.monotonic() - arrived)
+                    is_first = False
+                if isinstance(one, Failed):
+                    ending = "failed"
+                    raise _failed(one.error)
+                left -= isinstance(one, Done)
+                if not left:
+                    ending = "completed"
+                yield one
         except TimeoutError:
             ending = "deadline"
             raise Refusal(

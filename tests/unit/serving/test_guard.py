@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from manyheads.errors import ConfigError
 from manyheads.serving.app import build_app
 from manyheads.serving.guard import ApiKeys
+from manyheads.serving.refusals import Refusal
 from manyheads.serving.settings import ServingSettings
 
 JSON = {"content-type": "application/json"}
@@ -179,6 +182,29 @@ def test_the_deadline(settings: ServingSettings) -> None:
     assert 'manyheads_request_success_total{finished_reason="deadline"} 2' in metrics
 
 
+def test_the_deadline_holds_for_a_client_that_reads_slowly(settings: ServingSettings) -> None:
+    """The deadline passes while the client is sent something, not while the server waits for the engine."""
+    app = build_app(changed(settings, deadline_seconds=0.5))
+
+    async def run() -> None:
+        service = app.state.service
+        await service.start()
+        model = service.models["novel"]
+        options = model.settings({"max_new_tokens": 50})
+        rows = model.rows(model.reader.encode_prompts(["It"]), options)
+        request = Request({"type": "http", "manyheads.arrived": time.monotonic()})
+        taken = 0
+        with pytest.raises(Refusal) as caught:  # noqa: PT012
+            async for _ in service.stream(request, model.begin(options, rows), rows):
+                taken += 1
+                await asyncio.sleep(0.2)
+        assert caught.value.status == 504
+        assert 1 <= taken <= 4
+        await service.stop()
+
+    asyncio.run(run())
+
+
 def test_a_departed_client_frees_its_row(settings: ServingSettings) -> None:
     """The application is called as uvicorn does: `receive` says that the client has left while the engine works."""
     app = build_app(changed(settings, debug_delay_seconds=0.02))
@@ -218,3 +244,8 @@ def test_a_departed_client_frees_its_row(settings: ServingSettings) -> None:
         await service.stop()
 
     asyncio.run(run())
+
+
+def test_two_framings_are_refused(client: TestClient) -> None:
+    answer = post(client, b"{}", transfer_encoding="chunked", content_length="2")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "framing")
