@@ -153,7 +153,7 @@ def test_the_duplication_task_trains_and_is_judged(tmp_path: Path) -> None:
     assert 0 <= (result.last_validation.accuracy or 0) < 30
     assert "accuracy" in " ".join(result.last_validation.scores())
     assert result.next_command == "evaluate {run} --num-hashes full 8 4 2 1"
-    with pytest.raises(ConfigError, match="segment_len is 15; the duplication task"):
+    with pytest.raises(ConfigError, match="segment_len is 15; for the duplication task"):
         assemble(replace(config, data=replace(data, segment_len=15)), CPU, tmp_path)
 
 
