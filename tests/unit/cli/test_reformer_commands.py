@@ -77,7 +77,9 @@ def test_progress_is_shown(run: Path, manyheads: Cli, told: Callable[[], dict[st
         assert shown[what][0] == "0 of 200"
         assert len(shown[what]) > 1
     assert manyheads("info", "reformer-debug", "--length", "32", "--batch", "1") == 0
-    assert told()["trying steps"] == [f"{done} of 6" for done in range(7)]
+    # On a slow machine a line with the time may stand between them.
+    steps = [line for line in told()["trying steps"] if "so far" not in line]
+    assert steps == [f"{done} of 6" for done in range(7)]
 
 
 def test_hash_rounds_change_and_the_weights_stay(run: Path) -> None:

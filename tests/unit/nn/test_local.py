@@ -85,5 +85,5 @@ def test_refusals() -> None:
         LocalSelfAttention(8, 2, chunk_len=0)
     with pytest.raises(ConfigError, match="not divisible"):
         LocalSelfAttention(8, 3, chunk_len=4)
-    with pytest.raises(RequestError, match="nothing to cache"):
+    with pytest.raises(RequestError, match="a bidirectional layer cannot be cached"):
         LocalSelfAttention(8, 2, chunk_len=4, causal=False).start(1)

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from manyheads.serving.refusals import Refusal
 from manyheads.serving.settings import ServingSettings
 
 JSON = {"content-type": "application/json"}
+
+
+def in_a_thread(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run it in a loop of its own, apart from the one that a browser of earlier tests keeps running in this thread."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(run())).result()
 
 
 def post(client: TestClient, content: Any = b"{}", path: str = "/v1/translate", **headers: str) -> Any:
@@ -202,7 +209,7 @@ def test_the_deadline_holds_for_a_client_that_reads_slowly(settings: ServingSett
         assert 1 <= taken <= 4
         await service.stop()
 
-    asyncio.run(run())
+    in_a_thread(run)
 
 
 def test_a_departed_client_frees_its_row(settings: ServingSettings) -> None:
@@ -243,7 +250,7 @@ def test_a_departed_client_frees_its_row(settings: ServingSettings) -> None:
         assert service.state.num_requests == 0
         await service.stop()
 
-    asyncio.run(run())
+    in_a_thread(run)
 
 
 def test_two_framings_are_refused(client: TestClient) -> None:
