@@ -203,10 +203,12 @@ def test_memory_is_predicted_within_a_fifth(length: int, tmp_path: Path, figure:
     assert abs(total / measured - 1) <= 0.2
 
 
-def test_memory_grows_with_length_as_it_is_counted() -> None:
+def test_memory_grows_with_length_as_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line through two short steps meets a longer step that is counted itself, within a twentieth."""
     from manyheads.training.plan import planner as planning
 
+    # Only what is counted: what the process takes besides differs from run to run, and these steps are small.
+    monkeypatch.setattr("manyheads.training.plan.measuring.peak_resident_bytes", lambda: 0)
     model = replace(TINY_REFORMER.model, max_len=4096, vocab_size=257)  # type: ignore[arg-type]
     config = changed(TINY_REFORMER, model=model)
     before = planning.LONGEST_PROBE
