@@ -79,6 +79,7 @@ def test_training_in_bfloat16_lowers_the_loss(name: str, device: torch.device) -
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.slow  # other tests compile on a CPU; on a GPU it runs with the others
 @pytest.mark.unhooked
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_training_step_equals_the_eager_one(name: str, device: torch.device) -> None:
@@ -147,6 +148,7 @@ def never_waiting(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield
 
 
+@pytest.mark.slow  # other tests compile on a CPU; on a GPU it runs with the others
 @pytest.mark.unhooked
 @pytest.mark.parametrize("name", UNHASHED)
 def test_a_compiled_step_of_a_search_equals_the_eager_one(name: str, device: torch.device) -> None:

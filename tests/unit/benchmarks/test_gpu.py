@@ -34,13 +34,15 @@ def check(part: dict[str, Any]) -> None:
     assert all(ratio["lowest"] <= ratio["median"] <= ratio["highest"] for ratio in part["ratios"].values())
 
 
-@pytest.mark.parametrize("name", PARTS)
+# One training part stands for the others, which differ in sizes and peers; all of them run in the long check.
+@pytest.mark.parametrize("name", [*PARTS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in PARTS[2:])])
 def test_a_part_runs(gpu: Any, name: str) -> None:
     part = gpu.PARTS[name](gpu.Options("cpu", True, 0.0, 1))
     check(part)
     assert bool(part["ratios"]) == (name != "products")
 
 
+@pytest.mark.slow
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_decoding_runs(gpu: Any) -> None:
