@@ -59,6 +59,7 @@ check: $(READY)
 
 check-long: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) -m slow --figures reliability.json
+	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and slow" $(UNHOOKED)
 
 # Clients that others wrote (openai, deepl, libretranslatepy) against a server of ours; they are installed apart.
 check-serving: $(READY)
