@@ -209,7 +209,7 @@ def load(
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Skips random initial values: on the meta device there are none, and torch would import its compiler for them,
+    """Skips random initial values: the meta device stores no values, and torch would import its compiler for them,
     which takes half of the time that a command needs to start.
     """
 

@@ -79,7 +79,7 @@ def find_latest(checkpoints_dir: Path) -> tuple[Path | None, list[str]]:
     The pointer `latest` does not decide this: after a crash between the commits of checkpoint and pointer it is too
     old. But if it names a newer checkpoint than all that exist, that one was lost.
 
-    Returns: the folder, or None if there is none, and one sentence for each newer checkpoint that was skipped.
+    Returns: the folder, or None without an intact one, and one sentence for each newer checkpoint that was skipped.
     Raises: CheckpointError: the folder cannot be listed.
     """
     warnings: list[str] = []

@@ -233,7 +233,7 @@ def _parser() -> MarkdownIt:
 
 @dataclass
 class _Recorder:
-    """What the rules matched in one content: ranges, and the place of each delimiter of emphasis by its token."""
+    """Matches of the rules in one inline content: ranges, and the place of each delimiter of emphasis by its token."""
 
     content: str
     ranges: list[_Range] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a document consists of: segments, which are translated, and everything else, which is copied.
+"""The parts of a document: segments, which are translated, and everything else, which is copied.
 
 A reader of a format (one file each) finds the segments and does nothing else. A segment is a stretch of the file's
 characters and the text and markup in it. `Document.with_translations` replaces these stretches; so everything outside

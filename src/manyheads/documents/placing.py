@@ -120,7 +120,7 @@ def _centres(words: Sequence[tuple[int, int]], alignment: Sequence[AlignedToken]
 def _find(
     span: _Span, source: str, target: str, words: Sequence[tuple[int, int]], centres: Sequence[Sequence[float]]
 ) -> None:
-    """Give a pair of tags the target words that are aligned to its source words; nothing if there are none."""
+    """Give a pair of tags the target words that are aligned to its source words; without such words, nothing."""
     before, after = source[: span.start], source[span.end :]
     if not re.search(r"\w", _shown(before)) and not re.search(r"\w", _shown(after)):
         # All words: the same punctuation as in the source stays outside.

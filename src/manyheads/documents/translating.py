@@ -37,7 +37,7 @@ MANY_CHARACTERS = re.compile(r"(.)\1{9,}")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is translated once, however often it occurs. aligned: its words are to be aligned, to place markup."""
+    """A text that is translated once, however often it occurs. aligned: whether its words are aligned, for markup."""
 
     text: str
     aligned: bool

@@ -117,7 +117,7 @@ class SoftmaxPeer(Peer):
 
 
 class _AttentionPeer(Peer):
-    """What the kinds of attention have in common."""
+    """The common part of the kinds of attention."""
 
     inputs = ("queries", "keys", "values", "valid_lens")
 

@@ -30,7 +30,7 @@ __all__ = ["AllOfLabml", "MultiHeadPeer", "RelativePeer"]
 
 
 class _Labml(Peer):
-    """What both modules have in common."""
+    """The common part of both modules."""
 
     inputs = ("query", "key", "value", "mask")
     layout: ClassVar[Layout] = {

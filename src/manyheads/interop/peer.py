@@ -1,4 +1,4 @@
-"""What every peer has: options, a layout of weights, inputs, and a way to compute as it does."""
+"""The base class of peers: options, a layout of weights, inputs, and a way to compute as it does."""
 
 from __future__ import annotations
 

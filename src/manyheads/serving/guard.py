@@ -99,7 +99,7 @@ class ApiKeys:
 
 
 class ServerState:
-    """What the guard asks about the server.
+    """The state of the server that the guard reads.
 
     Attributes:
         is_ready: all models are loaded. is_draining: the server stops soon: `/readyz` says so.

@@ -31,7 +31,7 @@ _MOST_NAME = 96
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """What all models have.
+    """The common part of all served models.
 
     Args:
         name: in requests. pairs: (source, target) language codes; empty for language models and where they are unknown.

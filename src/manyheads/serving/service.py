@@ -1,4 +1,4 @@
-"""What all protocols share: the models, the engine, and the way from a request to results."""
+"""The common part of all protocols: the models, the engine, and the way from a request to results."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def count_lines(counts: Mapping[str, int]) -> list[str]:
 
 
 def summary_of(folder: Path, digest: str, vocabulary: str, splits: Iterable[str], preset: str) -> str:
-    """What was made, and the next command to type.
+    """Return a summary of the prepared data, and the next command to type.
 
     Args: vocabulary: a description. splits: the lines about all splits. preset: the one to train with.
     """

@@ -81,8 +81,8 @@ def _config(path: Path) -> TextConfig:
 def _check_language_model(path: Path, architecture: object) -> None:
     if RUNS.get(str(architecture)) is not TextConfig:
         raise ConfigError(
-            f"{path} is of a {architecture}, whose batches are of many lengths; --length is of language models. Memory"
-            " of a step: `manyheads train --dry-run`."
+            f"{path} is a {architecture}, whose batches have sequences of many lengths; --length is of language models."
+            " For the memory of a step use `manyheads train --dry-run`."
         )
 
 

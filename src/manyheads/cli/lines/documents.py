@@ -146,7 +146,7 @@ class InputDocument:
     def _identity(
         self, translator: Translator, model: str, overrides: dict[str, Any], language: str, size: int
     ) -> Mapping[str, Any]:
-        """What the translations depend on."""
+        """Return the inputs and settings that determine the translations."""
         return {
             "command": "translate document",
             "model": model_identity(model),

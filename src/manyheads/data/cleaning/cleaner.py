@@ -44,7 +44,7 @@ class Pairs(Protocol):
 
 @dataclass
 class CleaningReport:
-    """What the rules found.
+    """The pairs that the rules found.
 
     Attributes:
         num_pairs: pairs that were read.

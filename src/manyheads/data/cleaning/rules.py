@@ -22,7 +22,7 @@ LENGTH_ROOM = 15  # characters by which short sentences may differ whatever thei
 
 @dataclass(frozen=True)
 class Usual:
-    """What is usual in the data: target characters for each source character, and the script of each side."""
+    """Statistics of the data: target characters for each source character, and the script of each side."""
 
     ratio: float
     scripts: tuple[int, int]

@@ -260,11 +260,11 @@ def _with_extra_keys(module: TorchMultiheadAttention, k: Tensor, v: Tensor) -> t
 
 
 class _TorchConfigError(ConfigError, ValueError, AssertionError):
-    """What torch raises for sizes that do not fit: a ValueError or an AssertionError."""
+    """Sizes that do not fit; torch raises a ValueError or an AssertionError for them."""
 
 
 class _TorchShapeError(ShapeError, AssertionError):
-    """What torch raises for shapes that do not fit: an AssertionError."""
+    """Shapes that do not fit; torch raises an AssertionError for them."""
 
 
 class _Causal(Mask):

@@ -1,4 +1,4 @@
-"""What the planner asks of a task: training steps at any size, and the settings that determine the size."""
+"""The interface of a task for the planner: training steps at any size, and the settings that determine the size."""
 
 from __future__ import annotations
 
