@@ -31,6 +31,7 @@ COMMANDS = {
     "inspect": "look inside: attention, shapes, positions, schedules",
     "average": "average the weights of a run's checkpoints into a model",
     "convert": "models of other implementations into ours, and back",
+    "export": "a model in the formats of other runtimes",
     "info": "what is in a model, a run or prepared data",
     "doctor": "is this machine ready: versions, devices, speed",
     "completion": "tab completion for bash, zsh or fish",

@@ -23,7 +23,6 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import EXAMPLES, load, read_config, save_pretrained
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
-from manyheads.checkpoint.format import needed_bytes
 from manyheads.config.files import to_json
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
@@ -36,7 +35,7 @@ from manyheads.interop.tensorflow import find_prefix, read_checkpoint, verifies_
 from manyheads.interop.tf_transformer_xl import TensorFlowXL, find_checkpoint
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 
-__all__ = ["Conversion", "export_folder", "guess_peer", "import_folder"]
+__all__ = ["Conversion", "export_folder", "guess_peer", "import_folder", "write_peer"]
 
 MARIAN, TORCH, OFFICIAL_XL = "transformers/Marian", "torch/Transformer", "kimiyoung/TransformerXL"
 TENSORFLOW_XL = "tf/Transformer-XL"
@@ -126,8 +125,22 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
 def export_folder(source: Path, output: Path, peer: str) -> Conversion:
     """Read one of our folders and write a peer's; an existing output folder is replaced.
 
+    Raises: as `write_peer`. SaveError: the folder could not be written.
+    """
+    done: list[Conversion] = []
+    weights = source / "model.safetensors"
+    write_folder(
+        output,
+        lambda folder: done.append(write_peer(source, folder, peer)),
+        needed_bytes=weights.stat().st_size if weights.is_file() else 0,
+    )
+    return done[0]
+
+
+def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
+    """Read one of our folders and write a peer's files into an empty folder.
+
     Raises: ModelFileError, ConfigError, DataError: the model cannot be read, or the peer does not support a part of it.
-        SaveError: the folder could not be written.
     """
     if not FORMATS[peer].is_written:
         raise ConfigError(f"models of {peer} can be read, but not written; give another PEER for --to.")
@@ -153,14 +166,10 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
         config["pad"] = tokenizer.source.pad_id
     if peer == TORCH:
         notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")
-
-    def write(folder: Path) -> None:
-        (folder / "model.safetensors").write_bytes(serialized(weights, metadata={"format": "pt"}))
-        (folder / "config.json").write_text(to_json(config), encoding="utf-8")
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-
-    write_folder(output, write, needed_bytes=needed_bytes({"model": weights}))
+    (folder / "model.safetensors").write_bytes(serialized(weights, metadata={"format": "pt"}))
+    (folder / "config.json").write_text(to_json(config), encoding="utf-8")
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     written = any(name.endswith(".spm") for name in files)
     return Conversion(peer, sum(tensor.numel() for tensor in weights.values()), written, notes)
 

@@ -1,0 +1,74 @@
+"""`manyheads export MODEL --to FORMAT -o DIR`: a model in the format of another runtime."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.cli.command_line.parsing import parse
+from manyheads.config.options import CommandPage, argument, option
+from manyheads.interop.exports import EXPORTS, QUANTIZATIONS, ExportOptions
+
+__all__ = ["PAGE", "ExportCommandOptions", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommandOptions:
+    """Options of `manyheads export`."""
+
+    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    to: str = option("The format; see above.", metavar="FORMAT")
+    output: str = option("The folder to write; it must not exist.", metavar="DIR", aliases=("-o",))
+    quantization: str | None = option(
+        f"Smaller weights: {', '.join(QUANTIZATIONS)}; see above which format has which.",
+        default=None,
+        metavar="KIND",
+        default_is="float32",
+    )
+    no_check: bool = option(
+        "Do not load the export in its runtime to compare it with the model on 20 random sentences.", default=False
+    )
+    json: bool = option("Print the result as one JSON object.", default=False)
+
+    def __post_init__(self) -> None:
+        ExportOptions(to=self.to, quantization=self.quantization)
+
+
+def _about(name: str) -> str:
+    one = EXPORTS[name]
+    needs = f"; needs manyheads[{one.extra}]" if one.extra else ""
+    kinds = f"; --quantization {', '.join(one.quantizations)}" if one.quantizations else ""
+    return f"{name} ({one.summary}{needs}{kinds})"
+
+
+PAGE = CommandPage(
+    ExportCommandOptions,
+    f"""Write a model in the format of another runtime. FORMAT is {"; ".join(map(_about, EXPORTS))}.
+What a format cannot hold is refused. docs/exporting.md shows how to run each export.""",
+    (
+        "manyheads export runs/demo --to torch/Transformer --output demo-torch",
+        "manyheads export runs/demo --to torch/Transformer --output demo-torch --json",
+    ),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Export a model. Returns: the exit code."""
+    options = parse(PAGE, arguments, "export")
+    from manyheads.architectures.hub import resolve_model_path
+    from manyheads.interop.exports.engine import export_model
+
+    asked = ExportOptions(to=options.to, quantization=options.quantization)
+    done = export_model(resolve_model_path(options.model), Path(options.output), asked, check=not options.no_check)
+    if options.json:
+        check = done.check and done.check.to_json()
+        print(json.dumps({"format": options.to, "output": options.output, **vars(done), "check": check}))
+        return 0
+    for note in done.notes:
+        print(f"manyheads: {note}", file=sys.stderr)
+    print(f"wrote {options.output}, {done.num_bytes / 1e6:,.1f} MB, in the format {options.to}")
+    print(done.check.describe() if done.check else f"not checked: {done.not_checked}")
+    return 0

@@ -1,0 +1,104 @@
+"""Models in the formats of other runtimes: the table `EXPORTS`; `engine.export_model` writes one.
+
+Importing this package does not import torch. The module of a format has two functions:
+
+    write(model: Path, target: Path, options: ExportOptions) -> list[str]
+        Writes all files into the empty folder `target`. Returns notes for the user, one sentence each.
+        Raises ConfigError, ModelFileError: the format cannot hold the model; the message names the setting and an
+        alternative. MissingExtraError: a package that writing needs is not installed.
+    deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check
+        Loads the export in its runtime and compares it with the model, on ids of sources without special ids.
+        Raises MissingExtraError: the runtime is not installed. NotComparedError: the format has no runtime here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError, ManyHeadsError
+
+__all__ = ["EXPORTS", "QUANTIZATIONS", "Check", "ExportOptions", "Format", "NotComparedError"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """An entry of `EXPORTS`.
+
+    summary: for the help. extra: of the package, needed to write or to check; "" if none. module: its code.
+    quantizations: the values of --quantization that it supports.
+    """
+
+    name: str
+    summary: str
+    extra: str
+    module: str
+    quantizations: tuple[str, ...] = ()
+
+
+_PEERS = "manyheads.interop.exports.peers"
+
+EXPORTS: dict[str, Format] = {
+    one.name: one
+    for one in (
+        Format("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS),
+        Format("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only", "", _PEERS),
+        Format("transformers/Marian", "Transformer from OPUS-MT, back as MarianMTModel", "", _PEERS),
+        Format("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only", "", _PEERS),
+        Format("transformers/Reformer", "Reformer for transformers; weights only", "", _PEERS),
+        Format("kimiyoung/TransformerXL", "Transformer-XL for the original PyTorch code; weights only", "", _PEERS),
+    )
+}
+
+QUANTIZATIONS = tuple(dict.fromkeys(kind for one in EXPORTS.values() for kind in one.quantizations))
+"""The values of --quantization of all formats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What to write. Raises: ConfigError: an unknown format, or a quantization that the format does not have.
+
+    to: a name in `EXPORTS`. quantization: None: the weights as they are, in float32.
+    """
+
+    to: str
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.to not in EXPORTS:
+            near = did_you_mean(self.to, EXPORTS)
+            raise ConfigError(f"--to is {self.to!r}; it must be one of {', '.join(EXPORTS)}.{near}")
+        kinds = EXPORTS[self.to].quantizations
+        if self.quantization is not None and self.quantization not in kinds:
+            known = f"it must be one of {', '.join(kinds)}" if kinds else "this format has none; leave it out"
+            raise ConfigError(f"--quantization is {self.quantization!r} for the format {self.to}; {known}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The comparison of an export with its model.
+
+    what: the numbers that were compared, such as "logits". deviation: the largest difference. limit: the difference up
+    to which the export is right; None for a quantized export. num_equal: how many of the num_sentences greedy outputs
+    have the same ids; both 0 if the export generates nothing.
+    """
+
+    what: str
+    deviation: float
+    limit: float | None
+    num_sentences: int
+    num_equal: int
+
+    def describe(self) -> str:
+        """Return the result in one line."""
+        equal = f"; {self.num_equal} of {self.num_sentences} greedy outputs are equal" if self.num_sentences else ""
+        return f"largest deviation of the {self.what} {self.deviation:.1e}{equal}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return dict(vars(self))
+
+
+class NotComparedError(ManyHeadsError):
+    """The export cannot be compared with its model here; the message gives the reason."""
