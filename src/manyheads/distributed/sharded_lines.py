@@ -40,7 +40,7 @@ def run_lines(
     write: Callable[[list[str]], object],
     *,
     output: str | None,
-    identity: Callable[[], Mapping[str, Any]],
+    identity: Mapping[str, Any],
     resumable: bool = False,
 ) -> bool:
     """Write the output lines of every block, in order.
@@ -71,7 +71,7 @@ def _run_in_group(
     work: Work[T],
     write: Callable[[list[str]], object],
     output: str | None,
-    identity: Callable[[], Mapping[str, Any]],
+    identity: Mapping[str, Any],
 ) -> bool:
     place = find_place()
     if output in (None, "-"):
@@ -95,13 +95,13 @@ def _run_in_group(
 
 
 def _work_on_own_blocks(
-    group: Group, folder: Path, source: Source[T], work: Work[T], identity: Callable[[], Mapping[str, Any]]
+    group: Group, folder: Path, source: Source[T], work: Work[T], identity: Mapping[str, Any]
 ) -> int:
     """Write this rank's blocks and wait for the other ranks. Returns: the number of all blocks."""
     from manyheads.files.commit import write_text
 
     def prepare() -> tuple[int, list[int]]:
-        _claim(folder, {**identity(), "inputs": [_digest(path) for path in source.files]})
+        _claim(folder, {**identity, "inputs": [_digest(path) for path in source.files]})
         count = sum(1 for _ in source.blocks(full=True))
         return count, [number for number in range(count) if not _block(folder, number).is_file()]
 

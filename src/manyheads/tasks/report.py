@@ -53,7 +53,7 @@ class LineWork(Generic[T]):
 
     source: Source[T]
     work: Callable[[int, list[T]], Iterable[str]]
-    identity: Callable[[], Mapping[str, Any]]
+    identity: Mapping[str, Any]
     names: Mapping[str, str]
 
 

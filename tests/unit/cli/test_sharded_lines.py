@@ -43,7 +43,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 
     def run(**identity: object) -> bool:
         items = GivenItems("abcde", 2, [str(source)], ReadReport())
-        return run_lines(items, work, output=str(output), identity=lambda: identity)
+        return run_lines(items, work, output=str(output), identity=identity)
 
     output.with_name("out.txt.shards").mkdir()  # of several ranks that have not finished a block
 
@@ -64,7 +64,7 @@ def test_ranks_cannot_share_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for output, inputs, what in (("-", [], "standard output"), (str(tmp_path / "o"), ["-"], "standard input")):
         items: GivenItems[str] = GivenItems([], 1, inputs, ReadReport())
         with pytest.raises(ConfigError, match=what):
-            run_lines(items, lambda first, block: [], output=output, identity=dict)
+            run_lines(items, lambda first, block: [], output=output, identity={})
 
 
 def test_work_may_show_its_progress(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_work_may_show_its_progress(tmp_path: Path) -> None:
 
     items = GivenItems("abc", 2, [], ReadReport())
     output = tmp_path / "out.txt"
-    assert run_lines(items, work, output=str(output), identity=dict, show=show)
+    assert run_lines(items, work, output=str(output), identity={}, show=show)
     assert output.read_text(encoding="utf-8") == "a\nb\nc\n"
 
 

@@ -20,8 +20,7 @@ from rich.console import Console
 
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.train_options import read_arguments
-from manyheads.cli.commands.train import summary
-from manyheads.cli.watching.training import LiveReporter
+from manyheads.cli.watching.training import LiveReporter, summary
 from manyheads.config.merge import dotted_names
 from manyheads.errors import ConfigError
 from manyheads.files.verify import FORMAT_VERSION

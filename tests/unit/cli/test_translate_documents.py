@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.cli.commands import translate
 from manyheads.documents import translating
 from manyheads.text.sides import load_tokenizer
 
@@ -128,14 +128,22 @@ def test_files_that_cannot_be_read(
     assert capsys.readouterr().out == ""
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_the_prompt_names_the_languages(
-    manyheads: Cli, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manyheads: Cli,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "model"
     tokenizer = load_tokenizer(model_folder)
     save_pretrained(load(model_folder), folder, tokenizer=tokenizer, languages=[("en", "de")])
-    prompts = []
-    monkeypatch.setattr(translate, "is_conversation", lambda source: True)
-    monkeypatch.setattr(translate, "converse", lambda wanted, answer, prompt: prompts.append(prompt))
-    assert manyheads("translate", folder) == manyheads("translate", model_folder) == 0
-    assert prompts == ["en-de> ", "> "]
+    monkeypatch.setattr("sys.stdin", Terminal())
+    for model, prompt in ((folder, "en-de> "), (model_folder, "> ")):
+        assert manyheads("translate", model) == 0
+        assert capsys.readouterr().err.split("\n") == ["Type a sentence and Enter; Ctrl-D ends.", prompt, ""]

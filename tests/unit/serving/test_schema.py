@@ -72,7 +72,7 @@ def test_the_manifests_fit_together_and_the_program() -> None:
         given = [*entry[2:], *arguments]
         options = parse(PAGE, given, "serve")
         assert options.no_api_key
-    assert pod["spec"]["terminationGracePeriodSeconds"] >= options.drain_delay + options.deadline
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= options.drain_delay_seconds + options.deadline_seconds
     assert found["Service"]["spec"]["selector"] == pod["metadata"]["labels"]
     assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
     [metric] = found["HorizontalPodAutoscaler"]["spec"]["metrics"]

@@ -41,3 +41,13 @@ class GenerateOptions:
     def __post_init__(self) -> None:
         if self.prompt is not None and (self.lines or self.input != "-"):
             raise ConfigError("PROMPT is given, and --lines or --input names other prompts; give one of them.")
+
+    def check_for_ids(self) -> None:
+        """Raises: ConfigError: an option was given that has a meaning for text only, or no output file."""
+        if self.prompt:
+            raise ConfigError("This model writes ids, not text; give the ids to continue by --input FILE.")
+        for name, is_given in {"--lines": self.lines, "--stop": self.generation.stop}.items():
+            if is_given:
+                raise ConfigError(f"{name} is for text, but this model writes ids; leave it out.")
+        if self.output == "-":
+            raise ConfigError("This model writes ids, which cannot be printed; give --output FILE.")

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.cli.command_line.parsing import fill, option_rows, read
+from manyheads.cli.machine import set_up_machine
 from manyheads.config.describe import describe
 from manyheads.config.options import CommandPage, option
 from manyheads.distributed.launch import DEFAULT_TIMEOUT
 from manyheads.errors import ConfigError
 from manyheads.tasks.layers import resolve_run
-from manyheads.tasks.presets import PRESETS
+from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
-__all__ = ["PAGE", "TrainOptions", "read_arguments", "settings_page"]
+if TYPE_CHECKING:
+    from manyheads.distributed.group import Group
+
+__all__ = ["PAGE", "TrainOptions", "read_arguments", "settings_page", "size_by_precision"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,21 @@ def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[T
         mistakes=given.mistakes,
     )
     return options, config
+
+
+def size_by_precision(
+    arguments: Sequence[str], options: TrainOptions, config: RunConfig, resume: str, group: Group | None = None
+) -> RunConfig:
+    """The settings again, with the sizes that the preset has for the precision of this run.
+
+    Args: resume: see `TrainOptions`. group: the ranks of the run, of which the main one decides.
+    """
+    if options.preset not in SIZED_BY_PRECISION:
+        return config
+    set_up_machine()
+    from manyheads.training.run.precision import starting_precision
+
+    return read_arguments(arguments, starting_precision(config, resume, group))[1]
 
 
 def settings_page(preset: str) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.record import lines_of
+from manyheads.cli.machine import set_up_machine
 from manyheads.cli.records import describe_folder
+from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
+from manyheads.tasks.text.find_config import find_config
 
 __all__ = ["PAGE", "InfoOptions", "run"]
 
@@ -55,11 +58,26 @@ def run(arguments: Sequence[str]) -> int:
     """Returns: 0; 2 if --verify finds something damaged."""
     options = parse(PAGE, arguments, "info")
     if options.length is not None:
-        from manyheads.cli.commands.info_length import predict
-
-        return predict(options.path, options.length, options.batch, as_json=options.json)
+        print(_memory(options, options.length))
+        return 0
     if options.batch is not None:
         raise ConfigError("--batch is how many sequences of --length are read at once; give --length with it.")
     record = describe_folder(options.path, verify=options.verify)
     print(json.dumps(record, ensure_ascii=False, indent=2) if options.json else "\n".join(lines_of(record)))
     return 2 if record.get("damaged") else 0
+
+
+def _memory(options: InfoOptions, length: int) -> str:
+    """The predicted memory of training. length: tokens of a segment."""
+    config = find_config(options.path)
+    set_up_machine()
+    from manyheads.tasks.runs import planner
+
+    with showing_if_long() as show:
+        found = planner(config).memory(length, options.batch, show)
+    if not options.json:
+        return found.describe()
+    record = asdict(found)
+    probes = record.pop("probes")
+    record = {"path": str(options.path), **record, "total_bytes": found.total_bytes, "probed_lengths": probes}
+    return json.dumps(record, indent=2)

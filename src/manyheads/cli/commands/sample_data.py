@@ -10,7 +10,6 @@ from pathlib import Path
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.parsing import parse
 from manyheads.config.options import CommandPage, argument, option
-from manyheads.errors import SaveError
 
 __all__ = ["PAGE", "SampleDataOptions", "run"]
 
@@ -41,40 +40,15 @@ def run(arguments: Sequence[str]) -> int:
     """Write the files. Returns: the exit code."""
     options = parse(PAGE, arguments, "sample-data")
     folder = Path(options.folder)
-    from manyheads.data.corpora.sample import sample_files
-    from manyheads.files.commit import write_file
+    from manyheads.data.corpora.sample import sample_files, write_new_files
 
     files = sample_files(options.pairs)
-    missing = _missing(folder, files)
-    for name in missing:
-        write_file(folder / name, files[name])
+    written = write_new_files(folder, files)
     width = max(len(str(folder / name)) for name in files)
     for name, content in files.items():
-        state = "" if name in missing else "  (was there already)"
+        state = "" if name in written else "  (was there already)"
         print(f"{folder / name!s:<{width}}  {content.count(10):>6,} lines{state}")
     sides = (("source", "train.en"), ("target", "train.de"), ("valid-source", "valid.en"), ("valid-target", "valid.de"))
     given = " ".join(f"--{option} {shlex.quote(str(folder / name))}" for option, name in sides)
     print(f"\nnext: {program()} prepare {given} --vocab-size 4000 --output data/mine")
     return 0
-
-
-def _missing(folder: Path, files: dict[str, bytes]) -> list[str]:
-    """The files that are not there yet. Nothing has been written when this refuses.
-
-    Raises: SaveError: the folder is a file, or one of the names is taken by something else.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise SaveError(f"{folder} is a file, so no files can be written into it; name another folder.")
-    missing = [name for name in files if not (folder / name).is_symlink() and not (folder / name).exists()]
-    for name in files:
-        if name not in missing and not _is_file_of(folder / name, files[name]):
-            raise SaveError(
-                f"{folder / name} exists already with other content, so nothing was written; move it away, or name"
-                " another folder."
-            )
-    return missing
-
-
-def _is_file_of(path: Path, content: bytes) -> bool:
-    """Whether it is a regular file of this content. The size is compared first: the file may be huge."""
-    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content

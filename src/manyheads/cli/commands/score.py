@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_task
 from manyheads.cli.lines.output import refuse_same_file
-from manyheads.cli.lines.running import run_lines
+from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
 
 __all__ = ["PAGES", "run"]
 
@@ -22,9 +21,5 @@ def run(arguments: Sequence[str]) -> int:
     task, options = parse_for_task("score", arguments)
     refuse_same_file(options.output, *options.inputs)
     with showing_if_long() as show:
-        job = task.module("score").score(options, show)
-        with counted_truncations(), naming_lines(**job.names):
-            is_main = run_lines(job.source, job.work, output=options.output, identity=job.identity, show=show)
-        if is_main:
-            tell_bad_lines(job.source.report)
+        write_lines(task.module("score").score(options, show), options.output, show)
     return 0

@@ -5,58 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.serve_options import ServeOptions
 from manyheads.cli.machine import set_up_machine
-from manyheads.config.options import CommandPage, argument, option
-from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.config.options import CommandPage
+from manyheads.errors import MissingExtraError
 
-__all__ = ["PAGE", "ServeOptions", "run"]
-
-_LOCAL = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """Options of `manyheads serve`."""
-
-    models: tuple[str, ...] = argument(
-        "Model folders, run folders, or owner/name on the Hugging Face hub; NAME=MODEL sets the name.",
-        metavar="MODEL",
-    )
-    host: str = option("Address to listen on.", default="127.0.0.1", metavar="ADDRESS")
-    port: int = option("Port to listen on; 0 takes a free one.", default=8000, metavar="N")
-    api_key_file: str = option(
-        "Accept only requests with a key of this file; one per line.", default="", metavar="FILE"
-    )
-    no_api_key: bool = option("Serve a public address without keys.", default=False)
-    allowed_host: tuple[str, ...] = option(
-        "A name by which clients call this server (Host header); * permits all.",
-        default=(), metavar="NAME", repeats=True, default_is="local names; for a public address all",
-    )  # fmt: skip
-    allowed_origin: tuple[str, ...] = option(
-        "A web page's origin that may use this server, such as https://example.org.",
-        default=(), metavar="ORIGIN", repeats=True,
-    )  # fmt: skip
-    source_lang: str = option("Language of sources, if the model does not say.", default="", metavar="CODE")
-    target_lang: str = option("Language of translations, if the model does not say.", default="", metavar="CODE")
-    device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
-    precision: Literal["auto", "fp32", "bf16"] = option("auto takes the faster one on this device.", default="fp32")
-    deadline: float = option("Seconds until a request must be answered; then 504.", default=60.0, metavar="S")
-    max_requests: int = option("Requests at the same time; more get 429.", default=256, metavar="N")
-    max_batch_tokens: int = option("Tokens of a batch: rows x longest row.", default=1 << 14, metavar="N")
-    max_waiting_tokens: int = option("Tokens that wait; more get 429.", default=1 << 18, metavar="N")
-    prefix_cache: int = option(
-        "Memory for the beginnings of long prompts, in MiB for each language model; 0: none.", default=256, metavar="MB"
-    )
-    max_batches: int = option("Batches that run at the same time.", default=3, metavar="N")
-    drain_delay: float = option("Seconds after SIGTERM in which requests are still accepted.", default=0.0, metavar="S")
-    log_format: Literal["lines", "json"] = option("Form of the log on standard error.", default="lines")
-    quiet: bool = option("Log errors only.", default=False)
-    debug_delay: float = option("Delay of each step of a batch in seconds, for load tests.", default=0.0, metavar="S")
-
+__all__ = ["PAGE", "run"]
 
 PAGE = CommandPage(
     ServeOptions,
@@ -73,12 +29,6 @@ def run(arguments: Sequence[str]) -> int:
     """Serve until a signal arrives. Returns: the exit code."""
     set_up_machine()
     options = parse(PAGE, arguments, "serve")
-    is_public = options.host not in _LOCAL
-    if is_public and not (options.api_key_file or options.no_api_key):
-        raise ConfigError(
-            f"--host {options.host} can be reached by other machines; give --api-key-file FILE, or --no-api-key to"
-            " serve everybody."
-        )
     try:
         from manyheads.serving.server import serve
     except ModuleNotFoundError as error:
@@ -86,28 +36,8 @@ def run(arguments: Sequence[str]) -> int:
             raise
         raise MissingExtraError("serve needs more packages: pip install 'manyheads[serve]'.") from None
     from manyheads.serving.served import names_of_models
-    from manyheads.serving.settings import ServingSettings
 
-    hosts = options.allowed_host or (("*",) if is_public else ServingSettings().allowed_hosts)
-    settings = ServingSettings(
-        models=options.models,
-        source_lang=options.source_lang,
-        target_lang=options.target_lang,
-        device=options.device,
-        precision=options.precision,
-        api_key_file=options.api_key_file,
-        allowed_hosts=hosts,
-        allowed_origins=options.allowed_origin,
-        max_requests=options.max_requests,
-        max_waiting_tokens=options.max_waiting_tokens,
-        max_batch_tokens=options.max_batch_tokens,
-        max_batches=options.max_batches,
-        prefix_cache_mb=options.prefix_cache,
-        deadline_seconds=options.deadline,
-        drain_delay_seconds=options.drain_delay,
-        debug_delay_seconds=options.debug_delay,
-        json_logs=options.log_format == "json",
-    )
+    settings = options.settings()
     names = ", ".join(names_of_models(options.models))
     _set_up_log(options)
     return serve(settings, options.host, options.port, lambda address: _tell(f"serving {names} at {address}"))

@@ -5,48 +5,85 @@ from __future__ import annotations
 import json
 import sys
 import time
-from itertools import chain
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import chain, tee
 
 from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.command_line.pages import program
+from manyheads.cli.lines.conversation import converse
 from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.lines.output_checks import OutputCheck, kept
-
-if TYPE_CHECKING:
-    from manyheads.decoding.generator import Continuation, Generator
+from manyheads.cli.lines.output_checks import OutputCheck
+from manyheads.data.line_source import LinesOf
+from manyheads.data.lines import read_blocks
+from manyheads.decoding.generator import Continuation, Generator
+from manyheads.distributed.sharded_lines import model_identity
+from manyheads.errors import DataError
+from manyheads.tasks.report import LineWork
 
 __all__ = ["ContinuationLines"]
+
+_MOST_PROMPT_CHARS = 100_000_000
 
 
 class ContinuationLines:
     """Makes lines of what a language model writes.
 
     Attributes:
-        generator: of the model.
-        overrides: settings of the command line, for `generator`.
         check: counts texts that are empty or repeat themselves.
     """
 
     def __init__(self, generator: Generator, options: GenerateOptions) -> None:
-        self.generator = generator
-        self.overrides = options.generation.overrides()
+        self._generator = generator
+        self._overrides = options.generation.overrides()
+        self._settings = generator.options(**self._overrides)
         self.check = OutputCheck(
             "texts",
             learn_more=f"train it longer or on more data; {program()} info {options.model} shows how it was trained.",
             forbid="Draw instead of --greedy, or give --repetition-penalty 1.2 or --no-repeat-ngram-size 4.",
         )
         self._options = options
+        if options.verbose:
+            about = f"{options.model} on {generator.device}, {generator.precision}: {self._settings}"
+            print(about, file=sys.stderr)
 
-    def write(self, writer: LineWriter, number: int, prompt: str) -> None:
+    def job(self) -> LineWork[str]:
+        """The continuation of every line of the input."""
+        options = self._options
+
+        def work(first: int, prompts: list[str]) -> Iterator[str]:
+            found = self._generator.continuations(prompts, first=first, **self._overrides)
+            for number, (prompt, one) in enumerate(zip(prompts, found, strict=True), first):
+                yield from self.lines(number, prompt, one)
+
+        identity = {
+            "command": "generate",
+            "model": model_identity(options.model),
+            "settings": asdict(self._settings),
+            "form": (options.json, options.echo, options.on_bad_utf8),
+            "precision": self._generator.precision,
+            "compiled": options.run_on.compile,
+        }
+        return LineWork(LinesOf(options.input, self._settings.max_rows, options.on_bad_utf8), work, identity, {})
+
+    def converse(self) -> None:
+        """Continue every text that the user types."""
+        with LineWriter(self._options.output) as writer:
+            converse("a beginning", lambda number, prompt: self._write(writer, number, prompt))
+
+    def answer_prompt(self, prompt: str | None) -> None:
+        """Continue one text. prompt: None: it is the whole input."""
+        with LineWriter(self._options.output) as writer:
+            self._write(writer, 0, _whole(self._options.input) if prompt is None else prompt)
+
+    def _write(self, writer: LineWriter, number: int, prompt: str) -> None:
         """Write the continuations of one prompt; a single one appears piece by piece. number: from 0, of the prompt."""
         started, options = time.perf_counter(), self._options
         if options.json or options.generation.num_return_sequences > 1:
-            [found] = self.generator.continuations([prompt], first=number, **self.overrides)
+            [found] = self._generator.continuations([prompt], first=number, **self._overrides)
             writer.write(self.lines(number, prompt, found))
         else:
-            written: list[str] = []
-            pieces = kept(self.generator.stream(prompt, number=number, **self.overrides), written)
+            pieces, written = tee(self._generator.stream(prompt, number=number, **self._overrides))
             writer.write_pieces(chain([prompt] if options.echo else [], pieces))
             self._see(number, prompt, "".join(written))
         if options.verbose:
@@ -64,7 +101,7 @@ class ContinuationLines:
                     "text": one.text,
                     "ended_by": one.ended_by,
                     "log_prob": sum(one.log_probs),
-                    "tokens": self.generator.vocabulary.tokens(one.ids),
+                    "tokens": self._generator.vocabulary.tokens(one.ids),
                     "token_log_probs": one.log_probs,
                 }
                 for one in found
@@ -78,3 +115,15 @@ class ContinuationLines:
 
     def _see(self, number: int, prompt: str, text: str) -> None:
         self.check.see_text(number + 1, prompt, text, may_be_empty=bool(self._options.generation.stop))
+
+
+def _whole(name: str) -> str:
+    """All of a file as one prompt, without the line break at its end."""
+    lines: list[str] = []
+    size = 0
+    for block in read_blocks(name, 1024):
+        lines += block
+        size += sum(map(len, block))
+        if size > _MOST_PROMPT_CHARS:
+            raise DataError(f"{name} is longer than {_MOST_PROMPT_CHARS:,} characters, too long for one prompt.")
+    return "\n".join(lines)

@@ -79,8 +79,8 @@ class InputDocument:
         overrides: dict[str, Any],
         *,
         lines_at_once: int,
-    ) -> int:
-        """Write the translated document. Returns: the exit code.
+    ) -> None:
+        """Write the translated document.
 
         Into a file, blocks of finished sentences are kept beside it until it is whole: after an interruption, the same
         command goes on from there.
@@ -128,7 +128,7 @@ class InputDocument:
                     work,
                     write,
                     output=output,
-                    identity=lambda: self._identity(translator, model, overrides, language, size),
+                    identity=self._identity(translator, model, overrides, language, size),
                     resumable=resumable and total > 0,
                 )
             except KeyboardInterrupt:
@@ -141,7 +141,6 @@ class InputDocument:
         for report in reports:
             for number, line in enumerate(report.describe()):
                 print(f"manyheads: {self.name}: {line}" if number == 0 else f"  {line}", file=sys.stderr)
-        return 0
 
     def _identity(
         self, translator: Translator, model: str, overrides: dict[str, Any], language: str, size: int

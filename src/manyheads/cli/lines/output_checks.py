@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 
-__all__ = ["OutputCheck", "kept", "repeats_itself"]
+__all__ = ["OutputCheck", "repeats_itself"]
 
 _LEAST_REPEATS = 5
 _LEAST_CHARACTERS = 10
@@ -25,13 +24,6 @@ def repeats_itself(text: str) -> bool:
     text = " " + " ".join(text.split())  # every word then begins with a space, the first too
     repeated = [len(found[0]) for found in _REPEATED.finditer(text)]
     return 2 * sum(length for length in repeated if length >= _LEAST_CHARACTERS) >= len(text)
-
-
-def kept(pieces: Iterator[str], known: list[str]) -> Iterator[str]:
-    """The pieces as they come; each is added to the list, too."""
-    for piece in pieces:
-        known.append(piece)
-        yield piece
 
 
 class OutputCheck:

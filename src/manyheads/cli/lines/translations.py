@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from manyheads.cli.command_line.pages import program
+from manyheads.cli.command_line.translate_options import TranslateOptions
+from manyheads.cli.lines.conversation import converse
+from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.output_checks import OutputCheck
+from manyheads.data.line_source import LinesOf
+from manyheads.data.progress import Progress, telling
+from manyheads.decoding.parser import task_of
 from manyheads.decoding.translation import Translation, one_line
+from manyheads.decoding.translator import Translator
+from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError
+from manyheads.tasks.report import LineWork
 from manyheads.text.bracketing import repairs_line
-from manyheads.text.parsing import ParsingTask, words_of
+from manyheads.text.parsing import words_of
 from manyheads.text.trees import format_tree
 
 __all__ = ["TranslationLines"]
@@ -21,36 +33,93 @@ __all__ = ["TranslationLines"]
 class TranslationLines:
     """Makes lines of what a model wrote, and counts bad outputs.
 
-    Args:
-        task: None for a model that translates, whose text stays as it is.
-        model: its name on the command line.
-        linearised: show the text that the model wrote instead of the tree made from it.
-        as_json: a JSON object for each line.
-        as_list: number, score and text in columns for each translation.
+    Attributes:
+        translator: the model: a translator or a parser.
+        overrides: fields of `DecodingSettings` from the command line.
 
-    Raises: ConfigError: linearised, but the model writes no trees.
+    Raises: ConfigError: the options ask for linearised trees, but the model writes none.
     """
 
-    def __init__(self, task: ParsingTask | None, model: str, *, linearised: bool, as_json: bool, as_list: bool) -> None:
-        if linearised and task is None:
+    def __init__(self, translator: Translator, options: TranslateOptions) -> None:
+        self._task = task_of(translator)
+        if options.linearised and self._task is None:
             raise ConfigError("--linearised is for parsers, but this model translates.")
-        self._task = task
-        self._linearised = linearised
-        self._as_json = as_json
-        self._as_list = as_list
+        self.translator = translator
+        # The command line decides the form of the output, never the model's settings.
+        nbest = options.num_return_sequences or 1
+        self.overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": nbest}
+        self._settings = translator.options(**self.overrides)
+        self._options = options
         self._repairs: Counter[str] = Counter()
         self._num_trees = self._num_repaired = 0
-        self.check = OutputCheck(
+        self._check = OutputCheck(
             "translations",
-            learn_more=f"train it longer or on more data; {program()} info {model} shows how it was trained.",
+            learn_more=f"train it longer or on more data; {program()} info {options.model} shows how it was trained.",
             forbid="--min-new-tokens 1 forbids empty ones, --no-repeat-ngram-size 3 repetitions.",
         )
+        if options.verbose:
+            about = f"{options.model} on {translator.device}, {translator.precision}: {self._settings}"
+            print(about, file=sys.stderr)
+
+    def check_translates_documents(self) -> None:
+        """Raises: ConfigError: the model is a parser."""
+        if self._task is not None:
+            raise ConfigError(
+                f"{self._options.model} is a parser; documents are translated. Give sentences, one a line."
+            )
+
+    def converse(self) -> None:
+        """Translate every line that the user types."""
+        with LineWriter(self._options.output) as writer:
+
+            def answer(number: int, line: str) -> None:
+                found = self.translator.translate_nbest([line], **self.overrides)[0]
+                writer.write(self.lines(number + 1, line, found))
+                self._check.tell()
+
+            directions = ", ".join(f"{source}-{target}" for source, target in self.translator.languages)
+            converse("a sentence", answer, f"{directions}> " if directions else "> ")
+
+    def job(self, show: Progress) -> LineWork[str]:
+        """The translation of the whole input."""
+        options = self._options
+        started, num_tokens = time.perf_counter(), 0
+
+        def work(first: int, sources: list[str]) -> Iterator[str]:
+            nonlocal num_tokens
+            told = telling(show, "translating lines", 0, first)
+            batch = self.translator.translate_nbest(sources, told=told, first_number=first + 1, **self.overrides)
+            for number, (source, found) in enumerate(zip(sources, batch, strict=True), first + 1):
+                yield from self.lines(number, source, found)
+            num_tokens += sum(len(found[0].tokens) for found in batch)
+            if options.verbose:
+                num_lines, seconds = first + len(sources), time.perf_counter() - started
+                speed = f"{num_lines / seconds:,.1f} lines/s, {num_tokens / seconds:,.0f} tokens/s"
+                print(f"{num_lines:,} lines, {num_tokens:,} tokens in {seconds:.1f} s: {speed}", file=sys.stderr)
+
+        form = (
+            options.json,
+            options.num_return_sequences,
+            options.linearised,
+            options.lines_at_once,
+            options.on_bad_utf8,
+        )
+        identity = {
+            "command": "translate",
+            "model": model_identity(options.model),
+            "settings": asdict(self._settings),
+            "form": form,
+            "precision": self.translator.precision,
+            "compiled": options.run_on.compile,
+        }
+        source = LinesOf(options.input, options.lines_at_once, options.on_bad_utf8)
+        return LineWork(source, work, identity, {"text": options.input})
 
     def lines(self, number: int, source: str, translations: list[Translation]) -> list[str]:
         """The output lines of one input line. number: of the line, from 1."""
         if self._task is None and source.strip():  # an empty translation of an empty line is right
-            self.check.see(number, source, translations[0].text)
-        if self._as_json:
+            self._check.see(number, source, translations[0].text)
+        if self._options.json:
             found = [
                 {
                     **self._record(source, one.text),
@@ -62,14 +131,14 @@ class TranslationLines:
                 for one in translations
             ]
             return [json.dumps({"line": number, "source": source, "translations": found}, ensure_ascii=False)]
-        if not self._as_list:
+        if self._options.num_return_sequences is None:
             return [self._text(source, translations[0])]
         texts = [self._text(source, one).replace("\t", " ") for one in translations]
         return [f"{number}\t{one.score:.6f}\t{text}" for one, text in zip(translations, texts, strict=True)]
 
     def tell(self) -> None:
         """Print a line on standard error if outputs were empty, repeated themselves, or were repaired."""
-        self.check.tell()
+        self._check.tell()
         if self._num_repaired:
             print(
                 f"manyheads: {self._num_repaired} of {self._num_trees} trees were not well-formed and were mended:"
@@ -78,7 +147,7 @@ class TranslationLines:
             )
 
     def _text(self, source: str, one: Translation) -> str:
-        is_shown = self._task is None or self._linearised
+        is_shown = self._task is None or self._options.linearised
         return one_line(one.text if is_shown else str(self._record(source, one.text)["text"]))
 
     def _record(self, source: str, written: str) -> dict[str, Any]:

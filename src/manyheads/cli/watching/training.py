@@ -5,6 +5,7 @@ A step, a validation or a save may take minutes, so a heartbeat shows every few 
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
@@ -18,11 +19,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.cli.command_line.pages import program
 from manyheads.cli.watching.heartbeat import Heartbeat, Phase
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
-__all__ = ["LineReporter", "LiveReporter", "QuietReporter", "watching"]
+__all__ = ["LineReporter", "LiveReporter", "QuietReporter", "summary", "watching"]
 
 _REDRAW_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
@@ -46,6 +48,22 @@ def watching(*, quiet: bool = False, verbose: bool = False) -> Iterator[Reporter
         lines = LineReporter(sys.stderr)
         with Heartbeat(lines.beat, _BEAT_SECONDS):
             yield lines
+
+
+def summary(result: TrainResult) -> str:
+    """The summary at the end of a run, and the next command."""
+    lines = [("run", str(result.run_dir))]
+    best = result.best()
+    if best is not None:
+        lines.append(("best", best))
+    if result.plots:
+        lines.append(("curve", "  ".join(map(str, result.plots))))
+    if result.signal_number is not None:
+        name = signal.Signals(result.signal_number).name
+        lines.append(("stopped", f"by {name} at step {result.step:,}; the same command goes on from there"))
+    if result.model_dir is not None:
+        lines.append(("next", f"{program()} {result.next_command.format(run=result.run_dir)}"))
+    return "\n".join(f"{name:<8} {text}" for name, text in lines)
 
 
 class QuietReporter(PlainReporter):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.corpora.tatoeba import load_tatoeba
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, SaveError
+from manyheads.files.commit import write_file
 
-__all__ = ["sample_files"]
+__all__ = ["sample_files", "write_new_files"]
 
 _NUM_SENTENCES = 100
 
@@ -47,3 +51,29 @@ def sample_files(num_pairs: int) -> dict[str, bytes]:
     files["novel.txt"] = b"".join(load_novel().values())
     files["ATTRIBUTION.txt"] = _ATTRIBUTION.encode()
     return files
+
+
+def write_new_files(folder: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Write the files that are not there yet.
+
+    Args: files: name -> content.
+
+    Returns: the names of the written files.
+    Raises: SaveError: the folder is a file, or a name is taken by something else; then nothing was written. A file
+        cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise SaveError(f"{folder} is a file, so no files can be written into it; name another folder.")
+    missing = [name for name in files if not (folder / name).is_symlink() and not (folder / name).exists()]
+    for name, content in files.items():
+        path = folder / name
+        # The size is compared first, because the file may be huge.
+        is_same = path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+        if name not in missing and not is_same:
+            raise SaveError(
+                f"{path} exists already with other content, so nothing was written; move it away, or name another"
+                " folder."
+            )
+    for name in missing:
+        write_file(folder / name, files[name])
+    return missing

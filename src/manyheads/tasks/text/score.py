@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from manyheads.data.line_source import LinesOf
 from manyheads.data.progress import Progress, telling
@@ -26,12 +25,10 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
         found = score_texts(generator, lines, max_rows=options.max_rows, told=told)
         return (score_line(first + place, one, tokens=options.tokens) for place, one in enumerate(found, 1))
 
-    def identity() -> dict[str, Any]:
-        return {
-            "command": "score",
-            "model": model_identity(options.model),
-            "form": (options.tokens, options.on_bad_utf8, options.max_rows),
-            "precision": generator.precision,
-        }
-
+    identity = {
+        "command": "score",
+        "model": model_identity(options.model),
+        "form": (options.tokens, options.on_bad_utf8, options.max_rows),
+        "precision": generator.precision,
+    }
     return LineWork(LinesOf(options.text, 16 * options.max_rows, options.on_bad_utf8), work, identity, {})

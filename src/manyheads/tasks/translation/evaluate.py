@@ -174,16 +174,14 @@ def _judge(
         translations = [one_line(one[0].text) for one in nbest]
         return [json.dumps([found.nll_sum, found.num_tokens, translations, long_references.count, long_sources.count])]
 
-    def identity() -> dict[str, Any]:
-        return {
-            "command": "evaluate",
-            "model": model_identity(options.model),
-            "settings": asdict(settings),
-            "pairs": hashlib.sha256(json.dumps(pairs).encode()).hexdigest(),
-            "precision": translator.precision,
-            "compiled": options.run_on.compile,
-        }
-
+    identity = {
+        "command": "evaluate",
+        "model": model_identity(options.model),
+        "settings": asdict(settings),
+        "pairs": hashlib.sha256(json.dumps(pairs).encode()).hexdigest(),
+        "precision": translator.precision,
+        "compiled": options.run_on.compile,
+    }
     lines: list[str] = []
     size = BLOCK_PAIRS if is_sharded(options.output) else len(pairs)
     source = GivenItems(pairs, size, [], ReadReport())

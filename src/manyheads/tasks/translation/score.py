@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 from manyheads.data.line_source import GivenItems
 from manyheads.data.progress import Progress, telling
@@ -35,14 +34,12 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
         scored = translator.score(sources, targets, told=told, first_number=first + 1)
         return (score_line(first + place, one, tokens=options.tokens) for place, one in enumerate(scored, 1))
 
-    def identity() -> dict[str, Any]:
-        return {
-            "command": "score",
-            "model": model_identity(options.model),
-            "settings": asdict(translator.settings),
-            "form": (options.tokens, options.on_bad_utf8),
-            "precision": translator.precision,
-        }
-
+    identity = {
+        "command": "score",
+        "model": model_identity(options.model),
+        "settings": asdict(translator.settings),
+        "form": (options.tokens, options.on_bad_utf8),
+        "precision": translator.precision,
+    }
     source = GivenItems(pairs, BLOCK_PAIRS, [options.source, options.target], report)
     return LineWork(source, work, identity, {"source": options.source, "reference": options.target})

@@ -61,6 +61,21 @@ class Footprint:
         """Peak memory of the process."""
         return self.program_bytes + self.state_bytes + self.step_bytes
 
+    def describe(self) -> str:
+        """Return a table of the parts."""
+        rows = f"{self.rows:,} sequence{'s' if self.rows > 1 else ''}"
+        parts = {
+            "program": self.program_bytes,
+            "weights, gradients, optimiser": self.state_bytes,
+            f"a step of {rows} of {self.length:,} tokens": self.step_bytes,
+            "together": self.total_bytes,
+        }
+        width = max(map(len, parts))
+        lines = [f"  {name:<{width}}  {size / MIB:>10,.0f} MiB" for name, size in parts.items()]
+        probes = " and ".join(f"{probe:,}" for probe in self.probes)
+        head = f"peak memory of training on a CPU in {self.precision}"
+        return "\n".join([head, *lines, f"measured in steps of {probes} tokens"])
+
 
 @dataclass(frozen=True)
 class Fit:

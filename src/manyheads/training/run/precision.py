@@ -12,6 +12,7 @@ import torch
 
 from manyheads.checkpoint.format import read_scalars
 from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+from manyheads.decoding.device import choose_device
 from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError
 from manyheads.nn.kernels.precision import (
@@ -21,9 +22,10 @@ from manyheads.nn.kernels.precision import (
     PrecisionMeasurement,
     measure_precision,
 )
+from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Level", "resolve_precision", "stored_precision"]
+__all__ = ["Level", "resolve_precision", "starting_precision", "stored_precision"]
 
 C = TypeVar("C", bound=RunConfig)
 Level = Literal["info", "warning"]
@@ -51,6 +53,16 @@ def resolve_precision(
     group = group or Group()
     precision: FixedPrecision = group.from_main(lambda: _decide(config.precision, device, stored, tell))
     return replace(config, precision=precision)
+
+
+def starting_precision(config: RunConfig, resume: str, group: Group | None = None) -> FixedPrecision:
+    """Return the precision in which a run began, or will begin. Args: as of `tasks.runs.train`."""
+
+    def decide() -> FixedPrecision:
+        stored = stored_precision(RunFolder(Path(config.run_dir)).checkpoints, resume)
+        return stored or _decide(config.precision, choose_device(config.device), None, lambda text, level: None)
+
+    return (group or Group()).from_main(decide)
 
 
 def _decide(

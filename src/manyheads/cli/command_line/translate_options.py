@@ -1,0 +1,67 @@
+"""The options of `manyheads translate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from manyheads.cli.lines.documents import DocumentOptions
+from manyheads.config.options import argument, group, option
+from manyheads.data.lines import OnBadUtf8
+from manyheads.decoding.options import DecodingOptions, SearchDeviceOptions
+from manyheads.errors import ConfigError
+
+__all__ = ["TranslateOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions:
+    """Options of `manyheads translate`."""
+
+    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    input: str = argument("A text file, plain or gzip; - is standard input.", default="-", metavar="INPUT")
+    output: str = option("Where translations go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    num_return_sequences: int | None = option(
+        "The N best translations of each line, as tab-separated values.",
+        default=None,
+        metavar="N",
+        default_is="the best one, as plain text",
+        aliases=("--nbest",),
+    )
+    json: bool = option(
+        "One JSON object a line, with the source, and score, tokens and log-probabilities of each translation.",
+        default=False,
+    )
+    linearised: bool = option(
+        "For parsers: show the text that the model wrote, not the tree made from it.", default=False
+    )
+    on_bad_utf8: OnBadUtf8 = option(
+        "A line that is not UTF-8: fail, replace its bad bytes, or skip (an empty line comes out).", default="fail"
+    )
+    lines_at_once: int = option(
+        "Maximum number of lines that are translated together; fewer if a pipe has no more at the moment.",
+        default=256,
+        metavar="N",
+    )
+    verbose: bool = option("Print the settings and the speed on standard error.", default=False, aliases=("-v",))
+    document: DocumentOptions = group(DocumentOptions)
+    run_on: SearchDeviceOptions = group(SearchDeviceOptions)
+    decoding: DecodingOptions = group(DecodingOptions)
+
+    def __post_init__(self) -> None:
+        for name, value in {"--lines-at-once": self.lines_at_once, "--nbest": self.num_return_sequences}.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1.")
+
+    def check_for_document(self) -> None:
+        """Raises: ConfigError: an option was given that has a meaning for lines only."""
+        for name, is_given in (
+            ("--num-return-sequences", self.num_return_sequences is not None),
+            ("--json", self.json),
+            ("--linearised", self.linearised),
+            ("--on-bad-utf8", self.on_bad_utf8 != "fail"),
+            ("--do-sample", self.decoding.do_sample),
+        ):
+            if is_given:
+                raise ConfigError(
+                    f"{name} is for lines; {self.input} is translated as a document. Give --format lines."
+                )

@@ -1,0 +1,72 @@
+"""Continuations of a model that writes ids, not text: files of ids, or pictures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from manyheads.decoding.generator import Generator
+from manyheads.errors import ConfigError, DataError, MissingExtraError
+from manyheads.files.commit import write_file
+from manyheads.text.id_vocabulary import IdVocabulary
+
+__all__ = ["write_continuations"]
+
+_MOST_BYTES = 100_000_000
+
+
+def write_continuations(
+    generator: Generator, vocabulary: IdVocabulary, source: str, output: Path, *, echo: bool, overrides: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Write what goes on from the ids of a file: a PNG picture if the name of the output says so, else the ids.
+
+    Several continuations go to several files, `name-1.png`, `name-2.png`.
+
+    Args:
+        source: a file in the format of the training files; `-`: begin a new document.
+        echo: write the ids of `source` before their continuation. A picture always has them.
+        overrides: fields of `GenerationSettings`.
+
+    Returns: a record of each file after it was written.
+    Raises: ConfigError: a picture, of a model that was not trained on pictures. DataError: the source is no file of
+        ids. MissingExtraError: a picture without Pillow. SaveError: a file cannot be written.
+    """
+    if output.suffix == ".png" and not vocabulary.image_size:
+        raise ConfigError(
+            f"--output {output} names a picture, but this model was not trained on pictures; give another name."
+        )
+    prompt = [] if source == "-" else vocabulary.read_ids(_content(source), source)
+    if vocabulary.document_len:  # a document ends where it ends
+        overrides = {"max_new_tokens": vocabulary.document_len, **overrides}
+    [found] = generator.continue_ids([prompt], **overrides)
+    for number, one in enumerate(found, 1):
+        ids = [*(prompt if echo or vocabulary.image_size else []), *one.ids]
+        path = output if len(found) == 1 else output.with_stem(f"{output.stem}-{number}")
+        write_file(path, _png(vocabulary, ids) if path.suffix == ".png" else vocabulary.decode_bytes(ids))
+        yield {"file": str(path), "ids": len(one.ids), "ended_by": one.ended_by, "log_prob": sum(one.log_probs)}
+
+
+def _content(name: str) -> bytes:
+    try:
+        with Path(name).open("rb") as file:  # a pipe is fine here: the user named it
+            content = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise DataError(f"Cannot read {name}: {getattr(error, 'strerror', None) or error}.") from None
+    if len(content) > _MOST_BYTES:
+        raise DataError(f"{name} is longer than {_MOST_BYTES:,} bytes, too long to go on from.")
+    return content
+
+
+def _png(vocabulary: IdVocabulary, ids: list[int]) -> bytes:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError(
+            "Writing pictures needs Pillow: pip install 'manyheads[images]'; or give --output another name than .png,"
+            " which takes the bytes."
+        ) from error
+    buffer = io.BytesIO()
+    Image.fromarray(vocabulary.picture(ids)).save(buffer, "PNG")
+    return buffer.getvalue()
