@@ -117,7 +117,8 @@ FORMATS: Mapping[str, Format] = {
     ),
     "tf/Transformer-XL": Format(
         architecture="transformer-xl",
-        description="--from only: the original TensorFlow code, weights only; a checkpoint and corpus-info.json",
+        description="--from only: the original TensorFlow code; a checkpoint and corpus-info.json, with --from-pickle"
+        " also the vocabulary in cache.pkl",
         is_written=False,
     ),
 }

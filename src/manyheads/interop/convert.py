@@ -32,14 +32,17 @@ from manyheads.files.guarded import read_limited
 from manyheads.interop import FORMATS, PEERS, marian_folder
 from manyheads.interop.kimiyoung_transformer_xl import options_of_module
 from manyheads.interop.tensorflow import find_prefix, read_checkpoint, verifies_data
-from manyheads.interop.tf_transformer_xl import TensorFlowXL, find_checkpoint
+from manyheads.interop.tf_corpus import CACHE, CorpusFiles, find_beside, read_corpus_files
+from manyheads.interop.tf_transformer_xl import PUBLISHED_LANES, TensorFlowXL, find_checkpoint
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+from manyheads.text.symbol_vocabulary import SymbolVocabulary
 
 __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder", "write_peer"]
 
 MARIAN, TORCH, OFFICIAL_XL = "transformers/Marian", "torch/Transformer", "kimiyoung/TransformerXL"
 TENSORFLOW_XL = "tf/Transformer-XL"
 PEER_FILE = "peer.json"
+TEST_TEXT = "test.txt"
 _OFFICIAL_PICKLE = "model.pt"
 _MOST_JSON_BYTES = 4 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -47,11 +50,13 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion. notes: messages for the user, one sentence each."""
+    """The result of a conversion. next_command: what a user may run next; empty: nothing. notes: messages for the user,
+    one sentence each.
+    """
 
     peer: str
     num_parameters: int
-    has_tokenizer: bool
+    next_command: str
     notes: list[str] = field(default_factory=list)
 
 
@@ -93,6 +98,7 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
     if not FORMATS[peer].is_read:
         raise ConfigError(f"a model of {peer} is two stacks without embeddings or output: there is nothing to run.")
     notes: list[str] = []
+    more: dict[str, bytes] = {}
     if peer == TENSORFLOW_XL:
         config, weights = _read_tensorflow(source, notes)
     else:
@@ -100,26 +106,39 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
         config = _read_config(source, peer, weights, settings_of_module)
     model = PEERS[peer].from_peer(config, weights).module
     config = config["model"] if FORMATS[peer].model_type else config
-    tokenizer: TranslationTokenizer | None = None
+    tokenizer: TranslationTokenizer | SymbolVocabulary | None = None
     settings: DecodingSettings | None = None
+    next_command = ""
     kept = {"peer": peer, "config": config}
     if peer == MARIAN:
         files = marian_folder.read(source, config, model.config)
         tokenizer, settings = files.tokenizer, files.settings
         notes += files.notes
         kept["generation"] = files.generation
+        next_command = f"manyheads translate {output}"
+    if peer == TENSORFLOW_XL and from_pickle:
+        corpus = read_corpus_files(find_beside(source, CACHE), model.config.vocab_size)
+        tokenizer = corpus.vocabulary
+        notes += corpus.notes
+        more = {} if corpus.test is None else {TEST_TEXT: corpus.test}
+        next_command = _evaluation(output, config, corpus)
     if tokenizer is None:
         does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
         notes.append(f"There was no tokenizer, so the model {does} ids, not text.")
+        if peer == TENSORFLOW_XL and find_beside(source, CACHE).is_file():
+            notes.append(
+                f"{find_beside(source, CACHE)} holds its vocabulary, and is a pickle; --from-pickle reads it by an"
+                " allow-list, in a separate process."
+            )
     save_pretrained(
         model.float(),
         output,
         tokenizer=tokenizer,
         generation=settings,
         card=_card(model, peer, source.name),
-        more={PEER_FILE: to_json(kept).encode("utf-8")},
+        more={PEER_FILE: to_json(kept).encode("utf-8"), **more},
     )
-    return Conversion(peer, _count(model), tokenizer is not None, notes)
+    return Conversion(peer, _count(model), next_command, notes)
 
 
 def export_folder(source: Path, output: Path, peer: str) -> Conversion:
@@ -170,8 +189,7 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
     (folder / "config.json").write_text(to_json(config), encoding="utf-8")
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    written = any(name.endswith(".spm") for name in files)
-    return Conversion(peer, sum(tensor.numel() for tensor in weights.values()), written, notes)
+    return Conversion(peer, sum(tensor.numel() for tensor in weights.values()), "", notes)
 
 
 def _read_config(
@@ -199,8 +217,7 @@ def _read_tensorflow(folder: Path, notes: list[str]) -> tuple[dict[str, Any], di
         notes.append("The checksums of the data were not compared; `pip install 'manyheads[tf]'` makes that possible.")
     if (folder / "config.json").is_file():
         return _read_object(folder / "config.json"), weights
-    places = [place / "corpus-info.json" for place in (folder, folder / "data", folder.parent / "data")]
-    corpus = _read_object(next((place for place in places if place.is_file()), places[0]))
+    corpus = _read_object(find_beside(folder, "corpus-info.json"))
     flags = TensorFlowXL.options_of_checkpoint(weights, corpus)
     reading = ", ".join(f"{name} {flags[name]}" for name in ("mem_len", "clamp_len", "same_length"))
     notes.append(
@@ -208,6 +225,14 @@ def _read_tensorflow(folder: Path, notes: list[str]) -> tuple[dict[str, Any], di
         f" {corpus['dataset']}: {reading}."
     )
     return {"flags": flags, "corpus_info": corpus}, weights
+
+
+def _evaluation(output: Path, config: Mapping[str, Any], corpus: CorpusFiles) -> str:
+    """Return the command that evaluates as the original's scripts do; memory and clamping are in the model's config."""
+    text = output / TEST_TEXT if corpus.test is not None else "FILE"
+    flags = config["flags"]
+    lanes = flags.get("eval_batch_size") or PUBLISHED_LANES
+    return f"manyheads evaluate {output} --text {text} --segment-len {flags['tgt_len']} --lanes {lanes}"
 
 
 def _read_object(path: Path) -> dict[str, Any]:

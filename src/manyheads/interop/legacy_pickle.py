@@ -1,4 +1,5 @@
-"""Reading of tensors from pickled torch files, `.pt`, `.bin`, `.ckpt`, without executing their contents.
+"""Reading of tensors from pickled torch files, `.pt`, `.bin`, `.ckpt`, and of the vocabulary in a `cache.pkl` of
+Transformer-XL, without executing their contents.
 
 A child process without site-packages interprets the pickle with an allow-list (`legacy_pickle_child`), under an audit
 hook and limits of memory and time. It returns bytes and an index of tensors, which are checked again here. Python's
@@ -14,9 +15,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,14 +27,15 @@ from torch import Tensor
 from manyheads.errors import ModelFileError
 from manyheads.interop import legacy_pickle_child as child
 
-__all__ = ["Saved", "read_saved", "read_tensors"]
+__all__ = ["Corpus", "Saved", "read_corpus", "read_saved", "read_tensors"]
 
+T = TypeVar("T")
 _SOURCES = Path(__file__).resolve().parents[2]
 _CHILD = """
 import sys
 sys.path.append(sys.argv[1])
 from manyheads.interop.legacy_pickle_child import main
-main(sys.argv[2])
+main(*sys.argv[2:])
 """
 _MOST_BYTES = 64 << 30
 _MOST_INDEX_BYTES = 256 << 20
@@ -55,6 +58,22 @@ class Saved:
     settings: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """The relevant contents of a `cache.pkl`.
+
+    dataset: its name. symbols: words by id. lower_case: whether text was folded. unk_idx: id of unknown words; None:
+        there are none. valid, test: ids of the splits; None: missing.
+    """
+
+    dataset: str
+    symbols: list[str]
+    lower_case: bool
+    unk_idx: int | None
+    valid: list[int] | None
+    test: list[int] | None
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return only the tensors; see `read_saved`."""
     return read_saved(path).tensors
@@ -72,17 +91,30 @@ def read_saved(path: Path) -> Saved:
     Raises: ModelFileError: it is missing, damaged, too large, contains no tensor, or contains anything that a file of
         tensors does not need; nothing was executed.
     """
+    return _in_child(path, "tensors", _assemble)
+
+
+def read_corpus(path: Path) -> Corpus:
+    """Return the vocabulary and the held-out text of a `cache.pkl` that the original code of Transformer-XL wrote.
+
+    Raises: ModelFileError: it is missing, damaged, too large, or contains anything else; nothing was executed.
+    """
+    return _in_child(path, "corpus", lambda folder, _: Corpus(**_read_index(folder)))
+
+
+def _in_child(path: Path, kind: str, assemble: Callable[[Path, int], T]) -> T:
+    """Run the child process, and return what `assemble` makes of the folder that it wrote and of the file's size."""
     try:
         size = _regular_size(path)
-        timeout_seconds = 90 + size // (10 << 20)
+        timeout_seconds = (90 if kind == "tensors" else 900) + size // (10 << 20)
         with path.open("rb") as file, tempfile.TemporaryDirectory(prefix="manyheads-") as folder:
-            command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _CHILD, str(_SOURCES), folder]
+            command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _CHILD, str(_SOURCES), folder, kind]
             result = subprocess.run(
                 command, stdin=file, capture_output=True, cwd=folder, env=_environment(), timeout=timeout_seconds
             )
             if result.returncode != 0:
                 raise _refusal(path, result)
-            return _assemble(Path(folder), size)
+            return assemble(Path(folder), size)
     except subprocess.TimeoutExpired as error:
         raise ModelFileError(f"{path} is refused: reading it took more than {error.timeout:.0f} seconds.") from error
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -110,12 +142,17 @@ def _refusal(path: Path, result: subprocess.CompletedProcess[bytes]) -> ModelFil
     return ModelFileError(f"{path} is refused: {reason}. Nothing of it was run.")
 
 
+def _read_index(folder: Path) -> dict[str, Any]:
+    file = folder / child.INDEX
+    if file.stat().st_size > _MOST_INDEX_BYTES:
+        raise ValueError(f"its index has more than {_MOST_INDEX_BYTES:,} bytes")
+    index: dict[str, Any] = json.loads(file.read_bytes())
+    return index
+
+
 def _assemble(folder: Path, size: int) -> Saved:
     """Build the tensors from the child's index and bytes, without trusting either."""
-    index_file = folder / child.INDEX
-    if index_file.stat().st_size > _MOST_INDEX_BYTES:
-        raise ValueError(f"its index has more than {_MOST_INDEX_BYTES:,} bytes")
-    index: dict[str, Any] = json.loads(index_file.read_bytes())
+    index = _read_index(folder)
     views, settings = index["tensors"], index["settings"]
     total = sum(math.prod(shape) * _DTYPES[dtype].itemsize for _, _, dtype, _, shape, _ in views)
     if total > 16 * size + (64 << 20):

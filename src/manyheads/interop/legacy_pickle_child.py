@@ -1,4 +1,4 @@
-"""The child process of `legacy_pickle`: reads a torch file from stdin and writes its bytes and an index. Stdlib only.
+"""The child process of `legacy_pickle`: reads a pickle from stdin and writes its bytes and an index. Stdlib only.
 
 `legacy_pickle_machine` interprets the pickle and calls nothing for it. If this fails, an audit hook and process limits
 still protect the system.
@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NoReturn
 
+from manyheads.interop.legacy_pickle_corpus import read_corpus
 from manyheads.interop.legacy_pickle_globals import RefusedError, Stub, View
 from manyheads.interop.legacy_pickle_machine import MOST_PICKLE_BYTES, Machine
 
@@ -224,20 +225,27 @@ def write(
             for chunk in chunks(key):
                 out.write(chunk)
     views = [[name, v.key, v.dtype, v.offset, v.size, v.stride] for name, v in tensors.items()]
-    index = {"tensors": views, "settings": settings}
+    write_index(folder, {"tensors": views, "settings": settings})
+
+
+def write_index(folder: str, index: dict[str, Any]) -> None:
+    """Write the index as JSON."""
     with open(os.path.join(folder, INDEX), "wb") as out:  # noqa: PTH118, PTH123 - the same
         out.write(json.dumps(index).encode("ascii"))
 
 
-def limit_process(size: int) -> None:
-    """Limit memory, time, files and processes if the platform supports it."""
+def limit_process(size: int, *, is_corpus: bool = False) -> None:
+    """Limit memory, time, files and processes if the platform supports it.
+
+    A corpus is one pickle with large strings, each of which is copied three times when it is decoded.
+    """
     try:
         import resource
     except ImportError:  # Windows
         return
     limits = {
-        "RLIMIT_AS": (1 << 30) + 2 * size,
-        "RLIMIT_CPU": 60 + size // (20 << 20),
+        "RLIMIT_AS": (4 << 30) + 5 * size if is_corpus else (1 << 30) + 2 * size,
+        "RLIMIT_CPU": (600 if is_corpus else 60) + size // (20 << 20),
         "RLIMIT_FSIZE": size + (64 << 20),
         "RLIMIT_NOFILE": 16,
         "RLIMIT_NPROC": 0,
@@ -272,16 +280,22 @@ def _end(code: int, message: str) -> NoReturn:
     os._exit(code)
 
 
-def main(folder: str) -> NoReturn:
-    """Read stdin and write into `folder`; exit code 0, REFUSED or VIOLATION, with the reason on stderr."""
+def main(folder: str, kind: str = "tensors") -> NoReturn:
+    """Read stdin and write into `folder`; exit code 0, REFUSED or VIOLATION, with the reason on stderr.
+
+    Args: kind: `tensors`, a file of torch.save; or `corpus`, the cache.pkl of Transformer-XL.
+    """
     for encoding in ("latin-1", "raw-unicode-escape", "cp437"):
         codecs.lookup(encoding)  # imports the codec now, because later imports are forbidden
     file = sys.stdin.buffer
     size = os.fstat(0).st_size
-    limit_process(size)
+    limit_process(size, is_corpus=kind == "corpus")
     forbid(folder)
     try:
         data = mmap.mmap(0, size, access=mmap.ACCESS_READ)
+        if kind == "corpus":
+            write_index(folder, read_corpus(data))
+            os._exit(0)
         if data[:4] == b"PK\x03\x04":
             read = read_zip(file, size)
         elif data[257:262] == b"ustar":

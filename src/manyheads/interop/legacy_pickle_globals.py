@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "ALLOWED",
+    "ALLOWED_IN_CORPUS",
     "ITEM_BYTES",
     "RefusedError",
     "Storage",
@@ -51,9 +52,11 @@ class View:
 
 
 class Stub:
-    """An object of a known class; it stores its attributes and does nothing."""
+    """An object of a known class; it stores its arguments, its state and its attributes, and does nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: tuple[Any, ...] = ()) -> None:
+        self.arguments = arguments
+        self.state: Any = None
         self.attributes: dict[Any, Any] = {}
 
 
@@ -132,6 +135,10 @@ def _ordered_dict(pairs: Any = ()) -> dict[Any, Any]:
     return {checked_key(key): value for key, value in pairs}
 
 
+def _no_counts(_counts: Any = None) -> dict[Any, Any]:
+    return {}  # how often each word occurs is not needed
+
+
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     if type(text) is not str or encoding != "latin1":
         raise RefusedError("bytes are made in an unknown way")
@@ -199,7 +206,18 @@ ALLOWED: dict[tuple[str, str], Any] = {
     ("__builtin__", "set"): Function(_set),
     ("_codecs", "encode"): Function(_encode),
 }
-"""Every global that a file may name. Whatever is not here is refused by its name."""
+"""Every global that a file of tensors may name. Whatever is not here is refused by its name."""
+
+ALLOWED_IN_CORPUS: dict[tuple[str, str], Any] = {
+    **{(module, "Corpus"): StubClass() for module in ("__main__", "data_utils")},
+    ("vocabulary", "Vocab"): StubClass(),
+    ("collections", "Counter"): Function(_no_counts),
+    ("collections", "OrderedDict"): Function(_ordered_dict),
+    ("_codecs", "encode"): Function(_encode),
+    **{("numpy", name): StubClass() for name in ("dtype", "ndarray")},
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): StubClass() for core in ("core", "_core")},
+}
+"""The same for a `cache.pkl` of Transformer-XL: the corpus, its vocabulary, and arrays of ids."""
 
 
 def checked_key(value: Any) -> Any:
@@ -217,5 +235,5 @@ def call(function: Any, arguments: Any) -> Any:
     if isinstance(function, Function):
         return function.make(*arguments)
     if isinstance(function, StubClass):
-        return Stub()
+        return Stub(arguments)
     raise RefusedError(f"it calls a {type(function).__name__}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from manyheads.interop.legacy_pickle_globals import (
@@ -28,12 +28,26 @@ _MOST_OPCODES = 5_000_000
 class Machine:
     """Executes one pickle.
 
+    Args:
+        allowed: every global that the pickle may name.
+        keeps_bytes: whether the strings of Python 2 stay bytes; otherwise they are decoded as Latin-1.
+        most_opcodes, most_bytes: limits of its length.
+
     Attributes:
         storages: the storages named so far: key -> (items, bytes).
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        allowed: Mapping[tuple[str, str], Any] = ALLOWED,
+        *,
+        keeps_bytes: bool = False,
+        most_opcodes: int = _MOST_OPCODES,
+        most_bytes: int = MOST_PICKLE_BYTES,
+    ) -> None:
         self.storages: dict[str, tuple[int, int]] = {}
+        self._allowed, self._keeps_bytes = allowed, keeps_bytes
+        self._most_opcodes, self._most_bytes = most_opcodes, most_bytes
 
     def run(self, file: Any) -> Any:
         """Return the value of a pickle. file: with read, readline and tell; its position is then directly after the
@@ -46,8 +60,10 @@ class Machine:
         self._memo: dict[int, Any] = {}
         start = file.tell()
         for count, (opcode, argument, position) in enumerate(pickletools.genops(file)):
-            if count > _MOST_OPCODES or (position or 0) - start > MOST_PICKLE_BYTES:
-                raise RefusedError(f"its pickle has more than {_MOST_OPCODES:,} opcodes or {MOST_PICKLE_BYTES:,} bytes")
+            if count > self._most_opcodes or (position or 0) - start > self._most_bytes:
+                raise RefusedError(
+                    f"its pickle has more than {self._most_opcodes:,} opcodes or {self._most_bytes:,} bytes"
+                )
             if opcode.name == "STOP":
                 return self._stack.pop()
             self._step(opcode.name, argument)
@@ -61,6 +77,10 @@ class Machine:
 
     def _push(self, value: Any) -> None:
         self._stack.append(value)
+
+    def _push_string(self, value: str) -> None:
+        """Push a string of Python 2, which pickletools decoded as Latin-1."""
+        self._stack.append(value.encode("latin-1") if self._keeps_bytes else value)
 
     def _put(self, index: int | None) -> None:
         self._memo[len(self._memo) if index is None else index] = self._stack[-1]
@@ -107,7 +127,7 @@ class Machine:
             target[checked_key(key)] = value
 
     def _find(self, module: Any, name: Any) -> None:
-        found = ALLOWED.get((module, name)) if type(module) is str and type(name) is str else None
+        found = self._allowed.get((module, name)) if type(module) is str and type(name) is str else None
         if found is None:
             raise RefusedError(f"it asks for the global {module}.{name}, which no file of tensors needs")
         self._stack.append(found)
@@ -116,6 +136,7 @@ class Machine:
         (state,) = self._take(1)
         target = self._stack[-1]
         if isinstance(target, Stub):
+            target.state = state
             for part in state if type(state) is tuple else (state,):
                 target.attributes |= part if type(part) is dict else {}
         elif not isinstance(target, dict | View):  # attributes of a dict or a tensor are not needed
@@ -145,13 +166,14 @@ class Machine:
 
 _SCALARS = (
     *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
     *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
 )
 _OPERATIONS: dict[str, Callable[[Machine, Any], None]] = {
     "PROTO": lambda machine, _: None,
     "FRAME": lambda machine, _: None,
     **dict.fromkeys(_SCALARS, Machine._push),
+    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), Machine._push_string),
     "NONE": lambda machine, _: machine._push(None),
     "NEWTRUE": lambda machine, _: machine._push(True),
     "NEWFALSE": lambda machine, _: machine._push(False),

@@ -29,7 +29,7 @@ from manyheads.interop.peer import Options, Peer, check_size
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 
-__all__ = ["TensorFlowXL", "find_checkpoint"]
+__all__ = ["PUBLISHED_LANES", "TensorFlowXL", "find_checkpoint"]
 
 _READING = {
     "enwik8": {"tgt_len": 128, "mem_len": 3800, "clamp_len": 1000, "same_length": True},
@@ -38,6 +38,8 @@ _READING = {
     "lm1b": {"tgt_len": 32, "mem_len": 128, "clamp_len": -1, "same_length": True},
 }
 """The settings with which the original evaluates its published models, by the dataset in corpus-info.json."""
+PUBLISHED_LANES = 16
+"""The batch size of these evaluations."""
 _EMBED, _SOFTMAX, _LAYER = "transformer/adaptive_embed", "transformer/adaptive_softmax", "transformer/layer_*"
 
 

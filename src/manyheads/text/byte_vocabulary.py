@@ -20,6 +20,7 @@ class ByteVocabulary(Vocabulary):
 
     kind = "bytes"
     unk_id = None
+    reads_bytes = True
 
     def __init__(self, documents: Documents = "none") -> None:
         self.documents = documents
@@ -35,6 +36,10 @@ class ByteVocabulary(Vocabulary):
         """Return the UTF-8 bytes of each line. Raises: DataError: a line contains an unpaired surrogate."""
         check_encodable(lines)
         return [list(line.encode("utf-8")) for line in lines]
+
+    def encode_content(self, content: bytes) -> list[int]:
+        """Return the bytes."""
+        return list(content)
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """Return the bytes. The end of a document gives "\\n" if documents are lines, otherwise nothing."""

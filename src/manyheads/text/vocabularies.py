@@ -15,6 +15,7 @@ from manyheads.text.long_lines import in_parts
 from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.pipeline import LANGUAGE_FORMAT
 from manyheads.text.settings import ITEM_BYTES, TokenizerSettings, VocabularySettings
+from manyheads.text.symbol_vocabulary import SymbolVocabulary
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.tokenizer_file import parse_json, read_tokenizer_file
 from manyheads.text.vocabulary import FORMAT_VERSION, Documents, Vocabulary
@@ -106,9 +107,13 @@ def _build(content: dict[str, Any], documents: Documents) -> Vocabulary:
         if not isinstance(lowercase, bool):
             raise DataError(f"lowercase is {lowercase!r}; it must be true or false.")
         return WordVocabulary(words, documents, lowercase=lowercase)
+    if level == "symbols":
+        if documents != "none":
+            raise DataError(f"documents is {documents!r}; with level symbols it must be 'none'.")
+        return SymbolVocabulary.from_content(content)
     if level == "bpe":
         inner = Tokenizer.from_json(json.dumps(content.get("tokenizer"), ensure_ascii=False), where="its tokenizer")
         if inner.kind == "word" or inner.symbols:
             raise DataError(f"its pieces are those of a {inner.kind} tokenizer, or of a parser.")
         return PieceVocabulary(inner, documents)
-    raise DataError(f"level is {level!r}; this program knows bytes, bpe, words and ids.")
+    raise DataError(f"level is {level!r}; this program knows bytes, bpe, words, symbols and ids.")

@@ -1,8 +1,8 @@
 """The vocabulary of a language model: conversion between one text of any length and ids.
 
-There are three levels with one file each, `bytes`, `bpe` and `words`, and `ids` for data that is not text. Each is
-stored in one tokenizer.json, which contains no code. This file contains the common part: a text consists of lines, a
-document can end, and ids decode to bytes.
+There are three levels with one file each, `bytes`, `bpe` and `words`; `symbols` for a list of another implementation;
+and `ids` for data that is not text. Each is stored in one tokenizer.json, which contains no code. This file contains
+the common part: a text consists of lines, a document can end, and ids decode to bytes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ class Vocabulary(TokenizerFile):
     """Conversion between text and ids for a language model; immutable.
 
     Attributes:
-        kind: `bytes`, `bpe`, `words`, or `ids` for data that is not text.
+        kind: `bytes`, `bpe`, `words`, `symbols`, or `ids` for data that is not text.
         documents: what counts as a document (see `VocabularySettings` and `IdSettings`).
         line_id: id of a line break.
         end_id: id of the end of a document; None without documents. If documents are lines, it equals `line_id`.
         unk_id: id of unknown words; None if no text is unknown.
         is_text: whether ids stand for readable text.
+        reads_bytes: whether any bytes can be encoded; otherwise a file must hold UTF-8.
         document_len: number of tokens of each document if all have the same number, otherwise 0.
     """
 
-    kind: ClassVar[Literal["bytes", "bpe", "words", "ids"]]
+    kind: ClassVar[Literal["bytes", "bpe", "words", "symbols", "ids"]]
 
     documents: Documents
     line_id: int
@@ -42,6 +43,7 @@ class Vocabulary(TokenizerFile):
     unk_id: int | None
     document_len: int = 0
     is_text: ClassVar[bool] = True
+    reads_bytes: bool = False
 
     @property
     def begin_id(self) -> int | None:
@@ -70,6 +72,10 @@ class Vocabulary(TokenizerFile):
         split = [text.split("\n") for text in texts]
         known = iter(self.encode_lines([line for lines in split for line in lines]))
         return [_joined([next(known) for _ in lines], self.line_id) for lines in split]
+
+    def encode_content(self, content: bytes) -> list[int]:
+        """Return the ids of a file's content. Raises: DataError, UnicodeDecodeError: it cannot be encoded."""
+        return self.encode(content.decode("utf-8"))
 
     @abstractmethod
     def decode_bytes(self, ids: Sequence[int]) -> bytes:

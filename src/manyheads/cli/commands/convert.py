@@ -39,7 +39,8 @@ class ConvertOptions:
         default_is="a model folder of manyheads",
     )
     from_pickle: bool = option(
-        "If there is no model.safetensors, read pytorch_model.bin or model.pt, by an allow-list in a separate process.",
+        "Read pickles, by an allow-list in a separate process: pytorch_model.bin or model.pt if there is no"
+        " model.safetensors, and the vocabulary in cache.pkl.",
         default=False,
     )
     revision: str | None = option("Branch, tag or commit of a model on the hub.", default=None, metavar="NAME")
@@ -90,6 +91,6 @@ def run(arguments: Sequence[str]) -> int:
     for note in done.notes:
         print(f"manyheads: {note}", file=sys.stderr)
     print(f"converted {options.source} {way}, {done.num_parameters:,} parameters, into {output}")
-    if options.to is None and done.has_tokenizer:
-        print(f"next: manyheads translate {output}")
+    if done.next_command:
+        print(f"next: {done.next_command}")
     return 0

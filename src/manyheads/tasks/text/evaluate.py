@@ -23,6 +23,7 @@ from manyheads.tasks.report import Report, machine_lines, model_line, model_reco
 from manyheads.tasks.text.hash_rounds import evaluate_hash_rounds
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
+from manyheads.tasks.text.trial import try_reading
 
 __all__ = ["TextReport", "evaluate"]
 
@@ -108,6 +109,11 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     show("reading the text", 0, 0)
     with group.main_first():
         held = held_text(generator, options.model, text=options.text, data=options.data, split=options.split)
+    if options.dry_run:
+        show("trying the first segments", 0, 0)
+        trial = try_reading(generator, options.model, held, readings_of(options))
+        group.close()
+        return trial if group.is_main else None
     scored: list[tuple[Reading, Likelihood]] = []
     for reading in readings_of(options):
         phase = "scoring tokens" + (f", memory {reading.memory_len:,}" if len(options.memory_len) > 1 else "")

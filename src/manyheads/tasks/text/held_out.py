@@ -63,7 +63,8 @@ def held_text(
     if path.startswith("embedded:") and cache is None:
         return _embedded(generator, path, split)
     # The way to make one counts only for the embedded text, which is made of what these settings can name.
-    known = {"level": vocabulary.kind, "documents": vocabulary.documents} if vocabulary.is_text else {}
+    learned = vocabulary.kind in ("bytes", "bpe", "words")
+    known = {"level": vocabulary.kind, "documents": vocabulary.documents} if learned else {}
     found = open_text(SegmentSettings(path=path), build(VocabularySettings, known), cache or Path())
     if found.vocabulary.digest != vocabulary.digest:
         raise ConfigError(
@@ -87,15 +88,13 @@ def _embedded(generator: Generator, path: str, split: str | None) -> HeldText:
 def _text_file(generator: Generator, name: str) -> HeldText:
     if isinstance(generator.vocabulary, IdVocabulary):
         raise ConfigError("--text is for text, but this model reads ids; give --data, made by prepare --format.")
-    content = b"".join(
-        block for block, _ in TextFiles(paths=[name]).read(as_bytes=generator.vocabulary.kind == "bytes")
-    )
+    content = b"".join(block for block, _ in TextFiles(paths=[name]).read(as_bytes=generator.vocabulary.reads_bytes))
     return _encoded(generator, name, content)
 
 
 def _encoded(generator: Generator, name: str, content: bytes) -> HeldText:
     vocabulary = generator.vocabulary
-    ids = list(content) if vocabulary.kind == "bytes" else vocabulary.encode(content.decode("utf-8"))
+    ids = vocabulary.encode_content(content)
     counts = {
         "bytes": len(content),
         "characters": len(content.decode("utf-8", "replace")),

@@ -174,10 +174,15 @@ class EvaluateOptions:
         metavar="FILE",
         default_is="in the run's plots",
     )
+    dry_run: bool = option(
+        "Read the first segments only, and print how much time and memory the whole would take.", default=False
+    )
     json: bool = option("Print one JSON object.", default=False)
     run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:
+        if self.dry_run and self.num_hashes:
+            raise ConfigError("--dry-run does not measure hash rounds; leave out --num-hashes or --dry-run.")
         if self.text is not None and (self.data is not None or self.split is not None):
             raise ConfigError("--text names the text to judge; leave out --data and --split.")
         if self.plot is not None and len(self.memory_len) < 2:

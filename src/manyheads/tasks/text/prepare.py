@@ -19,6 +19,7 @@ from manyheads.errors import ConfigError
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of
 from manyheads.tasks.text.options import PrepareOptions
 from manyheads.text.settings import IdSettings, VocabularySettings
+from manyheads.text.symbol_vocabulary import SymbolVocabulary
 from manyheads.text.vocabularies import load_vocabulary
 
 __all__ = ["preparation", "summary"]
@@ -52,6 +53,11 @@ def _of_text(
         if asked.level not in (None, defaults["level"]):  # the other defaults are for the layout's own level
             defaults = {name: value for name, value in defaults.items() if name == "documents"}
     vocabulary = chosen_vocabulary(asked, VocabularySettings, load_vocabulary, defaults)
+    if isinstance(vocabulary, SymbolVocabulary) and vocabulary.lines == "dropped":
+        raise ConfigError(
+            "the vocabulary of --tokenizer has no line breaks, so no lines can be prepared with it; give the text to"
+            " evaluate by --text."
+        )
     level = vocabulary.level if isinstance(vocabulary, VocabularySettings) else vocabulary.kind
     if options.on_bad_utf8 != "fail" and level == "bytes":
         raise ConfigError(f"--on-bad-utf8 {options.on_bad_utf8} has no meaning with bytes, which are read as they are.")

@@ -1,0 +1,118 @@
+"""`manyheads evaluate --dry-run` of a language model: time and memory of an evaluation, from its first segments."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.data.readers import ReadReport
+from manyheads.decoding.device import inference
+from manyheads.decoding.generator import Generator
+from manyheads.evaluation.language_model import evaluate_text
+from manyheads.evaluation.reading import Reading
+from manyheads.tasks.report import model_line, model_record
+from manyheads.tasks.text.held_out import HeldText
+from manyheads.training.run.device import peak_memory_bytes
+
+__all__ = ["TrialReport", "try_reading"]
+
+TRIED_SECONDS = 30
+TRIED_SEGMENTS = 5
+
+
+@dataclass(frozen=True)
+class TrialReport:
+    """See `tasks.report.Report`. results: a record for each reading."""
+
+    results: list[dict[str, Any]]
+    protocol: dict[str, Any]
+    read: ReadReport = field(default_factory=ReadReport)
+    output: tuple[str, ...] = ()
+    pictures: tuple[Path, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        return {"dry_run": self.results, "protocol": self.protocol}
+
+    def to_lines(self) -> list[str]:
+        """See `Report.to_lines`."""
+        lines = ["dry run: nothing was scored", f"  data       {self.protocol['data']}", model_line(self.protocol)]
+        for one in self.results:
+            lines += [
+                f"  reading    {one['tokens']:,} tokens, {one['segments']:,} segments of {one['segment_len']:,} in"
+                f" {one['lanes']:,} lanes, memory {one['memory_len']:,}",
+                f"  time       about {_duration(one['total_seconds'])}; {one['segment_seconds']:.2f} seconds a segment,"
+                f" measured on {one['measured']}{'' if one['memory_is_full'] else ' before the memory was full'}",
+                f"  memory     {one['peak_bytes'] / 2**30:.2f} GiB at most so far,"
+                f" {one['parameter_bytes'] / 2**30:.2f} GiB of it parameters",
+            ]
+        return lines
+
+
+def try_reading(generator: Generator, model: str, held: HeldText, readings: list[Reading]) -> TrialReport:
+    """Score the first segments until the memory is full and some were timed, or `TRIED_SECONDS` have passed.
+
+    Raises: DataError: there is nothing to score.
+    """
+    protocol = {
+        "data": held.name,
+        **model_record(model, generator.model, generator.device, generator.precision),
+    }
+    return TrialReport([_tried(generator, held, reading) for reading in readings], protocol)
+
+
+def _tried(generator: Generator, held: HeldText, reading: Reading) -> dict[str, Any]:
+    attending = reading.attending(generator.model.config)
+    memory_len = getattr(attending, "memory_len", None) or 0
+    starts_full = getattr(generator.model.config, "initial_memory", "") == "zeros"
+    filling = 0 if starts_full else -(-memory_len // reading.segment_len)
+    begun = time.monotonic()
+    moments: list[float] = []
+
+    def stop() -> bool:
+        torch.zeros((), device=generator.device).item()  # waits until a GPU has finished
+        moments.append(time.monotonic())
+        enough = len(moments) > filling + TRIED_SEGMENTS or moments[-1] - begun > TRIED_SECONDS
+        return enough and len(moments) > 1
+
+    with inference(generator.device, generator.precision):
+        evaluate_text(
+            generator.model,
+            held.store,
+            reading,
+            end_id=generator.vocabulary.end_id,
+            begin_id=generator.vocabulary.begin_id,
+            device=generator.device,
+            stop=stop,
+        )
+    moments = moments if len(moments) > 1 else [begun, time.monotonic()]  # one segment was all
+    times = [after - before for before, after in itertools.pairwise(moments)]
+    segment_seconds = statistics.median(times[-min(TRIED_SEGMENTS, len(times)) :])
+    tokens = held.num_read(reading)
+    lanes = min(reading.lanes, max(tokens, 1))
+    segments = -(-tokens // (lanes * reading.segment_len))
+    return {
+        "tokens": tokens,
+        "segments": segments,
+        "segment_len": reading.segment_len,
+        "lanes": lanes,
+        "memory_len": memory_len,
+        "segment_seconds": segment_seconds,
+        "total_seconds": segments * segment_seconds,
+        "measured": f"{len(times)} segment{'s' if len(times) != 1 else ''}",
+        "memory_is_full": len(times) > filling,
+        "peak_bytes": peak_memory_bytes(generator.device),
+        "parameter_bytes": sum(one.nbytes for one in generator.model.parameters()),
+    }
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
