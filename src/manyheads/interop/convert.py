@@ -40,7 +40,7 @@ from manyheads.text.symbol_vocabulary import SymbolVocabulary
 __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder", "write_peer"]
 
 MARIAN, TORCH, OFFICIAL_XL = "transformers/Marian", "torch/Transformer", "kimiyoung/TransformerXL"
-TENSORFLOW_XL = "tf/Transformer-XL"
+TENSORFLOW_XL, REFORMER = "tf/Transformer-XL", "transformers/Reformer"
 PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
 _OFFICIAL_PICKLE = "model.pt"
@@ -115,13 +115,18 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
         tokenizer, settings = files.tokenizer, files.settings
         notes += files.notes
         kept["generation"] = files.generation
-        next_command = f"manyheads translate {output}"
+        next_command = f"manyheads translate {output}" if tokenizer is not None else ""
     if peer == TENSORFLOW_XL and from_pickle:
         corpus = read_corpus_files(find_beside(source, CACHE), model.config.vocab_size)
         tokenizer = corpus.vocabulary
         notes += corpus.notes
         more = {} if corpus.test is None else {TEST_TEXT: corpus.test}
         next_command = _evaluation(output, config, corpus)
+    if peer == REFORMER and "lsh" in model.config.kinds:
+        notes.append(
+            "Layers that hash draw random rotations of their own, so logits differ from the peer's draw by draw;"
+            " docs/converting.md says how to compare them exactly."
+        )
     if tokenizer is None:
         does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
         notes.append(f"There was no tokenizer, so the model {does} ids, not text.")
@@ -180,7 +185,10 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
         classes = {"transfo-xl": "TransfoXLLMHeadModel", "reformer": reformer}
         model_type = FORMATS[peer].model_type
         known = {"model_type": model_type, "architectures": [classes[model_type]]}
-        config = {**known, **kept.get("config", {}), **config["model"]}
+        before = kept.get("config", {})
+        config = {**known, **before, **config["model"]}
+        if before.get("hash_seed", 0) is None and config.get("hash_seed") == 0:
+            config["hash_seed"] = None  # the peer's default, for which import chose the seed 0
     elif tokenizer is not None and isinstance(model, Seq2Seq):
         config["pad"] = tokenizer.source.pad_id
     if peer == TORCH:

@@ -83,6 +83,7 @@ class Marian(Peer):
     }
     """MarianConfig's options for the model, and its defaults."""
     ignores_others = True
+    head = r"model\.|lm_head\.|final_logits_bias"
     inputs = ("src", "src_mask", "decoder_input_ids", "decoder_mask", "labels")
     layout: ClassVar[Layout] = {
         _SHARED: "body.source_embedding.weight",

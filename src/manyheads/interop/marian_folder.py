@@ -13,7 +13,12 @@ from manyheads.config.files import to_json
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.marian import ACTIVATIONS, SPECIAL_IDS, Marian
-from manyheads.interop.marian_generation import MarianIds, generation_to_peer, settings_from_peer
+from manyheads.interop.marian_generation import (
+    MarianIds,
+    generation_to_peer,
+    never_produced,
+    settings_from_peer,
+)
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions, file_names, read_bytes, read_json
 from manyheads.text.sides import TranslationTokenizer
@@ -57,13 +62,16 @@ def read(folder: Path, config: Mapping[str, Any], ours: TransformerConfig) -> Ma
     # A generation_config.json need not repeat the special ids; a config.json need not repeat MarianConfig's defaults.
     whole = {**SPECIAL_IDS, **config}
     names = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
-    ids = MarianIds.of({**whole, **{name: generation[name] for name in names if generation and generation.get(name)}})
+    ids = MarianIds.of(
+        {**whole, **{name: generation[name] for name in names if generation and generation.get(name) is not None}}
+    )
     options = whole if generation is None else generation
     notes = []
     if options.get("max_length") is None and options.get("max_new_tokens") is None:
         notes.append(
             "No max_length was given; as in transformers, translations end after 19 tokens (--max-new-tokens)."
         )
+    notes += never_produced(options, ids)
     tokenizer = _tokenizer(folder, ids, ours) if (folder / "source.spm").is_file() else None
     return MarianFiles(tokenizer, settings_from_peer(options, ids), generation, notes)
 

@@ -14,7 +14,7 @@ from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 
-__all__ = ["MarianIds", "generation_to_peer", "settings_from_peer"]
+__all__ = ["MarianIds", "generation_to_peer", "never_produced", "settings_from_peer"]
 
 _DEFAULT_MAX_LENGTH = 20  # the peer's, for a model without this option
 # Options that we do not support, and their neutral value (or None).
@@ -138,9 +138,22 @@ def _banned(given: Mapping[str, Any], ids: MarianIds) -> tuple[int, ...]:
     if odd is not None:
         raise ConfigError(f"bad_words_ids or suppress_tokens holds {odd!r}; only single ids can be banned here.")
     banned = {word[0] for word in singles}
-    return tuple(
-        sorted(banned - {ids.pad, ids.start, ids.eos})
-    )  # padding and the start token are never produced anyway
+    # Our search never produces padding and the start token; see `never_produced`.
+    return tuple(sorted(banned - {ids.pad, ids.start, ids.eos}))
+
+
+def never_produced(given: Mapping[str, Any], ids: MarianIds) -> list[str]:
+    """Return a sentence for each id that the peer may produce and our search never does: padding and the start token,
+    if `bad_words_ids` and `suppress_tokens` leave them out.
+    """
+    words, tokens = given.get("bad_words_ids") or [], given.get("suppress_tokens") or []
+    banned = [*words, *([token] for token in tokens)]
+    names = {ids.start: "the start token", ids.pad: "padding"}
+    return [
+        f"The generation options do not ban {name} ({index}); transformers could produce it, manyheads never does."
+        for index, name in names.items()
+        if [index] not in banned
+    ]
 
 
 def generation_to_peer(settings: DecodingSettings, ids: MarianIds, max_len: int) -> tuple[dict[str, Any], list[str]]:

@@ -46,6 +46,7 @@ class Peer:
     inputs: ClassVar[tuple[str, ...] | None] = None
     layout: ClassVar[Layout] = {}
     unused: ClassVar[str] = ""
+    head: ClassVar[str] = ""
 
     def __init__(self, module: Any, config: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
         self.module, self.config, self.chosen = module, config, chosen
@@ -70,6 +71,11 @@ class Peer:
             match the config.
         """
         chosen = cls.read(config)
+        if cls.head and not any(re.match(cls.head, name) for name in state_dict):
+            raise ModelFileError(
+                f"the weights have no language-model head: they are those of a base model of {cls.name}, or of one with"
+                " another head; convert the model that was trained with its language-model head."
+            )
         module = cls.build(chosen, state_dict)
         import_weights(module, cls.prepare(state_dict, module), cls.layout_of(module))
         return cls(module.eval(), config, chosen)

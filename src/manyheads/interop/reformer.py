@@ -29,7 +29,10 @@ from manyheads.nn.attention.observing import observe
 
 __all__ = ["HFReformer"]
 
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "swish", "swish": "swish"}
+_ACTIVATIONS = {
+    **{"relu": "relu", "gelu": "gelu", "silu": "swish", "swish": "swish"},
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
+}
 
 
 class HFReformer(Peer):
@@ -75,6 +78,7 @@ class HFReformer(Peer):
         "tie_word_embeddings": False,
     }
     ignores_others = True
+    head = r"lm_head\."
     layout: ClassVar[Layout] = {
         "reformer.embeddings.word_embeddings.weight": "body.embedding.weight",
         "reformer.embeddings.position_embeddings.weights.*": "body.positions.weights.*",
@@ -182,7 +186,7 @@ class HFReformer(Peer):
             "axial_pos_embds": config.positions == "axial",
             "chunk_size_feed_forward": config.ff_chunk_len,
             "feed_forward_size": config.d_ff,
-            "hash_seed": config.hash_seed or None,
+            "hash_seed": config.hash_seed,
             "hidden_act": activations[config.activation],
             "hidden_dropout_prob": config.dropout,
             "hidden_size": config.d_model,

@@ -58,6 +58,7 @@ class TransfoXL(Peer):
         "attn_type": 0,
     }
     ignores_others = True
+    head = r"crit\."
     unused = r".*pos_emb\.inv_freq"
 
     @classmethod

@@ -15,7 +15,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop import PEERS
 from manyheads.interop.marian import ACTIVATIONS, Marian
-from manyheads.interop.marian_generation import MarianIds, generation_to_peer, settings_from_peer
+from manyheads.interop.marian_generation import MarianIds, generation_to_peer, never_produced, settings_from_peer
 from manyheads.nn.positions import sinusoidal_table
 
 IDS = MarianIds(pad=18, eos=0, start=18)
@@ -290,6 +290,35 @@ def test_what_the_peer_cannot_generate_is_said() -> None:
     assert generation_to_peer(DecodingSettings(length_penalty_kind="none"), IDS, 9)[0]["length_penalty"] == 0
     with pytest.raises(ConfigError, match="forced_prefix_ids"):
         generation_to_peer(DecodingSettings(forced_prefix_ids=(3, 4)), IDS, 9)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"bad_words_ids": [[9], [3]]}, []),
+        ({"bad_words_ids": [[9]], "suppress_tokens": [3]}, []),
+        ({"bad_words_ids": [[9]]}, ["the start token (3)"]),
+        ({}, ["the start token (3)", "padding (9)"]),
+    ],
+)
+def test_ids_that_only_the_peer_can_produce_are_named(options: dict[str, Any], named: list[str]) -> None:
+    found = never_produced(options, MarianIds(pad=9, eos=0, start=3))
+    assert [name for note in found for name in named if name in note] == named
+    assert len(found) == len(named)
+
+
+def test_padding_that_is_the_start_token_is_named_once() -> None:
+    assert len(never_produced({}, MarianIds(pad=9, eos=0, start=9))) == 1
+
+
+def test_a_base_model_has_no_head(state: dict[str, Tensor]) -> None:
+    base = {
+        name.removeprefix("model."): x
+        for name, x in state.items()
+        if name not in ("final_logits_bias", "lm_head.weight")
+    }
+    with pytest.raises(ModelFileError, match="have no language-model head"):
+        build(OPTIONS, base)
 
 
 def test_special_ids_must_be_ids() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig
@@ -116,6 +118,35 @@ def test_weights_that_do_not_fit() -> None:
         LOADER.from_peer(config, turned)
     old = {"reformer.encoder.layers.1.attention.self_attention.mask_value_float32": torch.tensor(-1e9)}
     LOADER.from_peer(config, {**state, **old})
+
+
+def test_a_base_model_has_no_head() -> None:
+    config, state = weights()
+    base = {name.removeprefix("reformer."): x for name, x in state.items() if not name.startswith("lm_head.")}
+    with pytest.raises(ModelFileError, match="have no language-model head"):
+        LOADER.from_peer(config, base)
+
+
+@pytest.mark.parametrize("activation", ["gelu_fast", "gelu_pytorch_tanh"])
+def test_approximations_of_gelu(activation: str) -> None:
+    config, state = weights()
+    config["model"]["hidden_act"] = activation
+    assert LOADER.from_peer(config, state).module.config.activation == "gelu_tanh"
+
+
+@pytest.mark.parametrize(("seed", "ours"), [(None, 0), (0, 0), (7, 7)])
+def test_the_seed_of_the_hashes_goes_there_and_back(
+    seed: int | None, ours: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, state = weights()
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.json").write_text(json.dumps({**config["model"], "model_type": "reformer", "hash_seed": seed}))
+    save_file(state, theirs / "model.safetensors")
+    assert "draw random rotations of their own" in import_folder(theirs, tmp_path / "ours").notes[0]
+    assert load(tmp_path / "ours").config.hash_seed == ours
+    export_folder(tmp_path / "ours", tmp_path / "again", "transformers/Reformer")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["hash_seed"] == seed
 
 
 def test_an_open_number_of_buckets_follows_from_the_length() -> None:
