@@ -171,8 +171,11 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
     model = load(source)
     kept = _read_object(source / PEER_FILE) if (source / PEER_FILE).is_file() else {}
     kept = kept if kept.get("peer") == peer else {}
-    tokenizer = load_tokenizer(source) if has_tokenizer(source) else None
+    translates = isinstance(model, Seq2Seq)
+    tokenizer = load_tokenizer(source) if translates and has_tokenizer(source) else None
     notes: list[str] = []
+    if not translates and has_tokenizer(source):
+        notes.append(f"The vocabulary was left out; {peer} has no file for it.")
     if model.config.architecture != FORMATS[peer].architecture:
         raise ConfigError(f"{peer} cannot hold a {model.config.architecture}.")
     config, weights = PEERS[peer].to_peer(model.body if peer == TORCH else model)
@@ -189,7 +192,7 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
         config = {**known, **before, **config["model"]}
         if before.get("hash_seed", 0) is None and config.get("hash_seed") == 0:
             config["hash_seed"] = None  # the peer's default, for which import chose the seed 0
-    elif tokenizer is not None and isinstance(model, Seq2Seq):
+    elif tokenizer is not None:
         config["pad"] = tokenizer.source.pad_id
     if peer == TORCH:
         notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")

@@ -21,6 +21,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.sides import load_tokenizer
 
 PEER_FILES = (
@@ -281,16 +282,19 @@ def test_other_peers(manyheads: Callable[..., int], tmp_path: Path, capsys: pyte
     assert "norm 'unbiased'" in capsys.readouterr().err
 
 
-def test_a_reformer_both_ways(manyheads: Callable[..., int], tmp_path: Path) -> None:
+def test_a_reformer_both_ways(
+    manyheads: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(1)
     config = ReformerConfig(
         vocab_size=19, d_model=24, num_heads=2, head_dim=8, d_ff=40, num_layers=2, layers=("local", "lsh"),
         axial_shape=(4, 8), axial_dims=(8, 16), max_len=32, num_buckets=(2, 4), chunk_len=4, exact_len=4,
         local_chunk_len=4, visible="chunk", look_across_rounds=True, wrap=True, local_wrap=True, norm_eps=1e-12,
     )  # fmt: skip
-    save_pretrained(build_model(config), tmp_path / "model")
+    save_pretrained(build_model(config), tmp_path / "model", tokenizer=ByteVocabulary())
     there = ["convert", tmp_path / "model", "--to", "transformers/Reformer", "-o", tmp_path / "theirs"]
     assert manyheads(*there) == 0
+    assert "The vocabulary was left out" in capsys.readouterr().err
     assert json.loads((tmp_path / "theirs" / "config.json").read_text("utf-8"))["model_type"] == "reformer"
     assert manyheads("convert", tmp_path / "theirs", "-o", tmp_path / "again") == 0
     first, again = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "again"))
