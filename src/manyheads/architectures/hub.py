@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ModelFileError
 
 __all__ = ["resolve_model_path"]
@@ -33,6 +34,12 @@ def resolve_model_path(path: str | Path, *, revision: str | None = None) -> Path
     if not _HUB_NAME.fullmatch(str(path)) or str(path).startswith((".", "/")):
         raise ModelFileError(
             f"there is no folder {folder}; give a model folder, a run folder, or owner/name on the hub."
+        )
+    if folder.parent.is_dir():  # such as `runs/dmeo`: a mistake in a local name does not belong on the network
+        names = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
+        near = did_you_mean(folder.name, names, prefix=f"{folder.parent}/")
+        raise ModelFileError(
+            f"there is no folder {folder}.{near} The hub was not asked, because there is a folder {folder.parent} here."
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -109,8 +109,9 @@ class DecodingSettings:
             )
         if not self.do_sample and self.num_return_sequences > self.num_beams:
             raise ConfigError(
-                f"num_return_sequences is {self.num_return_sequences} but num_beams is {self.num_beams};"
-                " a search returns at most num_beams hypotheses (or turn do_sample on).",
+                f"num_return_sequences is {self.num_return_sequences} but num_beams is {self.num_beams}; a search returns"
+                " at most num_beams hypotheses. Lower num_return_sequences (--nbest), raise num_beams (--beam), or turn"
+                " do_sample on.",
                 fields=("num_return_sequences", "num_beams", "do_sample"),
             )
 

@@ -79,6 +79,7 @@ def resolve_run(
     if is_complete:
         try:
             config = resolve(kind, sources)
+            found += _unused_vocabulary(typed, config)
         except ConfigError as error:
             found.append(str(error))
     if found:
@@ -101,10 +102,30 @@ def _base(typed: Source, preset: str | None, files: Sequence[str], precision: st
         named = [(earlier, False)] if earlier.is_file() else []
     for file, may_be_pipe in named:
         try:
-            sources.append(load_yaml(file, may_be_pipe=may_be_pipe))
+            source = load_yaml(file, may_be_pipe=may_be_pipe)
+            if "preset" in source.values:
+                mistakes.append(
+                    f"{source.where('preset')}: preset is not a setting of a file; remove the line, and give"
+                    f" --preset {source.values['preset']} on the command line, together with --config."
+                )
+            sources.append(source)
         except ConfigError as error:
             mistakes.append(str(error))
     return sources
+
+
+def _unused_vocabulary(typed: Source, config: RunConfig) -> list[str]:
+    """A message for each setting of a vocabulary that the command line asks of data that already has one."""
+    path = str(config.data.path)
+    manifest = Path(path) / "manifest.json"
+    if not manifest.is_file():
+        return []
+    given = [f"--{name}.{key}" for name in ("tokenizer", "vocabulary") for key in _section(typed, name)]
+    return [
+        f"{name} has no effect on {path}, whose tokenizer was trained when the data was prepared; leave it out, or"
+        f" prepare the data again with --{name.partition('.')[2].replace('_', '-')}."
+        for name in given
+    ]
 
 
 def _section(source: Source, name: str) -> dict[str, Any]:

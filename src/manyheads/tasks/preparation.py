@@ -24,6 +24,7 @@ __all__ = [
     "check_holdout",
     "chosen_vocabulary",
     "count_lines",
+    "smaller_than_asked",
     "summary_of",
 ]
 
@@ -149,6 +150,15 @@ def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, 
 def count_lines(counts: Mapping[str, int]) -> list[str]:
     """A line for each count that is not 0."""
     return [f"  {counts[name]:>13,} {what}" for name, what in _COUNTS.items() if counts.get(name)]
+
+
+def smaller_than_asked(manifest: Mapping[str, Any]) -> list[str]:
+    """A line if the text gave a smaller vocabulary than was asked for; otherwise none."""
+    made = manifest["tokenizer"]
+    asked = (made["settings"] or {}).get("vocab_size") or 0
+    if made["vocab_size"] >= asked:
+        return []
+    return [f"            {asked:,} were asked for, but the training text has no more that occur often enough"]
 
 
 def summary_of(folder: Path, digest: str, vocabulary: str, splits: Iterable[str], preset: str) -> str:

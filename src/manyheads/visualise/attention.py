@@ -31,6 +31,8 @@ __all__ = ["attention_figure"]
 
 MAX_LABELS = 40
 """More tokens than this on an axis: only every second, third ... is named."""
+MAX_SMALL_LABELS = 16
+"""The same for an axis of one of many heads."""
 MAX_FLAT_CHARS = 70
 """Names that fit below the columns side by side; longer ones are slanted."""
 
@@ -96,8 +98,10 @@ def attention_figure(
             _label(axes, "y", query_tokens, q_len)
         else:
             axes.set_title(name, loc="left", fontsize=9, color=INK)
-            axes.set_xticks([])
-            axes.set_yticks([])
+            head = int(panel)
+            # Tokens stand at the outer edges of the grid only: rows at its left, columns below each column's last head.
+            _label(axes, "x", key_tokens if head + columns >= num_heads else None, k_len, is_small=True)
+            _label(axes, "y", query_tokens if head % columns == 0 else None, q_len, is_small=True)
     if image is not None:
         bar = add_colour_bar(figure, image, [axes for _, axes in panels], shrink=0.6, aspect=30, pad=0.015)
         bar.set_label(f"attention weight{', colour by square root' if by_root else ''}", fontsize=9, color=MUTED)
@@ -123,15 +127,22 @@ def _heat_map(axes: Axes, weights: Array, top: float, by_root: bool) -> Any:
     return axes.imshow(weights, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
 
 
-def _label(axes: Axes, which: str, tokens: Sequence[str] | None, length: int) -> None:
-    """Label the positions, evenly thinned if there are too many to read."""
-    stride = math.ceil(length / MAX_LABELS)
+def _label(axes: Axes, which: str, tokens: Sequence[str] | None, length: int, *, is_small: bool = False) -> None:
+    """Label the positions, evenly thinned if there are too many to read.
+
+    Args: is_small: the axes of one of many heads; without tokens they get no labels.
+    """
+    if is_small and tokens is None:
+        axes.set_xticks([]) if which == "x" else axes.set_yticks([])
+        return
+    stride = math.ceil(length / (MAX_SMALL_LABELS if is_small else MAX_LABELS))
     places = list(range(0, length, stride))
     names = [_short(tokens[place]) if tokens is not None else str(place) for place in places]
     names, families = legible_texts(names)
-    size = 9.5 if length <= 24 else 8 if length <= MAX_LABELS else 7
+    size = 6 if is_small else 9.5 if length <= 24 else 8 if length <= MAX_LABELS else 7
     if which == "x":
-        flat = (max(map(len, names)) + 1) * len(names) <= MAX_FLAT_CHARS  # the longest label fits into its column
+        most = MAX_FLAT_CHARS // 3 if is_small else MAX_FLAT_CHARS
+        flat = (max(map(len, names)) + 1) * len(names) <= most  # the longest label fits into its column
         axes.set_xticks(places, names, ha="center", fontsize=size)
         if not flat:
             slant_long(axes.get_xticklabels())

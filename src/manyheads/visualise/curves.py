@@ -107,15 +107,9 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
             linewidth=2.0,
             marker="o",
             markersize=4.5,
-            label=f"validation  {valid[-1]:.3f}",
+            label=f"validation  {valid[-1]:.3f}, best {valid[best]:.3f}",
         )
         axes.plot(steps[best], valid[best], "o", color=COLOURS[1], markersize=10, markerfacecolor="none")
-        axes.annotate(
-            f"best {valid[best]:.3f}", (steps[best], valid[best]), (0, -16), textcoords="offset points",
-            ha="right", fontsize=9, color=COLOURS[1],
-            bbox={"facecolor": axes.get_facecolor(), "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
-            zorder=2.2,  # over the curves, under the axis
-        )  # fmt: skip
     both = np.concatenate([smooth, valid])
     if len(both) > 5:
         # The first losses of a run are much larger than the rest; clip them so that the rest stays readable.
@@ -138,7 +132,8 @@ def _scores(axes: Axes, records: list[Mapping[str, Any]]) -> None:
     style_axes(axes, title="Validation scores")
     _from_zero(axes)
     # Leave space above the curves for their labels, which would overlap at the curves' ends.
-    axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 1.0) * 1.3)
+    # Scores go up to 100; below 10 the axis stays, so that a score of almost zero looks like one.
+    axes.set_ylim(bottom=0, top=min(max(axes.get_ylim()[1], 10.0) * 1.3, 130.0))
     axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper left", ncols=2)
 
 

@@ -208,3 +208,17 @@ def test_neither_torch_nor_pyplot_is_imported() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(result.stdout) == [[], False, False]
+
+
+def test_every_head_at_the_edge_has_tokens() -> None:
+    tokens = ["the", "cat", "sees"]
+    figure = attention_figure(attention(4, 3, 3), query_tokens=tokens, key_tokens=tokens)
+    heads = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("head")]
+    assert [len(axes.get_yticklabels()) for axes in heads] == [3, 0, 3, 0]
+    assert [len(axes.get_xticklabels()) for axes in heads] == [0, 0, 3, 3]
+
+
+def test_a_score_of_zero_looks_like_zero() -> None:
+    figure = learning_curve_figure([{"step": step, "valid_nll": 3.0, "bleu": 0.0} for step in (1, 2, 3)])
+    [scores] = [axes for axes in figure.axes if axes.get_title(loc="left") == "Validation scores"]
+    assert scores.get_ylim() == (0.0, 13.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -41,7 +42,8 @@ class LineWriter:
         if kind is None:
             self.write([])  # no input, no lines, but a file
         if self._file is not None and self._path != "-":
-            self._file.close()
+            with suppress(OSError):  # after an error of `_put`, which has named the file
+                self._file.close()
 
     def write(self, lines: Iterable[str]) -> None:
         """Write each line and a line feed.
@@ -65,7 +67,7 @@ class LineWriter:
             if self._path == "-" and sys.stdout is None:
                 raise SaveError("Standard output is closed; name a file by --output.")
             if self._file is None:
-                self._file = sys.stdout.buffer if self._path == "-" else Path(self._path).open("wb")  # noqa: SIM115
+                self._file = sys.stdout.buffer if self._path == "-" else _open_file(Path(self._path))
             self._file.write(text.encode("utf-8"))
             self._file.flush()
         except BrokenPipeError:
@@ -75,6 +77,13 @@ class LineWriter:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             name = "standard output" if self._path == "-" else self._path
             raise SaveError(f"Cannot write {name}: {error.strerror or error}.") from None
+
+
+def _open_file(path: Path) -> IO[bytes]:
+    """Open a file for writing. The content of an earlier file is lost, and a line on standard error says so."""
+    if path.is_file() and path.stat().st_size:
+        print(f"manyheads: {describe(str(path))} existed already and is replaced.", file=sys.stderr)
+    return path.open("wb")
 
 
 def refuse_same_file(output: str, *inputs: str | None) -> None:

@@ -16,7 +16,7 @@ from manyheads.data.preparing import SPLITS
 from manyheads.data.preparing_pairs import CLEANING, Pairs, prepare_corpus
 from manyheads.data.readers import PairFiles
 from manyheads.errors import ConfigError
-from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of
+from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
 from manyheads.text.parsing import ParsingTask
@@ -112,7 +112,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
     case = ", lower case" if data.tokenizer.lowercase else ""
     vocabulary = f"{data.tokenizer.kind}, {data.tokenizer.vocab_size:,} pieces{case}, {data.tokenizer.digest[:12]}"
     cleaning = _cleaning(folder)
-    lines = _about_languages(manifest.get("languages", []), cleaning)
+    lines = smaller_than_asked(manifest) + _about_languages(manifest.get("languages", []), cleaning)
     for split, counts in manifest["counts"].items():
         num_lines, num_pairs = counts["lines"], counts["pairs"]
         lines += ["", f"{split}: {num_pairs:,} pairs kept of {num_lines:,} read"]

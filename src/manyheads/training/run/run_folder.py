@@ -77,8 +77,10 @@ class RunFolder:
     def create(self) -> None:
         """Create the folder.
 
-        Raises: SaveError: it cannot be created. ConfigError: see `check`.
+        Raises: SaveError: it cannot be created. ConfigError: its name is a file's; see `check`.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"run_dir is {self.path}, which is a file; a run needs a folder. Choose another run_dir.")
         with saving(self.path, 0):
             make_folder(self.path)
             if os.access(self.path.absolute().parent, os.R_OK):
