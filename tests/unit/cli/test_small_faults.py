@@ -1,0 +1,93 @@
+"""Mistakes that users made, each of which gets one message with the value and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli.lines.output import LineWriter
+from manyheads.errors import SaveError
+from manyheads.tasks.preparation import smaller_than_asked
+
+Cli = Callable[..., int]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("I am hungry.\n")
+    return path
+
+
+def test_more_translations_than_beams(
+    manyheads: Cli, model_folder: Path, lines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manyheads("translate", model_folder, lines, "--nbest", 9) == 2
+    said = capsys.readouterr().err
+    assert "num_return_sequences is 9 but num_beams is 2" in said
+    assert "(--nbest), raise num_beams (--beam)" in said
+
+
+def test_a_missing_argument_is_named(manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("completion") == 2
+    assert "Missing: SHELL." in capsys.readouterr().err
+
+
+def test_a_preset_in_a_file_of_settings(manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("seed: 1\npreset: debug\n")
+    assert manyheads("train", "--config", path) == 2
+    assert f"{path}, line 2: preset is not a setting of a file" in (said := capsys.readouterr().err)
+    assert "--preset debug" in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_names_the_file() -> None:
+    with pytest.raises(SaveError, match="Cannot write /dev/full: No space left"), LineWriter("/dev/full") as writer:
+        writer.write(["a line"])
+
+
+def test_a_file_in_place_of_a_run_folder(manyheads: Cli, lines: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("train", "--preset", "debug", "--run-dir", lines) == 2
+    assert f"run_dir is {lines}, which is a file" in capsys.readouterr().err
+    assert lines.read_text() == "I am hungry.\n"
+
+
+def test_a_mistake_in_a_local_name_does_not_go_to_the_hub(
+    manyheads: Cli, lines: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(lines.parent)
+    Path("runs/demo").mkdir(parents=True)
+    assert manyheads("translate", "runs/dmeo", lines) == 2
+    assert "there is no folder runs/dmeo. Did you mean runs/demo?" in capsys.readouterr().err
+
+
+def test_a_replaced_output_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.txt"
+    for said in ("", f"manyheads: {path} existed already and is replaced.\n"):
+        with LineWriter(str(path)) as writer:
+            writer.write(["a line"])
+        assert capsys.readouterr().err == said
+
+
+def test_a_vocabulary_is_not_asked_of_prepared_data(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"the cat sees {n} dogs\tdie Katze sieht {n} Hunde\n" for n in range(20)))
+    folder = tmp_path / "mine"
+    options = ("--tsv", pairs, "--valid-count", 5, "--vocab-size", 5000, "--output", folder)
+    assert manyheads("prepare", *options) == 0
+    assert "5,000 were asked for, but the training text has no more" in capsys.readouterr().out
+    assert manyheads("train", "--preset", "debug", "--data.path", folder, "--tokenizer.vocab_size", 400) == 2
+    assert "--tokenizer.vocab_size has no effect on" in (said := capsys.readouterr().err)
+    assert "prepare the data again with --vocab-size" in said
+
+
+def test_only_a_smaller_vocabulary_is_mentioned() -> None:
+    for made, asked, is_told in ((300, 400, True), (400, 400, False), (300, 0, False)):
+        manifest = {"tokenizer": {"vocab_size": made, "settings": {"vocab_size": asked}}}
+        assert bool(smaller_than_asked(manifest)) == is_told
+    assert smaller_than_asked({"tokenizer": {"vocab_size": 3, "settings": None}}) == []
