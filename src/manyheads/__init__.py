@@ -2,9 +2,10 @@
 
     import manyheads
     translator = manyheads.Translator.from_pretrained("runs/demo/model")
-    translator.translate(["I am hungry."])
+    translator("I am hungry.")
 
-Importing this package does not import torch or pydantic; the names below are loaded on first use.
+Importing this package does not import torch or pydantic; the names below, and the package `manyheads.nn`, are loaded on
+first use.
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manyheads import nn as nn
     from manyheads.architectures.pretrained import load as load
     from manyheads.decoding.generator import Generator as Generator
+    from manyheads.decoding.parser import Parser as Parser
     from manyheads.decoding.translator import Translator as Translator
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "Generator": "manyheads.decoding.generator",
+    "Parser": "manyheads.decoding.parser",
     "Translator": "manyheads.decoding.translator",
     "load": "manyheads.architectures.pretrained",
 }
 
-__all__ = ["Generator", "Translator", "__version__", "load"]
+__all__ = ["Generator", "Parser", "Translator", "__version__", "load", "nn"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return importlib.import_module("manyheads.nn")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'manyheads' has no attribute {name!r}")

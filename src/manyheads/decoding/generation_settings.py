@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from manyheads.config.checks import BELOW_ONE, between
 from manyheads.decoding.settings import check_common
 from manyheads.errors import ConfigError
 
-__all__ = ["GenerationSettings"]
+__all__ = ["GenerationOverrides", "GenerationSettings"]
 
 _RANGES = {
     "max_new_tokens": between(1, 10_000_000),
@@ -82,3 +83,23 @@ class GenerationSettings:
                 f" the longest of {max(map(len, self.stop)):,}.",
                 fields=["stop"],
             )
+
+
+class GenerationOverrides(TypedDict, total=False):
+    """The options of `GenerationSettings` as named arguments of one call; those left out keep their values."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    stop: tuple[str, ...]
+    num_return_sequences: int
+    banned_ids: tuple[int, ...]
+    memory_len: int | None
+    max_rows: int
+    seed: int

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Generator as Steps
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 import numpy as np
 import torch
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load
+from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.config.build import build
 from manyheads.decoding.batching import cut_rows, padded
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import Precision, choose_device, choose_precision, inference, narrow, pack
 from manyheads.decoding.ending import Ending
 from manyheads.decoding.generation_config import read_settings
-from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.generation_settings import GenerationOverrides, GenerationSettings
 from manyheads.decoding.hypothesis import check_finite, check_stop
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.repetition import Repetition
@@ -106,6 +106,9 @@ class _Row:
 class Generator:
     """A language model that continues text.
 
+        generator = Generator.from_pretrained("runs/xl-demo")
+        generator("It was ", temperature=0.7)  # a text for a text, a list for a list; the same as `generate`
+
     Args:
         model: a composite; it is put into evaluation mode.
         vocabulary: the model's vocabulary.
@@ -134,6 +137,11 @@ class Generator:
         self.vocabulary = vocabulary
         self.settings = GenerationSettings() if settings is None else settings
         self.precision = choose_precision(precision, self.device)
+
+    def __repr__(self) -> str:
+        config, vocabulary = self.model.config, self.vocabulary
+        kind = f"{vocabulary.kind}, {vocabulary.vocab_size:,} ids"
+        return f"Generator({config.architecture}, {kind}, {self.device}, {self.precision})"
 
     @classmethod
     def from_pretrained(
@@ -173,7 +181,29 @@ class Generator:
         settings = read_settings(folder, GenerationSettings)
         return cls(model, vocabulary, settings, chosen, chosen_precision, compile_steps=compile_steps)
 
-    def options(self, **overrides: Any) -> GenerationSettings:
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write a model folder that `from_pretrained` reads: weights, vocabulary and settings.
+
+        An existing folder is replaced, at once and completely.
+
+        Raises: SaveError: it could not be written, or its weights were rounded by `precision` bf16.
+        """
+        save_pretrained(self.model, path, tokenizer=self.vocabulary, generation=self.settings)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to another device. Returns: this generator.
+
+        Raises: RequestError: there is no such device, or it has no products in this precision.
+        """
+        chosen = choose_device(device)
+        choose_precision(self.precision, chosen)
+        self.model.to(chosen)
+        pack(self.model)  # the copies of weights in a faster layout belong to a device
+        self.device = chosen
+        self._stepping = CompiledSteps(self.model) if isinstance(self._stepping, CompiledSteps) else self.model
+        return self
+
+    def options(self, **overrides: Unpack[GenerationOverrides]) -> GenerationSettings:
         """Return the settings of a call.
 
         Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: an id is not in the
@@ -190,13 +220,23 @@ class Generator:
         return settings
 
     @overload
-    def generate(self, prompts: str, *, stop_asked: Callable[[], bool] | None = None, **overrides: Any) -> str: ...
+    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+        self, prompts: str, *, stop_asked: Callable[[], bool] | None = None, **overrides: Unpack[GenerationOverrides]
+    ) -> str: ...
     @overload
     def generate(
-        self, prompts: Sequence[str], *, stop_asked: Callable[[], bool] | None = None, **overrides: Any
+        self,
+        prompts: Sequence[str],
+        *,
+        stop_asked: Callable[[], bool] | None = None,
+        **overrides: Unpack[GenerationOverrides],
     ) -> list[str]: ...
     def generate(
-        self, prompts: str | Sequence[str], *, stop_asked: Callable[[], bool] | None = None, **overrides: Any
+        self,
+        prompts: str | Sequence[str],
+        *,
+        stop_asked: Callable[[], bool] | None = None,
+        **overrides: Unpack[GenerationOverrides],
     ) -> str | list[str]:
         """Return a continuation of each prompt, in order; a string for a string. An empty prompt begins a text.
 
@@ -211,16 +251,44 @@ class Generator:
             return self.generate([prompts], stop_asked=stop_asked, **overrides)[0]
         return [found[0].text for found in self.continuations(prompts, stop_asked=stop_asked, **overrides)]
 
+    __call__ = generate
+
+    @overload
+    def continuations(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+        self,
+        prompts: str,
+        *,
+        stop_asked: Callable[[], bool] | None = None,
+        first: int = 0,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> list[Continuation]: ...
+    @overload
     def continuations(
-        self, prompts: Sequence[str], *, stop_asked: Callable[[], bool] | None = None, first: int = 0, **overrides: Any
-    ) -> list[list[Continuation]]:
-        """Return `num_return_sequences` continuations of each prompt, with tokens and log-probabilities.
+        self,
+        prompts: Sequence[str],
+        *,
+        stop_asked: Callable[[], bool] | None = None,
+        first: int = 0,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> list[list[Continuation]]: ...
+    def continuations(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        stop_asked: Callable[[], bool] | None = None,
+        first: int = 0,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> list[Continuation] | list[list[Continuation]]:
+        """Return `num_return_sequences` continuations of each prompt, with tokens and log-probabilities; one list for a
+        string.
 
         The samples of a prompt depend on its number, the seed and the options, not on its batch (up to rounding).
 
         Args: first: number of the first prompt; with it, several calls draw the same samples as one call. Others as for
             `generate`.
         """
+        if isinstance(prompts, str):
+            return self.continuations([prompts], stop_asked=stop_asked, first=first, **overrides)[0]
         settings = self.options(**overrides)
         return self._continue(self.encode_prompts(prompts), settings, first, stop_asked)
 
@@ -230,7 +298,7 @@ class Generator:
         *,
         stop_asked: Callable[[], bool] | None = None,
         first: int = 0,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOverrides],
     ) -> list[list[Continuation]]:
         """Do the same as `continuations` for prompts given as ids, for models of data that is not text.
 
@@ -258,7 +326,12 @@ class Generator:
         return found
 
     def stream(
-        self, prompt: str, *, stop_asked: Callable[[], bool] | None = None, number: int = 0, **overrides: Any
+        self,
+        prompt: str,
+        *,
+        stop_asked: Callable[[], bool] | None = None,
+        number: int = 0,
+        **overrides: Unpack[GenerationOverrides],
     ) -> Iterator[str]:
         """Yield the continuation of one prompt during generation, in complete characters.
 
@@ -266,7 +339,8 @@ class Generator:
 
         Cost: constant per token.
         """
-        settings = self.options(**{**overrides, "num_return_sequences": 1})
+        overrides["num_return_sequences"] = 1
+        settings = self.options(**overrides)
         [ids] = self.encode_prompts([prompt])
         for new in self.steps([ids], settings, numbers=[number], stop_asked=stop_asked):
             if shown := "".join(token.text for token in new):

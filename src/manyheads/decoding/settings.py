@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from manyheads.config.checks import POSITIVE_FRACTION, Range, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["DecodingSettings", "check_common"]
+__all__ = ["DecodingOverrides", "DecodingSettings", "check_common"]
 
 # A file can contain any number; these limits exclude senseless ones.
 _COMMON_RANGES = {
@@ -109,11 +109,40 @@ class DecodingSettings:
             )
         if not self.do_sample and self.num_return_sequences > self.num_beams:
             raise ConfigError(
-                f"num_return_sequences is {self.num_return_sequences} but num_beams is {self.num_beams}; a search returns"
-                " at most num_beams hypotheses. Lower num_return_sequences (--nbest), raise num_beams (--beam), or turn"
-                " do_sample on.",
+                f"num_return_sequences is {self.num_return_sequences} but num_beams is {self.num_beams}; a search"
+                " returns at most num_beams hypotheses. Lower num_return_sequences (--nbest), raise num_beams (--beam),"
+                " or turn do_sample on.",
                 fields=("num_return_sequences", "num_beams", "do_sample"),
             )
+
+
+class DecodingOverrides(TypedDict, total=False):
+    """The options of `DecodingSettings` as named arguments of one call; those left out keep their values."""
+
+    num_beams: int
+    length_penalty: float
+    length_penalty_kind: Literal["gnmt", "power", "none"]
+    early_stopping: bool | Literal["never"]
+    max_new_tokens: int
+    max_len_ratio: float
+    max_len_offset: int
+    min_new_tokens: int
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    num_return_sequences: int
+    banned_ids: tuple[int, ...]
+    forced_prefix_ids: tuple[int, ...]
+    forced_eos: bool
+    well_formed: bool
+    renormalize_logits: bool
+    rules: Literal["manyheads", "marian", "marian-5"]
+    max_tokens: int
+    too_long: Literal["fail", "truncate"]
+    seed: int
 
 
 def check_common(settings: Any, ranges: Mapping[str, Range]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, cast, overload
+from typing import Any, Self, Unpack, cast, overload
 
 import torch
 
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.pretrained import load, read_config, read_languages
+from manyheads.architectures.pretrained import load, read_config, read_languages, save_pretrained
 from manyheads.architectures.protocols import Scorable, Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
@@ -23,7 +23,7 @@ from manyheads.decoding.grammar import Grammar, TreeGrammar
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.scoring import token_log_probs
 from manyheads.decoding.search import search_all
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.translation import Scored, Translation, one_line
 from manyheads.decoding.truncation import check_target_limit, fit, scored_limit, source_limit
 from manyheads.errors import ModelFileError, RequestError
@@ -39,6 +39,10 @@ Told = Callable[[int], None]
 
 class Translator:
     """A model that translates text.
+
+        translator = Translator.from_pretrained("runs/demo")
+        translator("I am hungry.")  # a text for a text, a list for a list; the same as `translate`
+        translator(["I am hungry.", "Thank you."], num_beams=8)
 
     Args:
         model: searchable; `score` also needs it to be `Scorable`. It is put into evaluation mode.
@@ -71,6 +75,12 @@ class Translator:
         self.precision = choose_precision(precision, self.device)
         self.languages: tuple[LanguagePair, ...] = ()
         self._searched: Searchable = CompiledSteps(self.model) if compile_steps else self.model
+
+    def __repr__(self) -> str:
+        config = getattr(self.model, "config", None)
+        name = getattr(config, "architecture", type(self.model).__name__)
+        pairs = ", ".join(f"{source} to {target}" for source, target in self.languages) or "languages not recorded"
+        return f"Translator({name}, {pairs}, {self.tokenizer.target.vocab_size:,} ids, {self.device}, {self.precision})"
 
     @classmethod
     def from_pretrained(
@@ -111,7 +121,34 @@ class Translator:
         made.languages = read_languages(folder)
         return made
 
-    def options(self, **overrides: Any) -> DecodingSettings:
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write a model folder that `from_pretrained` reads: weights, tokenizer, settings and languages.
+
+        An existing folder is replaced, at once and completely.
+
+        Raises: RequestError: the model is not one of this package. SaveError: it could not be written, or its weights
+            were rounded by `precision` bf16.
+        """
+        if not isinstance(self.model, Seq2Seq):
+            raise RequestError(f"a {type(self.model).__name__} has no config, so it cannot be saved as a model folder.")
+        save_pretrained(self.model, path, tokenizer=self.tokenizer, generation=self.settings, languages=self.languages)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to another device. Returns: this translator.
+
+        Raises: RequestError: there is no such device, or it has no products in this precision.
+        """
+        chosen = choose_device(device)
+        choose_precision(self.precision, chosen)
+        if isinstance(self.model, torch.nn.Module):
+            self.model.to(chosen)
+            pack(self.model)  # the copies of weights in a faster layout belong to a device
+        self.device = chosen
+        if isinstance(self._searched, CompiledSteps):
+            self._searched = CompiledSteps(self.model)
+        return self
+
+    def options(self, **overrides: Unpack[DecodingOverrides]) -> DecodingSettings:
         """Return the settings of a call. `do_sample=True` alone also sets num_beams to 1.
 
         Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: see `check_ids`.
@@ -127,8 +164,13 @@ class Translator:
         return settings
 
     @overload
-    def translate(
-        self, texts: str, *, stop: Callable[[], bool] | None = None, told: Told | None = None, **overrides: Any
+    def translate(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+        self,
+        texts: str,
+        *,
+        stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
+        **overrides: Unpack[DecodingOverrides],
     ) -> str: ...
     @overload
     def translate(
@@ -137,7 +179,7 @@ class Translator:
         *,
         stop: Callable[[], bool] | None = None,
         told: Told | None = None,
-        **overrides: Any,
+        **overrides: Unpack[DecodingOverrides],
     ) -> list[str]: ...
     def translate(
         self,
@@ -145,14 +187,17 @@ class Translator:
         *,
         stop: Callable[[], bool] | None = None,
         told: Told | None = None,
-        **overrides: Any,
+        **overrides: Unpack[DecodingOverrides],
     ) -> str | list[str]:
         """Return the best translation of each text, in order; a string for a string. An empty text gives an empty text.
+
+        The lines of a text are translated one by one, and the line breaks are kept. (For a parser, a line break stands
+        between two words, as a space does.)
 
         Args:
             texts: one text or several.
             stop: called before each step; if it returns true, SearchStopped is raised.
-            told: called after each batch with the number of finished texts (empty texts are not counted).
+            told: called after each batch with the number of finished lines (empty lines are not counted).
             overrides: any field of `DecodingSettings`, for this call.
 
         Raises: RequestError: a text is too long or not a string. ConfigError: a bad option. DataError: a text is not
@@ -160,8 +205,27 @@ class Translator:
         """
         if isinstance(texts, str):
             return self.translate([texts], stop=stop, told=told, **overrides)[0]
-        return self._best_texts(self._search(texts, self.options(**overrides), stop, told=told))
+        _check_texts(texts)
+        settings = self.options(**overrides)
+        lines = [[text] if isinstance(self.tokenizer, ParsingTokenizer) else text.split("\n") for text in texts]
+        numbers = [number for number, of_text in enumerate(lines, 1) for _ in of_text]
+        flat = [line for of_text in lines for line in of_text]
+        found = iter(self._best_texts(self._search(flat, settings, stop, told=told, numbers=numbers)))
+        return [_joined(list(islice(found, len(of_text)))) for of_text in lines]
 
+    __call__ = translate
+
+    @overload
+    def translate_nbest(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+        self,
+        texts: str,
+        *,
+        stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
+        first_number: int = 1,
+        **overrides: Unpack[DecodingOverrides],
+    ) -> list[Translation]: ...
+    @overload
     def translate_nbest(
         self,
         texts: Sequence[str],
@@ -169,14 +233,26 @@ class Translator:
         stop: Callable[[], bool] | None = None,
         told: Told | None = None,
         first_number: int = 1,
-        **overrides: Any,
-    ) -> list[list[Translation]]:
-        """Return up to num_return_sequences translations of each text, best first; arguments and errors as `translate`.
+        **overrides: Unpack[DecodingOverrides],
+    ) -> list[list[Translation]]: ...
+    def translate_nbest(
+        self,
+        texts: str | Sequence[str],
+        *,
+        stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
+        first_number: int = 1,
+        **overrides: Unpack[DecodingOverrides],
+    ) -> list[Translation] | list[list[Translation]]:
+        """Return up to num_return_sequences translations of each text, best first; one list for a string.
 
-        An empty text gives one empty translation with score 0 and no tokens.
+        Other arguments and errors are those of `translate`. A text is one sentence here: a line break in it counts as a
+        space. An empty text gives one empty translation with score 0 and no tokens.
 
         Args: first_number: number of the first text in messages and for sampling, if the texts are one block of many.
         """
+        if isinstance(texts, str):
+            return self.translate_nbest([texts], stop=stop, told=told, first_number=first_number, **overrides)[0]
         found = self._search(texts, self.options(**overrides), stop, first_number - 1, told)
         empty = Translation("", 0.0, [], [])
         return [[self._translation(hypothesis) for hypothesis in hypotheses] or [empty] for hypotheses in found]
@@ -187,7 +263,7 @@ class Translator:
         *,
         lines_at_once: int = 256,
         stop: Callable[[], bool] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[DecodingOverrides],
     ) -> Iterator[str]:
         """Translate a stream: read `lines_at_once` lines, yield their translations in order, and repeat.
 
@@ -198,6 +274,17 @@ class Translator:
         """
         return self._stream(iter(lines), lines_at_once, self.options(**overrides), stop)
 
+    @overload
+    def score(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+        self,
+        sources: str,
+        references: str,
+        *,
+        stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
+        first_number: int = 1,
+    ) -> Scored: ...
+    @overload
     def score(
         self,
         sources: Sequence[str],
@@ -206,8 +293,17 @@ class Translator:
         stop: Callable[[], bool] | None = None,
         told: Told | None = None,
         first_number: int = 1,
-    ) -> list[Scored]:
-        """Return the token log-probabilities of each reference given its source.
+    ) -> list[Scored]: ...
+    def score(
+        self,
+        sources: str | Sequence[str],
+        references: str | Sequence[str],
+        *,
+        stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
+        first_number: int = 1,
+    ) -> Scored | list[Scored]:
+        """Return the token log-probabilities of each reference given its source; one result for two strings.
 
         An empty reference consists of EOS only. A text that is too long for the model or for max_tokens is refused or
         truncated, as `too_long` says.
@@ -218,11 +314,14 @@ class Translator:
 
         Raises: RequestError: unequal counts, a text that is too long, or a model that cannot score.
         """
+        if isinstance(sources, str) and isinstance(references, str):
+            return self.score([sources], [references], stop=stop, told=told, first_number=first_number)[0]
         if not isinstance(self.model, Scorable):
             raise RequestError(f"a {type(self.model).__name__} gives no log-probabilities of whole targets.")
         if isinstance(sources, str) or isinstance(references, str) or len(sources) != len(references):
             raise RequestError(
-                f"{len(sources)} sources but {len(references)} references; give two lists of equal length."
+                f"{len(sources)} sources but {len(references)} references; give two lists of equal length, or two"
+                " strings."
             )
         reader, token = self.tokenizer.source, self.tokenizer.target
         source_ids = [[*ids, reader.eos_id] for ids in self._encode(sources, reader)]
@@ -262,16 +361,18 @@ class Translator:
         stop: Callable[[], bool] | None,
         first: int = 0,
         told: Told | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each text; an empty list for an empty text."""
-        if isinstance(texts, str):
-            raise RequestError("give a list of texts, not one string.")
+        """Return the hypotheses of each text; an empty list for an empty text.
+
+        Args: first: number of earlier texts. numbers: of the texts in messages; None: first + 1, first + 2, ...
+        """
         reader, writer = self.tokenizer.source, self.tokenizer.target
         encoded = self._encode(texts, reader)
         full = [place for place, ids in enumerate(encoded) if ids and texts[place].strip()]
         sources = [[*encoded[place], reader.eos_id] for place in full]
-        numbers = [first + place + 1 for place in full]
-        sources = fit(sources, numbers, *source_limit(settings, self.model.max_len), too_long=settings.too_long)
+        named = [first + place + 1 if numbers is None else numbers[place] for place in full]
+        sources = fit(sources, named, *source_limit(settings, self.model.max_len), too_long=settings.too_long)
         results: list[list[Hypothesis]] = [[] for _ in texts]
         with inference(self.device, self.precision):
             found = search_all(
@@ -298,9 +399,7 @@ class Translator:
         return TreeGrammar(self.tokenizer)
 
     def _encode(self, texts: Sequence[str], side: Side) -> list[list[int]]:
-        for place, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise RequestError(f"text {place + 1} is a {type(text).__name__}; texts are strings.")
+        _check_texts(texts)
         return side.encode_batch(list(texts))
 
     def _best_texts(self, found: list[list[Hypothesis]]) -> list[str]:
@@ -311,6 +410,18 @@ class Translator:
         ids = [*hypothesis.ids, writer.eos_id] if hypothesis.ended else hypothesis.ids
         text = writer.decode(hypothesis.ids)
         return Translation(text, hypothesis.score, writer.tokens(ids), hypothesis.token_log_probs)
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    """Raises: RequestError: a text is not a string."""
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise RequestError(f"text {place + 1} is a {type(text).__name__}; texts are strings.")
+
+
+def _joined(lines: list[str]) -> str:
+    """Return the translations of a text's lines as one text with as many lines."""
+    return lines[0] if len(lines) == 1 else "\n".join(map(one_line, lines))
 
 
 def _check_vocabularies(config: Any, tokenizer: TranslationTokenizer, folder: Path) -> None:

@@ -116,7 +116,7 @@ def _base(typed: Source, preset: str | None, files: Sequence[str], precision: st
 
 def _unused_vocabulary(typed: Source, config: RunConfig) -> list[str]:
     """A message for each setting of a vocabulary that the command line asks of data that already has one."""
-    path = str(config.data.path)
+    path = str(_section(Source(to_plain(config), ""), "data").get("path"))
     manifest = Path(path) / "manifest.json"
     if not manifest.is_file():
         return []

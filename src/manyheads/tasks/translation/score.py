@@ -25,7 +25,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     pairs = list(read_pairs(options.source, options.target, on_bad_utf8=options.on_bad_utf8, report=report))
     show("loading the model", 0, 0)
     translator = options.run_on.load(Translator.from_pretrained, options.model)
-    budget = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
+    budget: dict[str, Any] = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
     translator.settings = translator.options(**budget, too_long=options.too_long)
 
     def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
