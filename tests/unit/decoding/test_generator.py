@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,8 +173,6 @@ def test_the_penalty_is_on_what_was_said() -> None:
 def test_stopping_and_mistakes(generator: Generator) -> None:
     with pytest.raises(SearchStopped):
         generator.generate("a", stop_asked=lambda: True)
-    with pytest.raises(RequestError, match="one string"):
-        generator.continuations("text")
     with pytest.raises(RequestError, match="prompt 2 is a int"):
         generator.generate(["a", 3])  # type: ignore[list-item]
     with pytest.raises(RequestError, match="banned_ids holds 256"):
@@ -250,3 +249,20 @@ def test_settings_of_each_prompt(generator: Generator) -> None:
     for seed in range(3):
         [[expected]] = generator.continuations(["It"], seed=seed, max_new_tokens=4 + seed)
         assert ended[seed].ids == expected.ids
+
+
+def test_a_string_gives_what_a_list_of_one_gives(generator: Generator) -> None:
+    assert generator("a") == generator.generate("a") == generator(["a"])[0]
+    assert generator.continuations("a") == generator.continuations(["a"])[0]
+
+
+def test_saved_moved_and_shown(generator: Generator, tmp_path: Path) -> None:
+    generator.save_pretrained(tmp_path / "model")
+    again = Generator.from_pretrained(tmp_path / "model")
+    assert again.settings == generator.settings
+    assert again.to("cpu") is again
+    assert again("It is") == generator("It is")
+    assert repr(again) == "Generator(transformer-xl, bytes, 256 ids, cpu, fp32)"
+    with pytest.raises(RequestError, match="cuda:99"):
+        again.to("cuda:99")
+    assert again.device == torch.device("cpu")

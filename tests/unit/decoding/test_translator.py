@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from unittest import TestCase
 
 import pytest
@@ -14,7 +14,8 @@ import torch
 
 from manyheads.decoding.device import choose_device
 from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.generation_settings import GenerationOverrides, GenerationSettings
+from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.text.settings import TokenizerSettings
@@ -52,6 +53,31 @@ def test_nbest(translator: Translator) -> None:
     assert len(best.tokens) == len(best.token_log_probs)
     assert best.tokens[-1] == "</s>" or len(best.tokens) == 6
     assert found[2][0].tokens == []
+
+
+def test_a_string_gives_what_a_list_of_one_gives(translator: Translator) -> None:
+    assert translator("a dog") == translator.translate("a dog") == translator(["a dog"])[0]
+    assert (
+        translator.translate_nbest("a dog", num_return_sequences=2)
+        == (translator.translate_nbest(["a dog"], num_return_sequences=2)[0])
+    )
+
+
+def test_the_lines_of_a_text_stay_lines(translator: Translator) -> None:
+    first, second = translator(["a dog", "the cat"])
+    assert translator("a dog\n\nthe cat\n") == f"{first}\n\n{second}\n"
+    assert translator(["the cat", "a dog\nthe cat"]) == [second, f"{first}\n{second}"]
+
+
+def test_a_line_that_is_too_long_is_named_by_its_text(hash_model: Any, tokenizer: Tokenizer) -> None:
+    translator = Translator(hash_model(max_len=5), tokenizer)
+    with pytest.raises(RequestError, match="text 2 has"):
+        translator(["a\na", "a\n" + "a " * 9])
+
+
+def test_options_by_name_are_those_of_the_settings() -> None:
+    for overrides, settings in ((DecodingOverrides, DecodingSettings), (GenerationOverrides, GenerationSettings)):
+        assert get_type_hints(overrides) == {name: get_type_hints(settings)[name] for name in vars(settings())}
 
 
 def test_overrides(translator: Translator) -> None:
@@ -115,8 +141,6 @@ def test_too_long(hash_model: Any, tokenizer: Tokenizer) -> None:
 def test_wrong_types(translator: Translator) -> None:
     with pytest.raises(RequestError, match="text 2 is a int"):
         translator.translate(["a", 5])  # type: ignore[list-item]
-    with pytest.raises(RequestError, match="list of texts"):
-        translator.translate_nbest("a dog")
     with pytest.raises(RequestError, match="gives no log-probabilities"):
         translator.score(["a"], ["b"])
     with pytest.raises(RequestError, match="auto, fp32, bf16"):

@@ -300,3 +300,17 @@ def test_biases_by_name() -> None:
     torch.testing.assert_close(layer(x)[0].double(), slow(layer, x, x, x, None), atol=1e-5, rtol=1e-5)
     with pytest.raises(ConfigError, match="bias is"):
         MultiHeadAttention(W, H, bias=("gate_proj",))
+
+
+def test_a_wrong_width_or_a_tensor_as_mask_is_named() -> None:
+    attention = MultiHeadAttention(8, num_heads=2, key_dim=6)
+    forward = MultiHeadAttention.forward.__wrapped__  # type: ignore[attr-defined]  # without the tests' own checks
+    with pytest.raises(ShapeError, match=r"the query has shape \(1, 3, 5\), so its width is 5, .* width of 8"):
+        forward(attention, torch.randn(1, 3, 5), torch.randn(1, 3, 6))
+    with pytest.raises(ShapeError, match=r"the key .* width of 6; .* key_dim=7"):
+        forward(attention, torch.randn(1, 3, 8), torch.randn(1, 3, 7))
+    for wrong in (torch.ones(3, 3), torch.ones(3, 3, dtype=torch.bool)):
+        with pytest.raises(ShapeError, match=r"from_allowed.*from_blocked.*from_additive"):
+            forward(attention, torch.randn(1, 3, 8), torch.randn(1, 3, 6), mask=wrong)
+        with pytest.raises(ShapeError, match="from_allowed"):
+            Causal() & wrong  # type: ignore[operator]

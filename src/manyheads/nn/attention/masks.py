@@ -16,7 +16,19 @@ from manyheads.errors import ShapeError
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["Bias", "Both", "Causal", "Dense", "KeyPadding", "Lengths", "Mask", "Window", "dense_bias", "dense_mask"]
+__all__ = [
+    "Bias",
+    "Both",
+    "Causal",
+    "Dense",
+    "KeyPadding",
+    "Lengths",
+    "Mask",
+    "Window",
+    "dense_bias",
+    "dense_mask",
+    "refuse_tensor",
+]
 
 
 class Mask:
@@ -28,6 +40,7 @@ class Mask:
     """
 
     def __and__(self, other: Mask | None) -> Mask:
+        refuse_tensor(other)
         return self if other is None else Both(first=self, second=other)
 
     def allowed(self, queries: Int[Tensor, " q_len"], keys: Int[Tensor, " k_len"]) -> Bool[Tensor, ...]:
@@ -193,6 +206,17 @@ def _four_axes(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     return pattern
 
 
+def refuse_tensor(mask: Mask | None) -> None:
+    """Raises: ShapeError: the mask is a bare tensor, which does not say whether True allows or blocks."""
+    if isinstance(mask, Tensor):
+        raise ShapeError(
+            f"a mask is a description, not a tensor (here of shape {tuple(mask.shape)}). Convert it with"
+            " manyheads.nn.conventions: from_allowed(mask, sizes) if True may be attended to, from_blocked(mask, sizes)"
+            " if True may not (torch's attn_mask and key_padding_mask), from_additive(mask, sizes) if it is added to"
+            " the scores."
+        )
+
+
 def dense_mask(
     mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0
 ) -> Bool[Tensor, "#batch #heads #q_len #k_len"] | None:
@@ -214,6 +238,7 @@ def dense_bias(
     mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0
 ) -> tuple[Bool[Tensor, "#batch #heads #q_len #k_len"] | None, Float[Tensor, "#batch #heads #q_len #k_len"] | None]:
     """The pattern as `dense_mask` has it, and what is added to the scores; where it forbids, it adds nothing."""
+    refuse_tensor(mask)
     if mask is None:
         return None, None
     queries = torch.arange(first_query, first_query + q_len, device=device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.attention.masks import Dense, Mask
+from manyheads.nn.attention.masks import Dense, Mask, refuse_tensor
 from manyheads.nn.attention.planned import PlannedKeyValues
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
@@ -176,7 +176,8 @@ class MultiHeadAttention(nn.Module):
 
         Returns: the output (batch, q_len, d_model), the state with the new positions (None if none was given), and if
             asked for the weights (batch, heads, q_len, k_len); all without batch if the query has none, but the state.
-        Raises: ShapeError: the query has neither two nor three axes.
+        Raises: ShapeError: the query has neither two nor three axes; a width is not the one of the projections; the
+            mask is a tensor.
         """
         if query.dim() == 2:
             key, value = (None if x is None else x[None] for x in (key, value))
@@ -187,6 +188,8 @@ class MultiHeadAttention(nn.Module):
                 f"a query of shape {tuple(query.shape)} has {query.dim()} axes; give (batch, q_len, query_dim), or"
                 " (q_len, query_dim)."
             )
+        refuse_tensor(mask)
+        self._check_widths(query, key, value)
         if key is None and value is None:
             q, k, v = self._project_together(query)
         else:
@@ -268,6 +271,16 @@ class MultiHeadAttention(nn.Module):
     def attention_weights(self, q: Tensor, k: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
         """Weights of projected queries on projected keys, before dropout: (batch, heads, q_len, k_len)."""
         return masked_weights(self.get_scores(q, k), mask, first_query)
+
+    def _check_widths(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+        key = query if key is None else key
+        given = {"query": query, "key": key, "value": key if value is None else value}
+        for (name, x), linear in zip(given.items(), (self.q_proj, self.k_proj, self.v_proj), strict=True):
+            if x.shape[-1] != linear.in_features:
+                raise ShapeError(
+                    f"the {name} has shape {tuple(x.shape)}, so its width is {x.shape[-1]}, but this attention was made"
+                    f" for a width of {linear.in_features}; change the input, or make it with {name}_dim={x.shape[-1]}."
+                )
 
     def _attend_openly(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, first_query: int

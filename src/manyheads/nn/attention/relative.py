@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.attention.masks import Mask
+from manyheads.nn.attention.masks import Mask, refuse_tensor
 from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads, width_of_heads
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linear
@@ -204,13 +204,19 @@ class RelativeAttention(nn.Module):
 
         Returns: (batch, q_len, d_model); if asked for, weights (batch, heads, q_len, k_len) as well. Without batch if x
             has none.
-        Raises: ShapeError: x has neither two nor three axes.
+        Raises: ShapeError: x has neither two nor three axes, or another width than d_model; the mask is a tensor.
         """
         if x.dim() == 2:
             answer = self.forward(x[None], None if memory is None else memory[None], places, mask, need_weights=True)
             return (answer[0][0], answer[1][0]) if need_weights else answer[0][0]
         if x.dim() != 3:
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, q_len, d_model), or (q_len, d_model).")
+        if x.shape[2] != self.q_proj.in_features:
+            raise ShapeError(
+                f"x has shape {tuple(x.shape)}, so its width is {x.shape[2]}, but this attention was made for d_model"
+                f" {self.q_proj.in_features}; change the input, or make it with d_model={x.shape[2]}."
+            )
+        refuse_tensor(mask)
         k, v = self.project_memory(x, memory)
         if places is None:
             places = self.places(x.shape[1], k.shape[2], x)
