@@ -40,10 +40,15 @@ def source_of(text: str, function: str) -> tuple[int, int]:
     body: list[ast.stmt] = ast.parse(text).body
     for name in function.split("."):
         found = [node for node in ast.walk(ast.Module(body, [])) if getattr(node, "name", None) == name]
-        [node] = [node for node in found if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        [node] = [node for node in found if isinstance(node, ast.FunctionDef | ast.ClassDef) and not is_overload(node)]
         body = node.body
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return lines[first - 1], lines[node.end_lineno or first]
+
+
+def is_overload(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    """Whether a function states the types of one kind of call only."""
+    return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
 
 
 def changed(text: str, mutant: dict[str, str]) -> str:
