@@ -159,14 +159,14 @@ def test_part_of_a_cache_in_bf16_is_asked_over_a_round_length(
     """What stands behind the end, and would poison every sum, is not seen; and products have few different lengths."""
     monkeypatch.setattr(policy, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(policy, "_MANY_PAIRS", 1)
-    lengths = []
-    lengthened = attention._lengthened
+    lengths: list[int] = []
+    plain_attention = attention.plain_attention
 
-    def counted(x: torch.Tensor, missing: int) -> torch.Tensor:
-        lengths.append(x.shape[2] + missing)
-        return lengthened(x, missing)
+    def counted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *more: Any, **options: Any) -> Any:
+        lengths.extend((key.shape[2], value.shape[2]))
+        return plain_attention(query, key, value, *more, **options)
 
-    monkeypatch.setattr(attention, "_lengthened", counted)
+    monkeypatch.setattr(attention, "plain_attention", counted)
     q, k, v = inputs(2, 40, torch.bfloat16)
     k[:, :, k_len:] = v[:, :, k_len:] = torch.nan
     q, parts = q[:, :, : 2 if k_len > 1 else 1], (k[:, :, :k_len], v[:, :, :k_len])
@@ -183,4 +183,4 @@ def test_part_of_a_cache_in_bf16_is_asked_over_a_round_length(
     dot_product_attention(q, *whole)
     with torch.enable_grad():
         dot_product_attention(q.clone().requires_grad_(), *parts)
-    assert len(lengths) == 4
+    assert lengths[4:] == [k_len] * 4

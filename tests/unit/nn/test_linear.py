@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """oneDNN is the faster one here, and for small products too; the shapes that it is asked for."""
     shapes: list[tuple[int, ...]] = []
-    by_onednn = module._by_onednn
+    by_onednn = module.onednn_linear
 
     def counted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         shapes.append((*x.shape, weight.shape[0]))
@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(policy, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(policy, "_LEAST_WORK", 1)
     monkeypatch.setattr(policy, "_LEAST_PACKED_WORK", 1)
-    monkeypatch.setattr(module, "_by_onednn", counted)
+    monkeypatch.setattr(module, "onednn_linear", counted)
     return shapes
 
 

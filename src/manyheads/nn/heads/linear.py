@@ -123,4 +123,4 @@ class LinearHead(nn.Module):
 
 def _nothing_to_drop(rows: Tensor, keep: Tensor) -> bool:
     """Return whether all rows are kept, so that they need not be copied."""
-    return policy.size_is_known() and len(rows) == keep.numel()
+    return not policy.is_compiled() and len(rows) == keep.numel()

@@ -1,4 +1,4 @@
-"""The computation behind the modules of `nn`. In each file the formula stands first, the fast implementations below it.
+"""The computation of the modules in `nn`. Each file begins with the formula; fast implementations follow it.
 
-`policy` decides between them: only it asks about processors, compilers, number types and sizes.
+`policy` chooses the implementation. No other file asks about processors, compilers, dtypes or sizes to save time.
 """

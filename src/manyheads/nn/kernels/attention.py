@@ -1,4 +1,6 @@
-"""Scaled dot-product attention: softmax(Q K^T / sqrt(d_k)) V, by the implementation that is fastest here.
+"""Scaled dot-product attention: softmax(Q K^T / sqrt(d_k)) V.
+
+`plain_attention` is the formula. `dot_product_attention` computes it with the implementation that `policy` selects.
 
 Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.1, eq. 1.
 """
@@ -17,10 +19,27 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.softmax import masked_softmax, weighted_by_sums
 from manyheads.nn.shapes import Float
 
-__all__ = ["dot_product_attention", "dot_product_scores", "dot_product_weights", "masked_weights"]
+__all__ = [
+    "dot_product_attention",
+    "dot_product_scores",
+    "dot_product_weights",
+    "masked_weights",
+    "plain_attention",
+]
 
-# Numbers of keys are rounded up to multiples of this, so that oneDNN compiles few kernels.
-_ROUND = 16
+
+def plain_attention(
+    query: Float[Tensor, "batch heads q_len head_dim"],
+    key: Float[Tensor, "batch heads k_len head_dim"],
+    value: Float[Tensor, "batch heads k_len value_dim"],
+    mask: Mask | None = None,
+    dropout_rate: float = 0.0,
+    scale: float | None = None,
+    first_query: int = 0,
+) -> Float[Tensor, "batch heads q_len value_dim"]:
+    """Attention as in the formula; arguments as for `dot_product_attention`. Memory: O(q_len x k_len)."""
+    weights = dot_product_weights(query, key, mask, scale, first_query)
+    return torch.matmul(dropout(weights, dropout_rate), value)
 
 
 def dot_product_scores(
@@ -28,18 +47,16 @@ def dot_product_scores(
     key: Float[Tensor, "batch heads k_len head_dim"],
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads q_len k_len"]:
-    """Q K^T x scale. Args: scale: None is 1 / sqrt(head_dim)."""
-    if policy.wants_one_piece(key):
-        key = (
-            key.contiguous()
-        )  # oneDNN would copy it turned over: 174 us in place of 67 in a beam's step (decision 013)
+    """Return Q K^T x scale. Args: scale: None means 1 / sqrt(head_dim)."""
+    if policy.wants_contiguous(key):
+        key = key.contiguous()  # oneDNN would transpose and copy it: 174 instead of 67 us per beam step (decision 013)
     return torch.matmul(query * _scale(query, scale), key.transpose(-1, -2))
 
 
 def masked_weights(
     scores: Float[Tensor, "batch heads q_len k_len"], mask: Mask | None = None, first_query: int = 0
 ) -> Float[Tensor, "batch heads q_len k_len"]:
-    """Softmax over the keys that the mask allows, of the scores and the mask's bias."""
+    """Return the softmax of scores + the mask's bias over the keys that the mask allows; see `masked_softmax`."""
     allowed, bias = dense_bias(mask, scores.shape[2], scores.shape[3], scores.device, first_query)
     return masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
 
@@ -51,7 +68,7 @@ def dot_product_weights(
     scale: float | None = None,
     first_query: int = 0,
 ) -> Float[Tensor, "batch heads q_len k_len"]:
-    """The attention weights themselves, before dropout.
+    """Return the attention weights before dropout; arguments as for `dot_product_attention`.
 
     >>> dot_product_weights(torch.randn(2, 8, 5, 64), torch.randn(2, 8, 7, 64)).shape
     torch.Size([2, 8, 5, 7])
@@ -68,7 +85,7 @@ def dot_product_attention(
     scale: float | None = None,
     first_query: int = 0,
 ) -> Float[Tensor, "batch heads q_len value_dim"]:
-    """Weighted sum of the values; the weights are never kept.
+    """Return softmax(Q K^T x scale + bias) V.
 
         >>> from manyheads.nn import Causal
         >>> q, k, v = torch.randn(3, 2, 8, 5, 64).unbind()
@@ -76,13 +93,13 @@ def dot_product_attention(
         torch.Size([2, 8, 5, 64])
 
     Args:
-        mask: which keys each query may attend to; None is all.
-        dropout_rate: on the weights; 0 outside training.
-        scale: of the scores; None is 1 / sqrt(head_dim).
+        mask: the keys that each query may attend to; None: all.
+        dropout_rate: of the weights; 0 outside training.
+        scale: factor of the scores; None means 1 / sqrt(head_dim).
         first_query: position of the first query among the keys (the number of cached keys).
 
-    Returns: zeros for a query that may attend to nothing.
-    Cost: O(q_len x k_len) time; memory too by matrix products, O(q_len + k_len) by SDPA.
+    Returns: zeros for a query that may not attend to any key.
+    Cost: O(q_len x k_len) time. Memory: O(q_len x k_len) with matrix products, O(q_len + k_len) with SDPA.
     """
     path = policy.attention_path(query, key, value, dropout_rate)
     if path == "sums":
@@ -90,8 +107,7 @@ def dot_product_attention(
     if path == "rounded products":
         return _by_rounded_products(query, key, value, mask, scale, first_query)
     if path == "products" or not query.shape[2] * key.shape[2]:
-        weights = dot_product_weights(query, key, mask, scale, first_query)
-        return torch.matmul(dropout(weights, dropout_rate), value)
+        return plain_attention(query, key, value, mask, dropout_rate, scale, first_query)
     return _by_sdpa(query, key, value, mask, dropout_rate, scale, first_query)
 
 
@@ -104,9 +120,9 @@ def _by_sdpa(
     scale: float | None,
     first_query: int,
 ) -> Tensor:
-    """By torch's fused kernel: 1.3 to 5 times as fast as products in float32 without dropout (decision 001)."""
+    """Use torch's fused kernel: on CPUs 1.3 to 5 times as fast as products in fp32 without dropout (decision 001)."""
     q_len, k_len = query.shape[2], key.shape[2]
-    # SDPA's own causal flag counts from the first key and takes no second mask.
+    # SDPA's causal flag aligns the first query with the first key, and cannot be combined with a mask.
     plain_causal = isinstance(mask, Causal) and first_query == 0 and q_len == k_len
     allowed, bias = (None, None) if plain_causal else dense_bias(mask, q_len, k_len, query.device, first_query)
     given = allowed
@@ -123,10 +139,10 @@ def _by_sdpa(
 def _by_sums(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None, first_query: int
 ) -> Tensor:
-    """As sums of products, in float32 at least, for the compiler of a search's step: see `weighted_by_sums`.
+    """Use elementwise products and sums, at least in float32, in a compiled step of a search on a CPU.
 
-    The compiler makes one loop over keys and values where they lie; small matrix products were calls of oneDNN on
-    copies, and SDPA was slower than either (decision 016).
+    The compiler fuses them into one loop over keys and values in place. Small matrix products became calls of oneDNN
+    on copies, and SDPA was slower than either (decision 016).
     """
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = (query.to(wide)[:, :, :, None] * _scale(query, scale) * key.to(wide)[:, :, None]).sum(-1)
@@ -139,31 +155,20 @@ def _by_sums(
 def _by_rounded_products(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None, first_query: int
 ) -> Tensor:
-    """By products over copies of keys and values whose length is a multiple of 16; the mask hides what is added.
+    """Use products over copies of keys and values, padded to a multiple of 16 positions that the mask hides.
 
-    oneDNN compiles kernels for every number of keys, each of which takes half a step of decoding: the first
-    translation of 1,000 sentences is a tenth to a fifth faster (decision 006).
+    oneDNN compiles new kernels for each number of keys, which takes as long as half a step of decoding. With fewer
+    different numbers the first translation of 1,000 sentences is 10 to 20% faster on CPUs (decision 006).
     """
     q_len, k_len = query.shape[2], key.shape[2]
     allowed, bias = dense_bias(mask, q_len, k_len, query.device, first_query)
-    missing = -k_len % _ROUND
-    if missing:
-        seen = torch.ones(1, 1, dtype=torch.bool, device=key.device) if allowed is None else allowed
-        allowed = F.pad(seen.expand(*seen.shape[:-1], k_len), (0, missing))
-        bias = None if bias is None else F.pad(bias.expand(*bias.shape[:-1], k_len), (0, missing))
-    added = None if bias is None else Bias(bias)
-    longer = added if allowed is None else Dense(allowed) & added
-    weights = dot_product_weights(query, _lengthened(key, missing), longer, scale)
-    return torch.matmul(weights, _lengthened(value, missing))
-
-
-def _lengthened(x: Tensor, missing: int) -> Tensor:
-    """A contiguous copy with `missing` zeros at the end. (batch, heads, length, width)"""
-    batch, heads, length, width = x.shape
-    longer = x.new_empty(batch, heads, length + missing, width)
-    longer[:, :, :length] = x
-    longer[:, :, length:] = 0
-    return longer
+    missing = -k_len % policy.KEYS_MULTIPLE
+    if allowed is None:
+        allowed = torch.ones(1, 1, dtype=torch.bool, device=key.device)
+    padded = Dense(F.pad(allowed.expand(*allowed.shape[:-1], k_len), (0, missing)))
+    added = None if bias is None else Bias(F.pad(bias.expand(*bias.shape[:-1], k_len), (0, missing)))
+    key, value = (F.pad(x, (0, 0, 0, missing)) for x in (key, value))
+    return plain_attention(query, key, value, padded & added, scale=scale)
 
 
 def _scale(query: Tensor, scale: float | None) -> float:

@@ -1,6 +1,6 @@
-"""R-Drop's loss: two passes over the same tokens under different dropout must be right, and must agree.
+"""R-Drop's loss: cross-entropy of two passes under different dropout, and the divergence between the two.
 
-`plain_consistent_loss` is the formula; `consistent_loss` computes it chunk by chunk, with `kernels.loss`'s gains.
+`plain_consistent_loss` is the formula. `consistent_loss` computes it chunk by chunk, with the gains of `kernels.loss`.
 
 Paper: Liang et al. 2021, arXiv:2106.14448, eq. 2 to 4.
 """
@@ -30,7 +30,10 @@ def plain_consistent_loss(
     alpha: float,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The loss_sum of `consistent_loss` by plain autograd, which keeps all logits: its oracle."""
+    """Compute the loss_sum of `consistent_loss` under autograd, which stores all logits; the reference in tests.
+
+    Paper: Liang et al. 2021, eq. 2 to 4. Shape: see `consistent_loss`.
+    """
     losses = [plain_loss(x, targets, weight, bias, label_smoothing)[0] for x in (first, second)]
     log_p, log_q = (torch.log_softmax(F.linear(x, weight, bias), dim=1) for x in (first, second))
     divergence = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()  # KL(p || q) + KL(q || p)
@@ -47,12 +50,12 @@ def consistent_loss(
     label_smoothing: float = 0.0,
     chunk_tokens: int = 2048,
 ) -> tuple[Tensor, Tensor]:
-    """The two passes' smoothed cross-entropy, averaged, plus alpha / 4 (KL(p || q) + KL(q || p)), summed over tokens.
+    """Return the mean smoothed cross-entropy of two passes + alpha / 4 (KL(p || q) + KL(q || p)), summed over tokens.
 
-    Paper: Liang et al. 2021, arXiv:2106.14448, eq. 2 to 4, divided by two, so that alpha 0 is the loss of one pass.
-    Symbols: p and q are the passes' distributions; alpha = alpha (5 for translation in the paper).
-    Gradients go through both passes and, as in `smoothed_loss`, are computed along with the loss, chunk by chunk.
-    Returns: (loss_sum, nll_sum), the latter the passes' mean and without gradient.
+    Paper: Liang et al. 2021, arXiv:2106.14448, eq. 2 to 4. Differs: divided by two, so that alpha 0 is the loss of one
+    pass. Symbols: p, q = the distributions of the passes; alpha = alpha (5 for translation in the paper).
+    Returns: (loss_sum, nll_sum); nll_sum is the mean of both passes and has no gradient. Both passes have gradients,
+        which are computed together with the loss, as in `smoothed_loss`.
     """
     arguments = (first, second, targets, weight, bias, alpha, label_smoothing, chunk_tokens, autocast_dtype(first))
     return apply_loss(_ConsistentLoss, *arguments)
@@ -61,12 +64,12 @@ def consistent_loss(
 def _errors(
     one: Tensor, other: Tensor, wanted: Tensor, smoothing: float, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of losses over some rows, and d loss / d logits of either pass.
+    """Compute the sums of some rows, and d loss / d logits of both passes.
 
-    Shape: one, other (rows, vocab_size); wanted (rows, 1).
-    With d = log p - log q: KL(p || q) = sum(p d), and its gradient is p (d - KL(p || q)) for the logits of p and q - p
-    for those of q.
-    Returns: the loss and the likelihood, stacked; the error of `one`; that of `other`.
+    Shape: one, other (rows, vocab_size); wanted (rows, 1), the targets.
+    With d = log p - log q: KL(p || q) = sum(p d). Its gradient is p (d - KL(p || q)) for the logits of p, and q - p for
+    the logits of q.
+    Returns: loss and negative log-likelihood, stacked; the gradient of `one`; the gradient of `other`.
     """
     quarter = alpha / 4
     vocab_size = one.shape[1]
@@ -82,7 +85,7 @@ def _errors(
     difference = logs[0].sub_(logs[1])
     forward = torch.linalg.vecdot(p, difference)[:, None]
     backward = -torch.linalg.vecdot(q, difference)[:, None]
-    # In the order of what is still needed: `difference` becomes the first pass's factor only after the second's.
+    # `of_one` reuses the memory of `difference`, so `of_other`, which reads it, comes first.
     of_other = torch.mul(difference, -quarter, out=logs[1]).add_(quarter * (1 - backward) + 0.5).mul_(q)
     of_other.sub_(p, alpha=quarter).sub_(0.5 * smoothing / vocab_size)
     of_one = difference.mul_(quarter).add_(quarter * (1 - forward) + 0.5).mul_(p)
@@ -95,7 +98,7 @@ def _errors(
 
 
 class _ConsistentLoss(torch.autograd.Function):
-    """As `_SmoothedLoss` of the linear head, for two passes at once."""
+    """`kernels.loss._SmoothedLoss` for two passes: the gradients are computed together with the loss."""
 
     @staticmethod
     def forward(
@@ -132,10 +135,10 @@ class _ConsistentLoss(torch.autograd.Function):
                 for one, other, tile_wanted in tiles:
                     found, of_one, of_other = _errors(one, other, tile_wanted, smoothing, alpha)
                     sums += found
-                    one.copy_(of_one)  # from here on `logits` holds the errors
+                    one.copy_(of_one)  # from here on `logits` contains the gradients
                     other.copy_(of_other)
                 for x, error, grad in zip(hidden, logits, grads, strict=True):
-                    error[count:] = 0  # rows of padding
+                    error[count:] = 0  # rows of padding have no gradient
                     if grad is not None:
                         grad[chunk] = product(error, low_weight)[:count]
                     if grad_weight is not None:

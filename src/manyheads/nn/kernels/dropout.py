@@ -1,14 +1,13 @@
 """Dropout (Srivastava et al. 2014): zero with probability `rate`, times 1 / (1 - rate) otherwise.
 
-`F.dropout` is the formula. On a CPU it draws a number for every element in one thread; here four elements share 64
-bits, which takes 4.2 ms in place of 20.9 for 2M numbers (decision 007).
+`F.dropout` is the formula. On a CPU it draws one random number per element in one thread. Here four elements share 64
+random bits: 4.2 instead of 20.9 ms for 2M elements (decision 007).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -25,16 +24,15 @@ _place: tuple[int, int, int] | None = None
 
 
 def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
-    """Zero each number with probability `rate` and divide the rest by 1 - rate; x itself at rate 0.
+    """Zero each element with probability `rate` and divide the others by 1 - rate; return x itself at rate 0.
 
     Args:
-        x: its first axis counts the rows of a batch, unless
-        shared: what it holds belongs to all rows alike.
+        x: any shape; the first axis counts the rows of a batch unless `shared`.
+        shared: x belongs to all rows of the batch alike, for example a table of positions.
 
-    The numbers come from torch's generator of the device, so `torch.manual_seed` replays them. On a CPU four numbers
-    share 64 bits, several times as fast as torch's own dropout (decision 007); the probability is then `rate` to the
-    nearest 1/65536, and the divisor is that of the rounded rate, so the expectation is exactly x. There, what a row
-    loses depends on the generator and the row's number alone, not on how many others there are: see `numbered_rows`.
+    The random numbers come from torch's generator of the device, so `torch.manual_seed` replays them. On a CPU `rate`
+    is rounded to the nearest 1/65536, and the divisor uses the rounded rate, so the expectation is exactly x. There the
+    mask of a row depends on the generator and the row's number, not on the number of rows: see `numbered_rows`.
     """
     if not rate:
         return x
@@ -47,10 +45,10 @@ def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
 
 @contextmanager
 def numbered_rows(first: int, count: int, total: int) -> Iterator[None]:
-    """Within the block, a batch's rows are number `first` to `first + count` of `total`, of which others are elsewhere.
+    """Number the rows of a batch `first` to `first + count` of `total` within the block; other ranks have the others.
 
-    So each loses what it would lose in the whole batch. Tensors with a multiple of `count` rows hold the batch more
-    than once, one copy after the other. Not for several threads at once.
+    Each row then gets the mask that it has when one process holds the whole batch. A tensor with a multiple of `count`
+    rows contains several copies of the batch, one after the other. Not safe for several threads.
     """
     global _place
     before, _place = _place, (first, count, total)
@@ -61,7 +59,10 @@ def numbered_rows(first: int, count: int, total: int) -> Iterator[None]:
 
 
 def scaled_mask(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
-    """Zeros, and 1 / (1 - rate) where x is kept; in the shape and type of x. generator: None is the device's own."""
+    """Return 0 for dropped and 1 / (1 - rate) for kept elements, in the shape and dtype of x.
+
+    Args: generator: of the random numbers; None: torch's generator of the device.
+    """
     if not policy.shares_draws(x.device) and generator is None:
         return F.dropout(torch.ones_like(x), rate, training=True)
     draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
@@ -70,16 +71,16 @@ def scaled_mask(x: Tensor, rate: float, generator: torch.Generator | None = None
 
 
 class RowMasks:
-    """The masks of a batch's rows, some at a time: see `dropout`, of which they are the second factor.
+    """Dropout masks of the rows of a batch, for some rows at a time.
 
-    On a CPU one row is drawn, and mixed with each row's number when its turn comes, so the generator moves on by one
-    row, however many there are. Mixing is a multiplication by the row's odd key, an exclusive or of the halves, and
-    another multiplication: as fast as drawing, and shared among threads. Elsewhere each mask is drawn by itself.
+    On a CPU the bits of one row are drawn and then mixed with the key of each row, so the generator advances by one
+    row whatever the number of rows. Mixing is a multiplication by the row's odd key, an exclusive or of the two halves
+    and another multiplication: as fast as drawing, and in several threads. On other devices each mask is drawn.
 
     Args:
-        rows: of the batch.
-        width: numbers of a row.
-        rate: of dropout.
+        rows: number of rows of the batch.
+        width: number of elements per row.
+        rate: probability of a zero.
         device: of the batch.
     """
 
@@ -92,7 +93,7 @@ class RowMasks:
             self._keys = _keys_of(rows)
 
     def of(self, like: Tensor, first: int) -> Tensor:
-        """The mask of the rows from `first` on, in the shape and type of `like`."""
+        """Return the mask of the rows from `first` on, in the shape and dtype of `like`; see `scaled_mask`."""
         if self._drawn is None:
             return scaled_mask(like, self._rate)
         bits = torch.mul(self._keys[first : first + like.shape[0], None], self._drawn[None])
@@ -102,28 +103,16 @@ class RowMasks:
 
 
 def _mask_of(x: Tensor, levels: Tensor, rate: float) -> Tensor:
-    """Zeros where a level is among the lowest, in the shape and type of x. Uses `levels` up: int16, shaped alike."""
+    """Return `scaled_mask` of x from random levels, the lowest of which are dropped. levels: int16, shaped like x."""
     dropped = min(round(rate * _LEVELS), _LEVELS - 1)
     least, factor = dropped - _LEVELS // 2, _LEVELS / (_LEVELS - dropped)
-    if x.dtype is torch.bfloat16 and dropped:
-        # Whole numbers all the way, in a third of the time: a comparison's outcome would have to change its type.
-        # What is clamped is least - 1 or least; the sum, modulo 2^16, is then 0 or the bits of the factor.
-        bits = _bits_of(factor)
-        first = (bits * (1 - least) + _LEVELS // 2) % _LEVELS - _LEVELS // 2
-        return torch.rsub(levels.clamp_(least - 1, least), first, alpha=-bits).view(torch.bfloat16)
     mask = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     torch.ge(levels, least, out=mask)
     return mask.mul_(factor)
 
 
-@cache
-def _bits_of(number: float) -> int:
-    """Those of its nearest bfloat16, as a whole number of 16 bits with a sign."""
-    return int(torch.tensor(number, dtype=torch.bfloat16).view(torch.int16))
-
-
 def _keys_of(rows: int) -> Tensor:
-    """An odd key for each of a tensor's rows, by its number in the whole batch. (rows,)"""
+    """Return an odd key for each row of a tensor, from its number in the whole batch. (rows,) int64"""
     if _place is None or not _place[1] or rows % _place[1]:
         return _first_keys(rows)
     first, count, total = _place
@@ -141,17 +130,17 @@ def _first_keys(count: int) -> Tensor:
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele et al. 2014), as `data.sampler.mix`, of the same 64 bits as int64."""
+    """Apply SplitMix64's finaliser (Steele et al. 2014) to 64 bits stored as int64; `data.sampler.mix` does too."""
     values = (values ^ _shifted_right(values, 30)) * _signed(0xBF58476D1CE4E5B9)
     values = (values ^ _shifted_right(values, 27)) * _signed(0x94D049BB133111EB)
     return values ^ _shifted_right(values, 31)
 
 
 def _shifted_right(values: Tensor, bits: int) -> Tensor:
-    """The bits of int64 numbers moved right, with zeros before them and not the sign."""
+    """Shift int64 numbers right without sign extension."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signed(bits: int) -> int:
-    """The int64 number of 64 bits."""
+    """Return 64 unsigned bits as a signed int64 number."""
     return bits - (1 << 64) if bits >> 63 else bits

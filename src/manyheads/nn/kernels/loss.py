@@ -1,7 +1,7 @@
-"""The label-smoothed cross-entropy of a linear head.
+"""Label-smoothed cross-entropy of a linear head.
 
-`plain_loss` is the formula. `smoothed_loss` computes gradients along with the loss, chunk by chunk: it keeps one chunk
-of logits and not all, and on a CPU works on each while it is in the cache (decision 002).
+`plain_loss` is the formula. `smoothed_loss` computes loss and gradients together, chunk by chunk. It stores one chunk
+of logits instead of all logits, on every device, and on a CPU it processes parts that stay in the cache (decision 002).
 
 Paper: Szegedy et al. 2016, arXiv:1512.00567, sec. 7. Symbols: epsilon = label_smoothing.
 """
@@ -23,6 +23,7 @@ from manyheads.nn.shapes import Float, Int
 __all__ = ["HeadLoss", "add_tiles", "apply_loss", "autocast_dtype", "pad_rows", "plain_loss", "smoothed_loss"]
 
 HeadLoss = tuple[Tensor, Tensor]
+"""(loss_sum, nll_sum): the smoothed and the plain negative log-likelihood, summed over tokens, in nats."""
 
 _LOG2_E = math.log2(math.e)
 
@@ -34,7 +35,7 @@ def plain_loss(
     bias: Float[Tensor, " vocab_size"] | None,
     label_smoothing: float = 0.0,
 ) -> HeadLoss:
-    """As `smoothed_loss`, by plain autograd, which keeps all logits: its oracle."""
+    """Compute `smoothed_loss` by the formula under autograd, which stores all logits: the reference of the tests."""
     log_probs = torch.log_softmax(F.linear(hidden, weight, bias), dim=1)
     nll = -log_probs.gather(1, targets[:, None]).sum()
     return (1 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=1).sum(), nll.detach()
@@ -50,79 +51,77 @@ def smoothed_loss(
 ) -> HeadLoss:
     """Cross-entropy against 1 - s on the target plus s / vocab_size on every token (s = label_smoothing), summed.
 
-    Args: chunk_tokens: rows of logits that exist at once.
-    Returns: (loss_sum, nll_sum), float32 at least; the gradient flows through the first alone.
+    Paper: Szegedy et al. 2016, sec. 7. Differs: the same loss and gradients are computed chunk by chunk.
+    Args: chunk_tokens: rows of logits that exist at the same time.
+    Returns: (loss_sum, nll_sum), at least in float32; only loss_sum has a gradient.
+    Cost: memory for chunk_tokens x vocab_size logits and for the gradients of hidden, weight and bias.
     """
     compute = autocast_dtype(hidden)
     return apply_loss(_SmoothedLoss, hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)
 
 
 def apply_loss(function: type[torch.autograd.Function], *arguments: Any) -> HeadLoss:
-    """Return function.apply(*arguments), without gradients where autograd is off: it does not see `no_grad` itself."""
-    if not torch.is_grad_enabled():  # without this, validation would compute gradients too
+    """Return function.apply(*arguments). Under `no_grad`, detach first: the function itself does not see `no_grad`."""
+    if not torch.is_grad_enabled():  # otherwise validation would also compute gradients
         arguments = tuple(one.detach() if isinstance(one, Tensor) else one for one in arguments)
     result: HeadLoss = function.apply(*arguments)  # type: ignore[no-untyped-call]
     return result
 
 
 if TorchVersion(torch.__version__) < "2.13":
-    # Dynamo of torch 2.11 traces the function below and silently gets zeros for the gradient of `hidden`, so it is kept
-    # from tracing it. (2.12 was not tried.)
+    # Dynamo of torch 2.11 traces `_SmoothedLoss` and silently returns zeros as the gradient of `hidden`: it must not
+    # trace it. (2.12 was not tried.)
     apply_loss = torch.compiler.disable(apply_loss)  # type: ignore[no-untyped-call]
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return autocast's type on x's device; None where it is off."""
+    """Return autocast's dtype on the device of x; None if autocast is off."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def add_tiles(total: Tensor, part: Tensor) -> None:
-    """total += part, on a CPU some rows at a time.
+    """Add part to total in place, on a CPU some rows at a time.
 
-    Before it adds, torch copies a part of a narrower type into a wider one; the copy of a tile stays in the cache.
+    torch first converts a part of a narrower dtype; the converted copy of a few rows stays in the cache.
     """
     rows = policy.logit_rows_in_a_tile(len(total), total[0].numel(), total.device)
-    for there, more in zip(torch.split(total, rows), torch.split(part, rows), strict=True):
-        there += more
+    for total_rows, part_rows in zip(torch.split(total, rows), torch.split(part, rows), strict=True):
+        total_rows += part_rows
 
 
 def pad_rows(x: Tensor, most: int) -> Tensor:
-    """x with rows of zeros behind it, up to a round number of rows that is at most `most`.
+    """Append rows of zeros to x up to a multiple that `policy` selects, and to at most `most` rows.
 
-    With few different shapes oneDNN compiles few kernels: 7,900 tokens a second in place of 7,000 (decision 006).
+    oneDNN then compiles kernels for fewer shapes: 7,900 instead of 7,000 tokens per second on a CPU (decision 006).
     """
     missing = min(policy.pads_rows_to(x.shape[0], x.device), most) - x.shape[0]
     return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def _exponentiate(logits: Tensor, highest: Tensor, totals: Tensor, needs_error: bool, grad_bias: Tensor | None) -> None:
-    """Turn some rows of logits into E = exp(logits - row's highest), if it is needed; add to `grad_bias` E / total.
+    """Compute E = exp(logits - row's highest) for some rows; softmax is E / total.
 
     Shape: logits (rows, vocab_size), highest and totals (rows, 1), grad_bias (vocab_size,).
-    Fills in `highest`, and `totals` with the sums of E's rows. Softmax is E / total; the division is left to the small
-    sides of the products, which have vocab_size times fewer numbers.
+    Writes `highest` and `totals`, the sums of the rows of E; adds the column sums of E / total to `grad_bias`; replaces
+    the logits by E if `needs_error`. The caller divides the smaller factor of each product by `totals` instead of E.
     """
     z = logits.to(highest.dtype)
     torch.amax(z, dim=1, keepdim=True, out=highest)
-    # exp2 is torch's own; exp is MKL's, four times as slow on processors that are not Intel's (decision 015).
+    # exp2 is torch's own code. exp calls MKL, which takes four times as long on processors of other makers than Intel
+    # (decision 015).
     z = z.sub_(highest) if z is not logits or needs_error else z - highest
     z.mul_(_LOG2_E).exp2_()
     torch.sum(z, dim=1, keepdim=True, out=totals)
     if grad_bias is not None:
-        # Here the numbers are in full precision and in the cache; widened later, 81 ms in place of 71 (decision 002).
+        # Here E is in full precision and in the cache: the whole loss takes 71 instead of 81 ms (decision 002).
         grad_bias.addmv_(z.t(), totals.reciprocal()[:, 0])
     if needs_error and z is not logits:
         logits.copy_(z)
 
 
-def _put(values: Tensor, columns: Tensor, numbers: Tensor) -> None:
-    """As `values.scatter_(1, columns, numbers)` of one number per row: 4 us in place of 66 (decision 015)."""
-    values[torch.arange(len(values), device=values.device), columns[:, 0]] = numbers[:, 0]
-
-
 class _SmoothedLoss(torch.autograd.Function):
-    """With p = softmax(logits) and t the smoothed target, d loss / d logits = p - t, known as soon as the loss is."""
+    """d loss / d logits = p - t, with p = softmax(logits) and t the smoothed target: known together with the loss."""
 
     @staticmethod
     def forward(
@@ -147,9 +146,9 @@ class _SmoothedLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             low_weight = weight.to(compute)
             low_bias = None if bias is None else bias.to(compute)
-            summed_weight = weight.sum(dim=0, dtype=statistics)  # unrounded: torch would widen a copy of what is
+            summed_weight = weight.sum(dim=0, dtype=statistics)
             summed_hidden = hidden.to(compute).sum(dim=0, dtype=statistics)
-            # Known before any logits: smoothing's share of the gradients, and the targets' share of the bias's.
+            # Known before the logits: the smoothing's part of all gradients, the targets' part of the bias's gradient.
             grad_weight = (-share * summed_hidden).expand(vocab_size, -1).contiguous() if needs[2] else None
             grad_bias = None
             if bias is not None and needs[3]:
@@ -160,7 +159,7 @@ class _SmoothedLoss(torch.autograd.Function):
                 count = wanted.shape[0]
                 low_hidden = pad_rows(hidden[start : start + chunk_tokens].to(compute), chunk_tokens)
                 padded = linear(low_hidden, low_weight, low_bias)
-                padded[count:].zero_()  # rows of padding: no error, so no gradient, whatever the bias
+                padded[count:].zero_()  # rows of padding have no error, so no gradient, whatever the bias
                 logits = padded[:count]
                 target_logits = logits.gather(1, wanted).to(statistics)
                 totals = torch.ones_like(padded[:, :1], dtype=statistics)
@@ -171,11 +170,11 @@ class _SmoothedLoss(torch.autograd.Function):
                 normalisers = highest + totals[:count].log()
                 sums += torch.stack([(normalisers - target_logits).sum(), normalisers.sum()])
                 if any(needs):
-                    # In full precision and only then rounded: a confident row's error is a small difference of near
-                    # equals.
+                    # E - (1 - s) total at the target, in full precision, because a confident row's is a small
+                    # difference of nearly equal numbers.
                     error = target_logits.sub_(highest).mul_(_LOG2_E).exp2_()
-                    _put(logits, wanted, error.sub_(totals[:count], alpha=1 - smoothing).to(compute))
-                # From here on `padded` holds the error times the totals, but for smoothing's share.
+                    logits.scatter_(1, wanted, error.sub_(totals[:count], alpha=1 - smoothing).to(compute))
+                # From here on `padded` contains error x totals, without the smoothing's part.
                 if grad_hidden is not None:
                     error = product(padded, low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
                     grad_hidden[start : start + chunk_tokens] = error
@@ -186,7 +185,7 @@ class _SmoothedLoss(torch.autograd.Function):
         nll_sum, normaliser_sum = sums.unbind()
         nll_sum = nll_sum.clone()
         loss_sum = nll_sum.clone()
-        if smoothing:  # without smoothing, a token that a bias forbids would make this NaN
+        if smoothing:  # otherwise a token that a bias of -inf forbids would give 0 x inf = NaN
             loss_sum = (1 - smoothing) * nll_sum + smoothing * (normaliser_sum - mean_logits)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.weight_dtype = weight.dtype

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = [
+    "KEYS_MULTIPLE",
     "adds_masks",
     "attention_path",
     "can_look",
@@ -44,13 +45,12 @@ __all__ = [
     "sdpa_zeroes_empty_rows",
     "searches_blocks",
     "shares_draws",
-    "size_is_known",
     "sums_relative_scores",
     "uses_onednn",
     "uses_packed",
     "uses_torch_dropout",
     "using_relative_path",
-    "wants_one_piece",
+    "wants_contiguous",
 ]
 
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
@@ -80,13 +80,8 @@ def can_look(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def size_is_known() -> bool:
-    """Whether a size that depends on numbers is a number itself; to a compiler it is a symbol."""
-    return not is_compiled()
-
-
 def is_compiled() -> bool:
-    """Whether a compiler reads this code instead of running it."""
+    """Return whether a compiler is tracing this code. Sizes that depend on values are then symbols, not numbers."""
     return torch.compiler.is_compiling()
 
 
@@ -183,6 +178,8 @@ def _is_plain(x: Tensor) -> bool:
 _SHORT = 128 * 128
 # At most so many queries and keys, and at least so many (batch, head) pairs: a step of a search.
 _FEW_QUERIES, _FEW_KEYS, _MANY_PAIRS = 8, 512, 64
+KEYS_MULTIPLE = 16
+"""The number of keys is rounded up to a multiple of this for the path "rounded products"."""
 
 
 def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float) -> AttentionPath:
@@ -215,8 +212,8 @@ def sdpa_zeroes_empty_rows(mask: Tensor) -> bool:
     return mask.device.type == "cpu" and mask.dtype is torch.bool
 
 
-def wants_one_piece(x: Tensor) -> bool:
-    """Whether products copy x if it is not contiguous: oneDNN's of 16 bits do, and turn keys over in doing so."""
+def wants_contiguous(x: Tensor) -> bool:
+    """Return whether products copy x if it is not contiguous; oneDNN's 16-bit products do, and transpose keys first."""
     return x.element_size() < 4 and x.device.type == "cpu"
 
 
@@ -386,8 +383,13 @@ def pads_rows_to(count: int, device: torch.device) -> int:
 # Top-k.
 
 
-def searches_blocks(device: torch.device) -> bool:
-    """Whether a vectorised pass over blocks is faster than torch's topk and argmax: on CPUs these compare number by
-    number.
+# So many numbers are needed before a search by blocks pays.
+_WORTH_BLOCKS = 1 << 15
+
+
+def searches_blocks(device: torch.device, count: int = _WORTH_BLOCKS) -> bool:
+    """Return whether a vectorised pass over blocks of `count` numbers is faster than torch's topk or argmax.
+
+    It is on CPUs, where these compare one number at a time.
     """
-    return device.type == "cpu"
+    return device.type == "cpu" and count >= _WORTH_BLOCKS

@@ -432,6 +432,6 @@ def _laid_out(x: Tensor) -> Tensor:
 
     Lanes and heads must be one axis in memory, which they are in a cache; of 16 bits a part of a buffer will not do.
     """
-    if policy.wants_one_piece(x):
+    if policy.wants_contiguous(x):
         return x.contiguous()
     return x.flatten(0, 1).view(x.shape)
