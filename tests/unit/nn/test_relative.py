@@ -14,7 +14,7 @@ from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense
 from manyheads.nn.attention.multi_head import merge_heads
 from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.kernels import policy, relative
+from manyheads.nn.kernels import policy, relative_tiles
 from manyheads.nn.kernels.relative import relative_attention, relative_shift, relative_weights
 from manyheads.nn.positions import sinusoidal_table
 
@@ -174,9 +174,9 @@ def test_the_shift_is_a_lookup() -> None:
 def test_the_view_is_the_shift_and_has_its_transpose(q_len: int, k_len: int) -> None:
     x = torch.randn(2, 3, q_len, k_len)  # heads, lanes
     past = torch.ones(q_len, k_len).tril(k_len - q_len)
-    assert torch.equal(relative._shifted(x) * past, relative_shift(x).transpose(0, 1) * past)
+    assert torch.equal(relative_tiles._shifted(x) * past, relative_shift(x).transpose(0, 1) * past)
     y = torch.randn(3, 2, q_len, k_len) * past
-    assert ((relative._shifted(x) * y).sum() - (x * relative._unshifted(y)).sum()).abs() < 1e-4
+    assert ((relative_tiles._shifted(x) * y).sum() - (x * relative_tiles._unshifted(y)).sum()).abs() < 1e-4
 
 
 def test_dropout_is_on_the_weights_and_replayed_in_the_backward_pass(tiles: Tiles) -> None:
@@ -295,9 +295,9 @@ def test_learned_distances_beyond_the_table_are_its_last() -> None:
 
 def test_mistakes_are_named() -> None:
     given: list[Any] = inputs(3, 5, False)
-    with pytest.raises(ShapeError, match="5 queries cannot be the last of 3"):
+    with pytest.raises(ShapeError, match="5 queries but only 3 keys"):
         relative_attention(given[1], given[0], given[0], given[3][:, :3], *given[4:])
-    with pytest.raises(ShapeError, match="4 encoded distances do not fit 5 keys"):
+    with pytest.raises(ShapeError, match="4 encoded distances for 5 keys"):
         relative_attention(*given[:3], given[3][:, :4], *given[4:])
     with pytest.raises(ConfigError, match="at least 1"):
         RelativeAttention(12, 0, 4)
@@ -396,7 +396,7 @@ def test_biases_by_name() -> None:
 
 
 def test_mistakes_both_ways() -> None:
-    with pytest.raises(ShapeError, match="7 distances"):
+    with pytest.raises(ShapeError, match="directions needs 7"):
         relative_attention(*inputs(3, 5, True), causal=False)
     with pytest.raises(ConfigError, match="num_future -1"):
         LearnedRelativeAttention(12, 2, max_len=3, num_future=-1)

@@ -1,7 +1,7 @@
-"""The linear map Y = X W^T + b, by the library that multiplies fastest here.
+"""The linear map Y = X W^T + b.
 
-`F.linear` is the formula. On processors with AVX-512 that are not Intel's, oneDNN multiplies float32 up to twice as
-fast as MKL, which torch would take; a step of a search reads packed weights without copying them (decision 015).
+`F.linear` is the formula. On processors with AVX-512 from other makers than Intel, oneDNN multiplies float32 up to
+twice as fast as MKL, which torch uses. On CPUs a step of a search reads packed weights without a copy (decision 015).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ __all__ = [
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `F.linear`: (*batch, in_features), (out_features, in_features), (out_features,) -> (*batch, out_features).
+    """Return `F.linear(x, weight, bias)`.
+
+    Shape: (*batch, in_features), (out_features, in_features), (out_features,) -> (*batch, out_features)
 
     >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
     [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
@@ -49,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def product(
     left: Float[Tensor, "*rows inner"], right: Float[Tensor, "inner columns"]
 ) -> Float[Tensor, "*rows columns"]:
-    """left @ right, computed as `linear`.
+    """Return left @ right, computed as `linear` does.
 
     >>> product(torch.ones(2, 3), torch.ones(3, 4)).shape
     torch.Size([2, 4])
@@ -58,21 +60,21 @@ def product(
 
 
 def product_of_rows(left: Float[Tensor, "rows m"], right: Float[Tensor, "rows n"]) -> Float[Tensor, "m n"]:
-    """left^T right, the sum of the rows' outer products, computed as `linear`; it may be a view of its transpose.
+    """Return left^T right, the sum of the outer products of the rows, as `linear` does; it may be a transposed view.
 
     >>> product_of_rows(torch.ones(5, 2), torch.ones(5, 3)).tolist()
     [[5.0, 5.0, 5.0], [5.0, 5.0, 5.0]]
     """
     if left.shape[1] > right.shape[1] and policy.uses_onednn(left, right.t()):
-        # oneDNN copies the left factor into another layout, so the narrower one stands there.
+        # oneDNN copies the left factor to another layout, so the narrower factor comes first.
         return product(right.t(), left).t()
     return product(left.t(), right)
 
 
 def linear_by(module: nn.Module, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
-    """`linear` with a module's weight and bias, or with their packed copy.
+    """Return `linear` with the weight and bias of a module, or with their packed copy.
 
-    Args: module: with the parameters of `nn.Linear`, and its `Packed` weights or None as `packed`.
+    Args: module: it has the parameters of `nn.Linear`, and an attribute `packed` with its `Packed` weights or None.
     """
     packed = cast("Packed | None", module.packed)
     if packed is not None and packed.serves(x, module):
@@ -83,11 +85,13 @@ def linear_by(module: nn.Module, x: Float[Tensor, "*batch in_features"]) -> Floa
 def linears(
     x: Float[Tensor, "batch length in_features"], *maps: nn.Module, packed: Packed | None = None
 ) -> tuple[Tensor, ...]:
-    """Each map of the same x: one product where that is faster. The weights stay apart in memory and in files.
+    """Return each map of the same x, computed as one product where that is faster.
+
+    The weights stay separate in memory and in files.
 
     Args:
-        maps: with the parameters of `nn.Linear`, all of the same sizes.
-        packed: made of these maps.
+        maps: modules with the parameters of `nn.Linear`, all of the same sizes.
+        packed: packed weights of these maps.
     """
     if packed is not None and packed.serves(x, *maps):
         return packed.linear(x).chunk(len(maps), dim=-1)
@@ -95,22 +99,22 @@ def linears(
     mixed = any(bias is None for bias in biases) and not all(bias is None for bias in biases)
     if mixed or not policy.joins_weights(x.shape[0] * x.shape[1], weights[0].shape[0]):
         return tuple(one(x) for one in maps)
-    # Under autocast the parts are narrowed first: half as many bytes are joined.
+    # Under autocast the weights are cast first, so that half as many bytes are concatenated.
     weight = torch.cat([low_precision(one) for one in weights])
     bias = None if mixed or biases[0] is None else torch.cat([low_precision(one) for one in biases if one is not None])
     return linear(x, weight, bias).chunk(len(maps), dim=-1)
 
 
 class Packed:
-    """A copy of the weights of one map, or of several of one input, in the layout in which oneDNN multiplies them.
+    """A copy of the weights of one map, or of several maps of the same input, in the layout of oneDNN's products.
 
-    A product of few rows, as in a step of a search, takes more time to read its weight than to multiply it, and reads
-    a packed weight without copying: 503 us in place of 1,029 for 32 x 256 x 8,000 in float32 (decision 015). After a
-    parameter or a map is changed or exchanged, the copy is not used any more; only changes through `weight.data`, which
-    autograd does not count, go unseen.
+    A product of few rows, as in a step of a search, needs more time to read its weight than to multiply, and reads a
+    packed weight without a copy: 503 instead of 1,029 us for 32 x 256 x 8,000 in float32 (decision 015). After a
+    parameter or a map is changed or replaced, the copy is no longer used. Changes through `weight.data` are not
+    detected, because autograd does not count them.
 
-    Args: maps: modules with the parameters of `nn.Linear`, that pass `is_worthwhile`.
-    Cost: the memory of the weights once more, from the first use on.
+    Args: maps: modules with the parameters of `nn.Linear` for which `is_worthwhile` is true.
+    Cost: the memory of the weights a second time, from the first use on.
     """
 
     def __init__(self, *maps: nn.Module) -> None:
@@ -123,16 +127,16 @@ class Packed:
         self._biases = [one.detach() for _, name, one, _ in self._made_of if name == "bias"]
         self._dtype, self._out_features = self._weights[0].dtype, sum(len(weight) for weight in self._weights)
         self._packed: tuple[Tensor, Tensor | None] | None = None
-        # The lowest free number: so the next run gives the same numbers and finds what was compiled.
+        # The lowest free number, so that the next run assigns the same numbers and finds the compiled program.
         self._number = next(number for number in itertools.count() if number not in _BY_NUMBER)
         _BY_NUMBER[self._number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _none, ()  # a copy of the module, here or in another process, packs its own weights or none
+        return _none, ()  # a copy of the module does not contain packed weights
 
     @staticmethod
     def is_worthwhile(*maps: nn.Module) -> bool:
-        """Whether these maps can be one product, and are faster when packed."""
+        """Return whether these maps can be one product and are faster when packed."""
         weights = [cast(Tensor, one.weight) for one in maps]
         biased = [one.bias is not None for one in maps]
         if len({(w.shape[1:], w.dtype, w.device) for w in weights}) != 1 or any(biased) != all(biased):
@@ -140,11 +144,11 @@ class Packed:
         return all(policy.packs(weight) for weight in weights)
 
     def serves(self, x: Tensor, *maps: nn.Module) -> bool:
-        """Whether this may multiply x in place of these maps: it was made of them, and they are unchanged.
+        """Return whether to multiply x by this copy: it was made of these maps, and they are unchanged.
 
-        In a compiled step of a search it may: who has the step compiled promises that they stay unchanged.
+        In a compiled step of a search it always is: `CompiledSteps` requires that weights stay unchanged.
         """
-        if policy.is_compiled():  # first, because a compiler also reads what follows
+        if policy.is_compiled():  # first, because a compiler would also trace the following lines
             return policy.compiles_a_step()
         if maps != self._maps or not policy.uses_packed(x, self._dtype, self._out_features):
             return False
@@ -154,15 +158,15 @@ class Packed:
         return True
 
     def linear(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
-        """The outputs of the maps, side by side."""
+        """Return the outputs of the maps, concatenated."""
         if policy.is_compiled():
-            # A compiler cannot write packed weights into its cache, so the program holds their number.
+            # A compiler cannot store packed weights in its cache, so the program contains their number.
             x = x.to(self._dtype)
             return cast(Tensor, torch.ops.manyheads.packed_linear(x, self._number, self._out_features))
         return onednn_linear(x.to(self._dtype), *self.made())
 
     def made(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias as oneDNN takes them; made at the first call."""
+        """Return weight and bias for oneDNN, made at the first call."""
         if self._packed is None:
             weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), _PACKED_ROWS)
             self._packed = weight, torch.cat(self._biases) if self._biases else None
@@ -171,20 +175,20 @@ class Packed:
 
 _BY_NUMBER: WeakValueDictionary[int, Packed] = WeakValueDictionary()
 
-# The number of rows that oneDNN chooses a layout for; the layout serves any number.
+# The number of rows for which oneDNN optimises the layout; it works for any number.
 _PACKED_ROWS = 128
 
 
 @cache
 def define_packed_linear() -> None:
-    """Define the operation that stands for `Packed.linear` in compiled graphs: x, the number, the output's width.
+    """Define the operation that computes `Packed.linear` in compiled graphs, from x, the number and the output width.
 
-    Call it before compiling, and not on import: it loads the compiler.
+    Call it before compiling, not on import, because it loads the compiler.
     """
     torch.library.define("manyheads::packed_linear", "(Tensor x, int number, int out_features) -> Tensor")
     multiply: Any = torch.ops.mkldnn._linear_pointwise.default if policy.has_packing() else None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # what a compiled graph calls would be compiled, too
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it would otherwise be compiled with the graph
     def multiplied(x: Tensor, number: int, out_features: int) -> Tensor:
         return cast(Tensor, multiply(x, *_BY_NUMBER[number].made(), "none", [], ""))
 
@@ -200,7 +204,7 @@ def _none() -> None:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The operation that torch's own compiler emits: 2,643 us in place of MKL's 5,773 for 2,048 x 256 x 1,024."""
+    """Call the operation that torch's compiler emits: 2,643 us instead of MKL's 5,773 for 2,048 x 256 x 1,024."""
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
 

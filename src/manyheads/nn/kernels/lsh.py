@@ -1,8 +1,9 @@
-"""Hashed attention: pair by pair, and chunk by chunk in memory that does not grow with the number of scores.
+"""Hashed attention: pair by pair (the formula), and chunk by chunk in memory that is linear in the length.
 
-Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, fig. 2: sort by bucket, cut into chunks, attend to the own chunk
-and its neighbours. The rounds' outputs, weighted by their shares of the normaliser (eq. 6), are one softmax over the
-pairs of all rounds: so each round adds exp(score) times value, and exp(score), to sums that are divided at the end.
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, fig. 2: sort the positions by bucket, cut them into chunks, attend
+to the own chunk and its neighbours. The outputs of the rounds, weighted by their parts of the normaliser (eq. 6), are
+one softmax over the pairs of all rounds. So each round adds exp(score) x value and exp(score) to two sums, and the
+first sum is divided by the second at the end.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ def attend_pairs(
     lengths: Int[Tensor, " batch"] | None = None,
     dropout_rate: float = 0.0,
 ) -> Float[Tensor, "batch heads length value_dim"]:
-    """The formula, which the chunks below must agree with: every query against every key.
+    """Attend as in the formula, every query to every key; `chunked_attention` must agree with it.
 
-    Returns: zeros at and beyond a row's length.
-    Cost: rounds x length^2.
+    Args: buckets: of each position in each round; lengths: real positions of each row, None: all; dropout_rate: of the
+        weights.
+    Returns: zeros at positions beyond the length of a row.
+    Cost: O(rounds x length^2) time and memory.
     """
     counts = visible_pairs(buckets, settings, lengths).sum(dim=2)
     if settings.correct_duplicates:
@@ -57,10 +60,10 @@ def sorting_order(
     settings: LSHSettings,
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> Int[Tensor, "batch heads rounds places"]:
-    """Sort the positions by bucket.
+    """Sort the positions of each round by bucket; `places` is the length rounded up to whole chunks.
 
-    Returns: int32; at each place of the sorted sequence, padded to whole chunks, twice the position that stands there,
-        plus 1 where its bucket is not that of the place before. Padding stands last, in its own order.
+    Returns: int32; for each place of the sorted sequence 2 x its position, plus 1 if its bucket differs from that of
+        the place before. Padding comes last, in order of position.
     """
     length = buckets.shape[3]
     if lengths is not None:
@@ -72,7 +75,7 @@ def sorting_order(
 
 
 def ranks_of(order: Int[Tensor, "batch heads rounds places"], length: int) -> Int[Tensor, "batch heads rounds length"]:
-    """Buckets that give this `sorting_order`, numbered without gaps."""
+    """Return buckets that give this `sorting_order`, numbered from 0 without gaps."""
     return (order & 1).cumsum(-1).gather(-1, places_of(order, length))
 
 
@@ -85,17 +88,17 @@ def chunked_attention(
     dropout_rate: float = 0.0,
     known: tuple[Tensor, ...] = (),
 ) -> tuple[Float[Tensor, "batch heads length value_dim"], tuple[Tensor, ...]]:
-    """See `lsh_attention`.
+    """Attend chunk by chunk in the sorted order, with the result of `attend_pairs`.
 
     Args:
-        order: of `sorting_order`, with the same lengths.
-        dropout_rate: a query that sees nothing keeps its own value whatever the rate.
-        known: the second result of an earlier call with the same arguments, up to rounding; then only the backward
-            pass computes.
+        order: the result of `sorting_order` with the same lengths.
+        dropout_rate: of the weights. A query that sees no key keeps its own value at any rate.
+        known: the second result of an earlier call with the same arguments (up to rounding): the forward pass then
+            computes nothing. A reversible layer saves its second forward pass with it.
 
-    Returns: the output, and the `known` of a later call: the output again, two tensors (rows, length) and a flag.
-    Cost: time rounds x length x chunk_len; memory rounds x length x width for a few heads at a time; for the backward
-        pass inputs, output and a whole number a round and position.
+    Returns: the output, and `known` for a later call: the output, two tensors (rows, length) and a flag.
+    Cost: time O(rounds x length x chunk_len); memory O(rounds x length x width) for a few heads at a time. The
+        backward pass stores the inputs, the output and one integer per round and position.
     """
     keeps = torch.is_grad_enabled() and (qk.requires_grad or v.requires_grad)
     if not keeps:
@@ -107,7 +110,7 @@ def chunked_attention(
 
 
 class _ChunkedAttention(torch.autograd.Function):
-    """Keeps no scores: the backward pass makes them again, already normalised."""
+    """Stores no scores: the backward pass computes them again, already normalised."""
 
     @staticmethod
     def forward(
@@ -133,7 +136,7 @@ class _ChunkedAttention(torch.autograd.Function):
         if keeps:
             ctx.save_for_backward(qk, v, out, log_sums, alone, order, lengths)
             ctx.settings, ctx.rate, ctx.seed, ctx.safe = settings, rate, seed, bool(safe)
-        rest = tuple(one.view_as(one) for one in (log_sums, alone, safe))  # new ones: outputs belong to one graph
+        rest = tuple(one.view_as(one) for one in (log_sums, alone, safe))  # an output can belong to one graph only
         ctx.mark_non_differentiable(*rest)
         ctx.set_materialize_grads(False)
         return out, *rest
@@ -151,11 +154,11 @@ class _ChunkedAttention(torch.autograd.Function):
 
 @dataclass
 class _Inputs:
-    """Queries, keys and values by row.
+    """Queries, keys and values; a row is one head of one row of the batch.
 
-    Shape: q, k (rows, length, head_dim), v (rows, length, value_dim), all of one type; factors (rows, length, 1): k is
-        q times it.
-    is_safe: no score is above `SAFE_SCORE`.
+    Shape: q, k (rows, length, head_dim) and v (rows, length, value_dim) in one dtype; factors (rows, length, 1) with
+        k = factors x q.
+    is_safe: no score exceeds `SAFE_SCORE`.
     """
 
     q: Tensor
@@ -171,7 +174,7 @@ class _Inputs:
         q = qk.to(compute).flatten(0, 1)
         k = torch.empty_like(q)
         factors = q.new_empty(*q.shape[:2], 1, dtype=torch.promote_types(compute, torch.float32))
-        # In pieces, since in a wider type they take as much again and more.
+        # In pieces, because the copies in a wider dtype would need more memory than q itself.
         for piece, key, factor in _pieces(q, k, factors):
             wide = piece.to(factor.dtype)
             torch.sum(wide.square(), dim=-1, keepdim=True, out=factor)
@@ -184,7 +187,7 @@ class _Inputs:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of the same parts of tensors of (rows, length, width)."""
+    """Yield views of the same parts of tensors (rows, length, width)."""
     rows, length = tensors[0].shape[:2]
     some_rows, piece_len = policy.lsh_piece(rows, length, tensors[0].device)
     for row in range(0, rows, some_rows):
@@ -200,15 +203,16 @@ def _groups(
 
 
 def _columns(dtype: torch.dtype) -> int:
-    """How many numbers of a type stand for one of float32 (or float64)."""
+    """Return how many numbers of the dtype represent one float32 number; 1 for float32 and float64."""
     return 3 if dtype == torch.bfloat16 else 1
 
 
 def _table(x: Tensor, extra: Tensor | float | None, codes: int) -> Tensor:
-    """x, (rows, length, width), as the rows of a table with one of zeros behind them; the numbers `extra`, (rows,
-    length) or one for all, in more columns; room for codes in the last.
+    """Return x (rows, length, width) as a table (rows x length + 1, columns) whose last row is zero.
 
-    The product of two such tables' rows has the numbers' product in it, in float32: what is subtracted from scores.
+    Further columns contain the numbers `extra` (rows, length), or one number for all rows; the last columns are free
+    for `codes`. So a product of rows of two tables also contains the product of their `extra` numbers in the precision
+    of float32. This subtracts a number from each score.
     """
     rows, length, width = x.shape
     parts = 0 if extra is None else _columns(x.dtype)
@@ -227,8 +231,8 @@ def _table(x: Tensor, extra: Tensor | float | None, codes: int) -> Tensor:
 
 
 def _forward(groups: Iterator[SortedRows], inputs: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (rows, length, value_dim); the logarithm of each position's sum, and whether it sees nothing, (rows,
-    length).
+    """Return the output (rows, length, value_dim), and for each position (rows, length) the logarithm of its sum of
+    exp(score) and whether it sees no key.
     """
     wide = torch.promote_types(inputs.q.dtype, torch.float32)
     out = torch.empty_like(inputs.v)
@@ -261,7 +265,7 @@ def _forward(groups: Iterator[SortedRows], inputs: _Inputs) -> tuple[Tensor, Ten
 
 
 def _highest(group: SortedRows, q: Tensor, k: Tensor) -> Tensor:
-    """Each position's highest score over all rounds, (rows, length); 0 where it sees nothing."""
+    """Return the highest score of each position over all rounds (rows, length); 0 if it sees no key."""
     queries, keys = _table(q, None, 0), _table(k, None, 0)
     by_chunk = queries.new_empty(group.num_chunks, group.chunk_len)
     for tile in group.tiles():
@@ -272,7 +276,10 @@ def _highest(group: SortedRows, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _sum_of_products(left: Tensor, right: list[Tensor], out: Tensor) -> None:
-    """out = sum over the offsets of left right. Shape: left (offsets, chunks, n, m), right (chunks, m, width) each."""
+    """Write the sum of left @ right over the offsets to `out`.
+
+    Shape: left (offsets, chunks, n, m), right (chunks, m, width) for each offset.
+    """
     torch.bmm(left[0], right[0], out=out)
     for one, other in zip(left[1:], right[1:], strict=True):
         out.baddbmm_(one, other)
@@ -281,7 +288,7 @@ def _sum_of_products(left: Tensor, right: list[Tensor], out: Tensor) -> None:
 def _backward(
     groups: Iterator[SortedRows], inputs: _Inputs, out: Tensor, log_sums: Tensor, alone: Tensor, grad_out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of queries, which are keys too, and of values: (rows, length, width)."""
+    """Return the gradients of queries, which are also the keys, and of values: (rows, length, width) each."""
     wide = torch.promote_types(inputs.q.dtype, torch.float32)
     grad_qk, grad_values = torch.empty_like(inputs.q), torch.empty_like(inputs.v)
     for group in groups:
@@ -290,7 +297,7 @@ def _backward(
         shares = (grad.to(wide) * out[group.rows]).sum(dim=-1)
         codes = group.num_code_columns
         queries, keys = _table(q, -log_sums[group.rows], codes), _table(k, 1.0, codes)
-        # With dropout, the shares are taken off after it.
+        # d loss / d score = weight x (gradient of the weight - share). With dropout the share is subtracted after it.
         grads = _table(grad, None if group.rate else -shares, 0)
         values = _table(v, None if group.rate else 1.0, 0)
         all_shares = _table(shares[..., None], None, 0)
@@ -316,7 +323,7 @@ def _backward(
         grad_q = group.sum_rounds(sums_q)[:, : q.shape[2]].to(wide)
         grad_k = group.sum_rounds(sums_k[:-1])[:, : q.shape[2]].to(wide)
         grad_v = group.sum_rounds(sums_v[:-1])[:, : v.shape[2]]
-        # k = q f, with f = scale / sqrt(q.q + eps d): the part along q is taken out.
+        # k = q f with f = scale / sqrt(q.q + eps d), so the component along q is removed.
         factors, flat = inputs.factors[group.rows].flatten(0, 1), q.flatten(0, 1).to(wide)
         along = (flat * grad_k).sum(dim=-1, keepdim=True) * (factors / group.settings.scale).square()
         grad_qk[group.rows] = (grad_q + factors * (grad_k - flat * along)).view(q.shape).to(q.dtype)

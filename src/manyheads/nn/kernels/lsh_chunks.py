@@ -1,4 +1,4 @@
-"""The sorted rows of hashed attention, cut into chunks: which keys a chunk of queries sees, and how much each counts.
+"""Chunks of hashed attention: the keys that a chunk of queries sees, and the weight of each pair.
 
 Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, fig. 2. `kernels.lsh` multiplies these chunks.
 """
@@ -19,20 +19,20 @@ from manyheads.nn.kernels.dropout import scaled_mask
 
 __all__ = ["Layout", "SortedRows", "sorted_groups"]
 
-# Up to this bound exp(score) needs no shift: e^60 and e^-60, and sums of thousands of them, are well within the range
-# of float32 and bfloat16.
 SAFE_SCORE = 60.0
-# The position where a row has none: later than all others.
+"""Up to this bound softmax needs no shift: exp(60), exp(-60) and sums of thousands of them are within the range of
+float32 and bfloat16."""
+# Marks a place without a position; it is later than all positions.
 _NO_POSITION = 1 << 30
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which position stands where once sorted; rows are batch x heads.
+    """The sorted order of each round; rows are batch x heads.
 
-    Shape: order (rows, rounds, places): the position at a place, or `length` where there is none; buckets (rows,
-        rounds, places): numbers that grow with the bucket; places (rows, rounds, length): where a position stands;
-        real (rows, length) bool, or empty where no position is padding.
+    Shape: order (rows, rounds, places): the position at each place, or `length` if there is none; buckets (rows,
+        rounds, places): numbers in the order of the buckets; places (rows, rounds, length): the place of each position;
+        real (rows, length): False for padding, or an empty tensor without padding.
     """
 
     order: Tensor
@@ -42,7 +42,7 @@ class Layout:
 
     @classmethod
     def of(cls, order: Tensor, length: int, lengths: Tensor | None) -> Layout:
-        """Args: order: of `kernels.lsh.sorting_order`, (batch, heads, rounds, places). lengths: (batch,)."""
+        """Args: order: of `kernels.lsh.sorting_order`; length: of the sequence; lengths: of its rows, or None."""
         heads = order.shape[1]
         order = order.flatten(0, 1)
         positions = (order >> 1).clamp(max=length)
@@ -56,21 +56,21 @@ class Layout:
 
 
 def places_of(order: Tensor, length: int) -> Tensor:
-    """Where each position stands, int64, for an order of `kernels.lsh.sorting_order`."""
+    """Return the place of each position, (..., length) int64, for an order of `kernels.lsh.sorting_order`."""
     numbers = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     return torch.empty_like(numbers).scatter_(-1, (order >> 1).long(), numbers)[..., :length]
 
 
 class SortedRows(ABC):
-    """Some rows in sorted order. The chunks of all rows and rounds form one list; a tile is a slice of that list.
+    """Some rows in sorted order. The chunks of all rows and rounds form one list; a tile is a slice of this list.
 
     Tensors "by chunk" are (chunks + 1, chunk_len): the last chunk is empty. Tables are (rows x length + 1, width): the
-    last row, of zeros, is that of no position. A query chunk has `num_offsets` key chunks.
+    last row is zero and represents places without a position. Each query chunk has `num_offsets` key chunks.
     """
 
     num_offsets: int
-    # Columns of the tables of queries and keys that this class fills itself.
     num_code_columns = 0
+    """Columns of the tables of queries and keys that `operands` fills."""
 
     def __init__(
         self, settings: LSHSettings, layout: Layout, rows: slice, dtype: torch.dtype, rate: float, seed: int
@@ -88,50 +88,50 @@ class SortedRows(ABC):
 
     @abstractmethod
     def take_keys(self, table: Tensor, tile: slice) -> list[Tensor]:
-        """The rows of a table at the key chunks of a tile: (chunks, chunk_len, width) for each offset."""
+        """Return the rows of a table at the key chunks of a tile: (chunks, chunk_len, width) for each offset."""
 
     @abstractmethod
     def counts(self, tile: slice) -> Tensor:
-        """How much each pair counts, 0 where the query does not see the key: like `scores`."""
+        """Return the factor of each pair in the shape of `scores`; 0 if the query does not see the key."""
 
     @abstractmethod
     def key_sums(self, width: int) -> Tensor:
-        """Room for sums by key chunk, (chunks + 1, chunk_len, width), for `add_to_keys`."""
+        """Return a buffer for sums by key chunk, (chunks + 1, chunk_len, width), for `add_to_keys`."""
 
     @abstractmethod
     def add_to_keys(self, sums: Tensor, tile: slice, left: Tensor, right: Tensor) -> None:
-        """Add left^T right of a tile's query chunks to the sums of their key chunks. Tiles come in order.
+        """Add left^T right of the query chunks of a tile to the sums of their key chunks. Call it in order of tiles.
 
         Shape: left (offsets, chunks, chunk_len, chunk_len), right (chunks, chunk_len, width).
         """
 
     def tiles(self) -> Iterator[slice]:
-        """Chunks to work on at once."""
+        """Yield slices of chunks to process at once."""
         step = policy.lsh_chunks_at_once(self.chunk_len**2 * self.num_offsets, self.index.device)
         return (slice(first, min(first + step, self.num_chunks)) for first in range(0, self.num_chunks, step))
 
     def take(self, table: Tensor, tile: slice) -> Tensor:
-        """The rows of a table at a tile's own chunks: (chunks, chunk_len, width)."""
+        """Return the rows of a table at the query chunks of a tile: (chunks, chunk_len, width)."""
         return _rows_at(table, self.index[tile])
 
     def operands(self, tile: slice, queries: Tensor, keys: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Query chunks, and the key chunks of each offset, from their tables."""
+        """Return the query chunks, and the key chunks of each offset, from their tables."""
         return self.take(queries, tile), self.take_keys(keys, tile)
 
     def scores(self, q: Tensor, keys: list[Tensor]) -> Tensor:
-        """q k^T of `operands`: (offsets, chunks, chunk_len, chunk_len), in the scratch memory."""
+        """Return q k^T of `operands` in the scratch memory: (offsets, chunks, chunk_len, chunk_len)."""
         scores = self.scratch("scores", len(q))
         for one, key in zip(scores, keys, strict=True):
             torch.bmm(q, key.transpose(1, 2), out=one)
         return scores
 
     def weights(self, tile: slice, q: Tensor, keys: list[Tensor]) -> Tensor:
-        """exp(scores) times `counts`, in the memory of the scores."""
-        # A hidden score may be far higher than the visible ones: it must stay finite, so that 0 times it is 0.
+        """Return exp(scores) x `counts`, in the memory of the scores."""
+        # A hidden score may be far above the visible ones. Its exp must stay finite, so that 0 x exp is 0.
         return self.scores(q, keys).clamp_(max=SAFE_SCORE).exp_().mul_(self.counts(tile))
 
     def scratch(self, name: str, num_chunks: int) -> Tensor:
-        """Memory for a tile of scores, the same for every tile: fresh memory costs more than what is done with it."""
+        """Return memory for a tile of scores, the same for all tiles: fresh memory costs more than the computation."""
         found = self._scratch.get(name)
         if found is None or found.shape[1] != num_chunks:
             shape = (self.num_offsets, num_chunks, self.chunk_len, self.chunk_len)
@@ -140,27 +140,27 @@ class SortedRows(ABC):
         return found
 
     def dropout_mask(self, tile: slice, like: Tensor) -> Tensor | None:
-        """The dropout of a tile's weights, the same at every call; None where nothing is dropped."""
+        """Return the dropout mask of a tile's weights, the same at every call; None without dropout."""
         if not self.rate:
             return None
         number = self.seed + self.rows.start * 1_000_003 + tile.start
         return scaled_mask(like, self.rate, torch.Generator(like.device).manual_seed(number % (1 << 63)))
 
     def zero_padding(self, x: Tensor) -> Tensor:
-        """x, (rows, length, width), with zeros at padding."""
+        """Return x (rows, length, width) with zeros at padding."""
         real = self.layout.real
         return x * real[self.rows][..., None].to(x.dtype) if real.numel() else x
 
     def sum_rounds(self, x: Tensor) -> Tensor:
-        """Each position's sum over the rounds. x: (chunks, chunk_len, width) -> (rows x length, width)."""
+        """Sum over the rounds for each position: (chunks, chunk_len, width) -> (rows x length, width)."""
         where = self._places_in_list().transpose(1, 2).reshape(self.num_rows * self.length, self.rounds)
-        # Both add in float32 at least, and round once.
+        # Both variants add at least in float32 and round once.
         if policy.has_embedding_bag(x.device):
             return F.embedding_bag(where.contiguous(), x.flatten(0, 1), mode="sum")
         return x.flatten(0, 1)[where.long()].sum(1)
 
     def max_of_rounds(self, x: Tensor) -> Tensor:
-        """Each position's maximum over the rounds. x: (chunks, chunk_len) -> (rows, length)."""
+        """Return the maximum over the rounds for each position: (chunks, chunk_len) -> (rows, length)."""
         places = self.layout.places[self.rows].long()
         return x.view(self.num_rows, self.rounds, -1).gather(2, places).amax(dim=1)
 
@@ -174,7 +174,7 @@ class SortedRows(ABC):
         return torch.arange(total, device=self.index.device, dtype=torch.int32).view(-1, self.rounds, 1)
 
     def _places_in_list(self) -> Tensor:
-        """Where each position stands in the list of chunks, int32: (rows, rounds, length)."""
+        """Return the place of each position in the list of chunks, int32: (rows, rounds, length)."""
         return self.layout.places[self.rows] + self._round_numbers() * self.num_places
 
     def _by_row(self, x: Tensor, empty: int) -> Tensor:
@@ -185,8 +185,8 @@ class SortedRows(ABC):
 class _BucketRows(SortedRows):
     """`visible="bucket"`: a query sees the last chunk_len positions before it in its bucket.
 
-    They stand in its own chunk, before it, and in the chunk before that, not before its own place. Offset 0 is the
-    chunk before, offset 1 the own.
+    These are the places before it in its own chunk, and the places of the chunk before that are not before its place
+    in the chunk. Offset 0 is the chunk before, offset 1 the own chunk.
     """
 
     num_offsets = 2
@@ -195,7 +195,7 @@ class _BucketRows(SortedRows):
         self, settings: LSHSettings, layout: Layout, rows: slice, dtype: torch.dtype, rate: float, seed: int
     ) -> None:
         super().__init__(settings, layout, rows, dtype, rate, seed)
-        # Two neighbouring chunks hold 2 chunk_len buckets at most; neighbouring rounds differ in one bit more.
+        # Two neighbouring chunks have at most 2 chunk_len buckets; one more bit distinguishes neighbouring rounds.
         bits = max(1, (2 * self.chunk_len - 1).bit_length())
         self.num_bits = bits + 1
         buckets = layout.buckets[rows] % (1 << bits) + (self._round_numbers() % 2 << bits)
@@ -218,7 +218,7 @@ class _BucketRows(SortedRows):
         return counts.div_(self._meetings(tile)) if self.settings.correct_duplicates else counts
 
     def _meetings(self, tile: slice) -> Tensor:
-        """In how many rounds each pair meets, at least 1. Cost: a pass over the pairs for each round."""
+        """Return in how many rounds each pair meets, at least 1. Cost: one pass over the pairs per round."""
         index = _with_chunk_before(self.index, tile)
         parts = []
         for keys in (index[:-1], index[1:]):
@@ -235,19 +235,20 @@ class _BucketRows(SortedRows):
         return torch.empty(self.num_chunks + 1, self.chunk_len, width, dtype=self.dtype, device=self.index.device)
 
     def add_to_keys(self, sums: Tensor, tile: slice, left: Tensor, right: Tensor) -> None:
-        # The own chunks are written; the next tile adds to the last of them, as the chunk before its first.
+        # The sums of the own chunks are written; the next tile adds to the last of them, the chunk before its first.
         torch.bmm(left[1].transpose(1, 2), right, out=sums[tile])
-        absent = 1 if tile.start == 0 else 0  # the first chunk has none before it
+        absent = 1 if tile.start == 0 else 0  # the first chunk has no chunk before it
         before = sums[tile.start - 1 + absent : tile.stop - 1]
         before.baddbmm_(left[0, absent:].transpose(1, 2), right[absent:])
 
 
 class _CodedBucketRows(_BucketRows):
-    """`_BucketRows` for bfloat16 instructions: the product that makes the scores also hides other buckets.
+    """`_BucketRows` for bfloat16: the product that computes the scores also hides pairs of different buckets.
 
-    Each bucket has a code of signs, in more columns of queries and keys. Two codes multiply to 128 for each bit where
-    they agree and to -128 where they do not. The mask subtracts 128 for each bit, so a pair of one bucket keeps its
-    score and any other has at most score - 256: exp of it is 0. Instead of three passes over the scores, some columns.
+    Each bucket has a code of signs in further columns of queries and keys. The product of two codes is 128 for each
+    bit that is equal and -128 for each other bit, and 128 per bit is subtracted. So a pair in the same bucket keeps its
+    score, and any other pair gets at most score - 256, whose exp is 0. On processors with bfloat16 instructions a few
+    more columns cost less than three passes over the scores.
     """
 
     _QUERY, _KEY = 8.0, 16.0
@@ -260,7 +261,7 @@ class _CodedBucketRows(_BucketRows):
         device = self.index.device
         numbers = torch.arange(1 << self.num_bits, device=device)[:, None]
         signs = (numbers >> torch.arange(self.num_bits, device=device) & 1) * 2.0 - 1
-        self.codes = F.pad(signs, (0, 0, 0, 1)).to(dtype)  # the empty chunk's code is 0: it agrees with none
+        self.codes = F.pad(signs, (0, 0, 0, 1)).to(dtype)  # the code of the empty chunk is 0: it equals no other
         agreement = self._QUERY * self._KEY * self.num_bits
         self.hidden = torch.where(self.near, -agreement, -1e9).to(dtype)
 
@@ -284,7 +285,7 @@ class _CodedBucketRows(_BucketRows):
 
 
 class _ChunkRows(SortedRows):
-    """`visible="chunk"`: a query sees its chunk and the neighbours, as in the originals."""
+    """`visible="chunk"`: a query sees its chunk and the neighbouring chunks, as in trax and in `transformers`."""
 
     def __init__(
         self, settings: LSHSettings, layout: Layout, rows: slice, dtype: torch.dtype, rate: float, seed: int
@@ -292,7 +293,7 @@ class _ChunkRows(SortedRows):
         super().__init__(settings, layout, rows, dtype, rate, seed)
         order = layout.order[rows]
         self.positions = self._by_chunk(torch.where(order < self.length, order, _NO_POSITION), _NO_POSITION)
-        # A bucket's number means something in its own round only.
+        # Numbers of buckets are comparable within a round only.
         self.buckets = self._by_chunk(layout.buckets[rows] + self._round_numbers() * (self.num_places + 1), -1)
         offsets = range(-settings.chunks_before, settings.chunks_after + 1)
         self.num_offsets = len(offsets)
@@ -303,7 +304,7 @@ class _ChunkRows(SortedRows):
             self.bucket_of = self._by_row(self.buckets[:-1].reshape(-1)[places], -2)
 
     def _neighbours(self, offset: int) -> Tensor:
-        """The chunk at an offset from every chunk; `num_chunks`, the empty one, where there is none."""
+        """Return the chunk at an offset from each chunk, or `num_chunks` (the empty chunk) if there is none."""
         settings = self.settings
         chunk = torch.arange(self.num_chunks, device=self.index.device)
         ring = self.num_places // self.chunk_len * (self.rounds if settings.look_across_rounds else 1)
@@ -331,8 +332,9 @@ class _ChunkRows(SortedRows):
         return torch.stack(parts)
 
     def _meetings(self, tile: slice, chunks: Tensor) -> Tensor:
-        """How often each pair meets over all rounds, at least 1. Cost: a pass over the pairs for each round and
-        offset, and for each pair of rounds where a round looks into others.
+        """Return how often each pair meets over all rounds, at least 1.
+
+        Cost: one pass over the pairs per round and offset, and per other round with `look_across_rounds`.
         """
         own, other = self.index[tile], self.index[chunks]
         count = torch.zeros(*own.shape, self.chunk_len, dtype=self.dtype, device=own.device)
@@ -361,7 +363,7 @@ def _rows_at(table: Tensor, index: Tensor) -> Tensor:
 
 
 def _with_chunk_before(by_chunk: Tensor, tile: slice) -> Tensor:
-    """A tile's chunks and the one before the first; the empty chunk where there is none."""
+    """Return the chunks of a tile after the chunk before its first, which is the empty chunk if there is none."""
     if tile.start == 0:
         return torch.cat([by_chunk[-1:], by_chunk[: tile.stop]])
     return by_chunk[tile.start - 1 : tile.stop]
@@ -370,9 +372,9 @@ def _with_chunk_before(by_chunk: Tensor, tile: slice) -> Tensor:
 def sorted_groups(
     layout: Layout, settings: LSHSettings, dtype: torch.dtype, *, is_safe: bool, rate: float, seed: int
 ) -> Iterator[SortedRows]:
-    """All rows, as many at a time as `policy` says.
+    """Yield all rows, as many at a time as `policy` says.
 
-    Args: is_safe: no score is above `SAFE_SCORE`. rate, seed: of the dropout on the weights.
+    Args: dtype: of the computation; is_safe: no score exceeds `SAFE_SCORE`; rate, seed: of the dropout on the weights.
     """
     rows, rounds, places = layout.order.shape
     device = layout.order.device

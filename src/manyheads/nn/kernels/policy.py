@@ -1,8 +1,8 @@
-"""Decides which implementation is faster here: the only file that asks about processors, compilers, types and sizes.
+"""Selects the fastest implementation: the only file that asks about processors, compilers, dtypes and sizes for speed.
 
-A kernel asks one question and takes the implementation that the answer names. The rules are fixed, and cite where they
-were measured: a run that is resumed must compute as it did before. Only `kernels.precision` measures, and the run
-stores its result.
+A kernel asks one question and uses the implementation that the answer names. The rules are fixed and cite their
+measurements, because a resumed run must compute as before. Only `kernels.precision` measures at run time, and the run
+stores the result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ __all__ = [
     "sdpa_zeroes_empty_rows",
     "searches_blocks",
     "shares_draws",
-    "sums_relative_scores",
     "uses_onednn",
     "uses_packed",
     "uses_torch_dropout",
@@ -60,13 +59,13 @@ _compiles = False
 
 
 def compiles_a_step() -> bool:
-    """Whether a compiler reads this for one step of a search (`decoding.compiled`), and not for another purpose."""
+    """Return whether a compiler is tracing one step of a search (`decoding.compiled`), and not something else."""
     return torch.compiler.is_compiling() and _compiles
 
 
 @contextmanager
 def compiling_a_step() -> Iterator[None]:
-    """Within the block, what is compiled is a step of a search. Not for several threads at once."""
+    """Declare that what is compiled within the block is a step of a search. Not safe for several threads."""
     global _compiles
     before, _compiles = _compiles, True
     try:
@@ -76,7 +75,7 @@ def compiling_a_step() -> Iterator[None]:
 
 
 def can_look(x: Tensor) -> bool:
-    """Whether a number of x can be read at once: on a GPU the program would wait, and a compiler has no numbers."""
+    """Return whether values of x can be read without cost: on a GPU reading waits, and a compiler has no values."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -87,14 +86,14 @@ def is_compiled() -> bool:
 
 # Linear maps (decision 015).
 
-# Products with fewer multiplications take microseconds in either library, and oneDNN makes a kernel for each new shape.
-# With a packed weight oneDNN is faster from fewer on.
+# Smaller products take microseconds in either library, and oneDNN compiles a kernel for each new shape. With a packed
+# weight oneDNN is faster for smaller products too.
 _LEAST_WORK, _LEAST_PACKED_WORK = 1 << 20, 1 << 17
 
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether float32 products go to oneDNN: on a processor with AVX-512 whose maker MKL has no AVX-512 code for."""
+    """Return whether oneDNN computes float32 products: on AVX-512 processors for which MKL has no AVX-512 code."""
     return (
         torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -105,18 +104,18 @@ def onednn_is_faster() -> bool:
 
 @cache
 def has_packing() -> bool:
-    """Whether this build of torch has oneDNN, and its operations on packed weights."""
+    """Return whether this build of torch has oneDNN and its operations on packed weights."""
     return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")  # type: ignore[no-untyped-call]
 
 
 @cache
 def has_bf16() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this processor."""
+    """Return whether oneDNN has bfloat16 products on this processor."""
     return has_packing() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _maker() -> str:
-    """The processor's vendor as it names itself, such as `AuthenticAMD`; empty where the system does not tell it."""
+    """Return the processor's vendor string, such as `AuthenticAMD`; empty if the system does not provide it."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:
@@ -125,9 +124,9 @@ def _maker() -> str:
 
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether x W^T goes to oneDNN and not to the library that torch chooses."""
+    """Return whether oneDNN computes x W^T, and not the library that torch chooses."""
     return (
-        not torch.compiler.is_compiling()  # first, because a compiler also reads what follows
+        not torch.compiler.is_compiling()  # first, because a compiler would also trace the following lines
         and onednn_is_faster()
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
@@ -139,14 +138,14 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether products with this weight are faster from a packed copy of it."""
+    """Return whether products with this weight are faster with a packed copy."""
     if weight.device.type != "cpu" or weight.is_inference():
         return False
     return onednn_is_faster() if weight.dtype is torch.float32 else weight.dtype is torch.bfloat16 and has_bf16()
 
 
 def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
-    """Whether x is multiplied by a packed weight of that type and so many rows."""
+    """Return whether to multiply x by a packed weight of this dtype with `out_features` rows."""
     compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     least = 0 if dtype is torch.bfloat16 else _LEAST_PACKED_WORK
     is_large = x.numel() * out_features >= least
@@ -154,15 +153,15 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
 
 
 def joins_weights(rows: int, out_features: int) -> bool:
-    """Whether maps of one input, out_features each, are one product with their joined weights.
+    """Return whether maps of one input are computed as one product with their concatenated weights.
 
-    With fewer rows (a step of decoding) joining the weights costs more than the product saves.
+    With fewer rows, as in a step of decoding, the concatenation costs more than the larger product saves.
     """
     return rows >= out_features
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether x is a tensor on a CPU whose operations no tracer or counter follows, and oneDNN is not turned off."""
+    """Return whether x is a plain CPU tensor, no tracer or counter is active, and oneDNN is not disabled."""
     return (
         type(x) is Tensor
         and x.is_cpu
@@ -183,12 +182,12 @@ KEYS_MULTIPLE = 16
 
 
 def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float) -> AttentionPath:
-    """The fastest implementation of dot-product attention for these heads.
+    """Return the fastest implementation of dot-product attention for these tensors.
 
-    On a CPU, at short lengths, matrix products are faster in three cases. With dropout SDPA has no kernel but draws a
-    number for every weight. In 16 bits its backward pass has a cost for each (batch, head) pair, which short sentences
-    never earn back. Where MKL has no AVX-512 code, so has its forward pass with few queries a pair, as in a step of a
-    search; there, keys of 16 bits that are a part of a cache are also rounded up in length (decision 006).
+    On a CPU, at short lengths, matrix products are faster than SDPA in three cases. With dropout SDPA has no fused
+    kernel there. In 16 bits its backward pass has a fixed cost per (batch, head) pair, which is too high for short
+    sentences. Where MKL has no AVX-512 code, its forward pass also has one if there are few queries, as in a step of a
+    search. In the last case 16-bit keys that are a part of a cache are padded as well (decision 006).
     """
     if query.device.type != "cpu":
         return "sdpa"
@@ -208,7 +207,7 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
 
 
 def sdpa_zeroes_empty_rows(mask: Tensor) -> bool:
-    """Whether torch's kernel gives zeros for a fully masked row: on a CPU, under a mask of True and False."""
+    """Return whether torch's kernel gives zeros for rows without allowed keys: on a CPU with a boolean mask."""
     return mask.device.type == "cpu" and mask.dtype is torch.bool
 
 
@@ -218,59 +217,53 @@ def wants_contiguous(x: Tensor) -> bool:
 
 
 def adds_masks(scores: Tensor, blocked: Tensor) -> bool:
-    """Whether a mask is added to the scores and not filled in: if it serves many queries or heads at once.
+    """Return whether to add a mask to the scores instead of filling them: if several queries or heads share it.
 
-    Not in float16, where the lowest number does not absorb every score.
+    Not in float16, where score + lowest number can differ from the lowest number.
     """
     return blocked.numel() < scores.numel() and scores.dtype is not torch.float16
 
 
 # Attention with relative positions.
 
-# Scores worked on at once on a CPU: those of a few lanes, which stay in the cores' own caches from the product that
-# makes them to the one that uses them. Fewer cost more calls, in which one thread waits for the other.
+# Scores per tile on a CPU: they stay in the caches of the cores from the product that computes them to the product that
+# uses them. Smaller tiles need more calls, in which one thread waits for the other.
 _RELATIVE_SCORES = 1 << 19
 
 
-def sums_relative_scores(query: Tensor) -> bool:
-    """Whether sums are faster than products: for one query in a compiled step on a CPU."""
-    return compiles_a_step() and query.shape[2] == 1 and query.device.type == "cpu"
-
-
-# The implementation on CUDA. "sdpa" is a default, not a measurement: it needs no compiler, has dropout, and its
-# gradients have been in torch for longest. `benchmarks/gpu.py` measures all of them, and `using_relative_path` takes
-# another one.
+# The implementation on CUDA. "sdpa" is a default and was not measured: it needs no compiler, supports dropout, and its
+# gradients are the oldest in torch. `benchmarks/gpu.py` measures all; `using_relative_path` selects another one.
 _RELATIVE_ON_CUDA: RelativePath = "sdpa"
 _relative_path: RelativePath | None = None
 
 
 def relative_path(query: Tensor, dropout_rate: float, causal: bool) -> RelativePath:
-    """The implementation of attention with relative positions for these queries.
+    """Return the implementation of attention with relative positions for these queries.
 
-    "sums" and "tiles" are for CPUs. "products" is the formula by autograd, which a compiler fuses. "sdpa" gives torch's
-    fused kernel the scores of the distances as an additive mask, and "flex" is FlexAttention, which reads them by
+    "sums" and "tiles" are for CPUs. "products" is the formula under autograd, which a compiler fuses. "sdpa" passes the
+    scores of the distances to torch's fused kernel as an additive mask. "flex" is FlexAttention, which reads them by
     distance; it has no dropout, and on a CPU no gradients.
     """
     if _relative_path is not None:
         return "sdpa" if _relative_path == "flex" and dropout_rate else _relative_path
     if query.device.type == "cuda":
         return _RELATIVE_ON_CUDA
-    if sums_relative_scores(query):
+    if compiles_a_step() and query.shape[2] == 1 and query.device.type == "cpu":
         return "sums"
-    # Compilers do not see through our own autograd function, and both ways there is none.
+    # A compiler cannot trace the autograd function of "tiles", which supports causal attention only.
     return "products" if torch.compiler.is_compiling() or not causal else "tiles"
 
 
 def runs_flex_eagerly(query: Tensor) -> bool:
-    """Whether FlexAttention is not compiled by itself: on a CPU, for tests, or as part of what is compiled anyway."""
+    """Return whether FlexAttention is not compiled separately: on a CPU, for tests, or within a compiled function."""
     return query.device.type == "cpu" or torch.compiler.is_compiling()
 
 
 @contextmanager
 def using_relative_path(path: RelativePath) -> Iterator[None]:
-    """Within the block, relative attention takes this implementation, to measure or test it; "flex" where it can.
+    """Use this implementation of relative attention within the block, to measure or test it.
 
-    Not for several threads at once.
+    "flex" is used only without dropout. Not safe for several threads.
     """
     global _relative_path
     before, _relative_path = _relative_path, path
@@ -281,43 +274,43 @@ def using_relative_path(path: RelativePath) -> Iterator[None]:
 
 
 def lanes_at_once(batch: int, scores_each: int, device: torch.device) -> int:
-    """How many lanes of so many scores each make a tile; on other devices than a CPU all do."""
+    """Return how many lanes (rows of the batch) with so many scores each make a tile; all except on a CPU."""
     return max(1, _RELATIVE_SCORES // max(1, scores_each)) if device.type == "cpu" else max(1, batch)
 
 
 # Hashed attention.
 
-# Scores that a CPU works on at once: in bfloat16 they stay in a core's own cache from one operation to the next.
+# Scores per tile: on a CPU they stay in the cache of a core, in bfloat16, from one operation to the next.
 _LSH_SCORES, _LSH_SCORES_ON_A_GPU = 1 << 19, 1 << 26
-# Places (rows x rounds x length) whose results exist in sorted order at once on a CPU; those of one row at least.
+# Places (rows x rounds x length) that are processed at once on a CPU; at least those of one row.
 _LSH_PLACES = 1 << 16
-# Positions of a row that a CPU converts to float32 at once, where all are converted.
+# Positions of a row that are converted to float32 at once on a CPU.
 _LSH_PIECE_LEN = 1 << 13
 
 
 def lsh_chunks_at_once(scores_each: int, device: torch.device) -> int:
-    """Query chunks with so many scores each that make a tile."""
+    """Return how many query chunks with so many scores each make a tile."""
     most = _LSH_SCORES if device.type == "cpu" else _LSH_SCORES_ON_A_GPU
     return max(1, most // scores_each)
 
 
 def lsh_rows_at_once(rows: int, places_each: int, device: torch.device) -> int:
-    """Of `rows` rows, each with rounds x length places, how many to sort and attend at once."""
+    """Return how many of `rows` rows, each with rounds x length places, to process at once."""
     return max(1, _LSH_PLACES // max(1, places_each) if device.type == "cpu" else rows)
 
 
 def lsh_piece(rows: int, length: int, device: torch.device) -> tuple[int, int]:
-    """Rows and positions to convert to a wider type at once."""
+    """Return how many rows and positions to convert to a wider dtype at once."""
     return (1, _LSH_PIECE_LEN) if device.type == "cpu" else (max(1, rows), length)
 
 
 def hides_by_codes(dtype: torch.dtype) -> bool:
-    """Whether more columns in a product cost less than passes over the scores."""
+    """Return whether further columns in a product cost less than passes over the scores."""
     return dtype is torch.bfloat16
 
 
 def has_embedding_bag(device: torch.device) -> bool:
-    """Whether torch can sum chosen rows; its library for CPUs cannot start without /proc/cpuinfo."""
+    """Return whether `F.embedding_bag` works; its library for CPUs cannot start without /proc/cpuinfo."""
     return device.type != "cpu" or _cpu_has_embedding_bag()
 
 
@@ -334,49 +327,49 @@ def _cpu_has_embedding_bag() -> bool:
 
 
 def shares_draws(device: torch.device) -> bool:
-    """Whether four numbers share one draw of 64 bits: on a CPU, where torch draws in one thread."""
+    """Return whether four elements share 64 random bits: on a CPU, where torch draws in one thread."""
     return device.type == "cpu"
 
 
 def uses_torch_dropout(x: Tensor) -> bool:
-    """Whether torch's own dropout is faster: GPUs and compilers fuse it with what stands around it."""
+    """Return whether torch's dropout is faster: on GPUs and in compiled code, which fuses it with its neighbours."""
     return torch.compiler.is_compiling() or not shares_draws(x.device)
 
 
 # Losses (decisions 002 and 006).
 
-# Numbers that each thread of a CPU works on at once: 1 MB in float32, which stays in a core's own cache from one
-# operation to the next.
+# Numbers per thread and tile on a CPU: 1 MB in float32, which stays in the cache of a core from one operation to the
+# next.
 _TILE_NUMBERS = 1 << 18
-# Logits at once on a CPU, whatever `chunk_tokens` allows: 80 MB in float32. For every chunk the whole weight is read
-# again and its gradient added up again, so large ones pay.
+# Logits per chunk on a CPU at most: 80 MB in float32. Each chunk reads the weight and adds to its gradient once, so
+# large chunks are faster.
 _CHUNK_NUMBERS = 20 << 20
-# On a processor with AMX a product of logits that had left the cores' shared cache was slow (5 ms against 25 ms, at a
-# small vocabulary). So, but where large chunks were measured to be faster, a chunk is kept to 10 MB in bf16, as long as
-# it has rows enough to be worth the reading.
+# On a processor with AMX a product of logits that did not fit into the shared cache was slow (25 instead of 5 ms, at a
+# small vocabulary). So a chunk has at most 10 MB in bf16, or 512 rows, except where large chunks were measured to be
+# faster (decision 002).
 _CACHED_NUMBERS, _WORTHWHILE_ROWS = 5 << 20, 512
-# Rows of a product on a CPU: oneDNN makes a kernel for every number of rows, and the count of real tokens is always
-# another.
+# Rows of a product on a CPU are a multiple of this: oneDNN compiles a kernel for each number of rows, and the number of
+# real tokens changes with each batch.
 _ROWS_MULTIPLE = 64
 
 
 def logit_rows_at_once(chunk_tokens: int, vocab_size: int, device: torch.device) -> int:
-    """Rows of logits that exist at once: `chunk_tokens`, or fewer on a CPU."""
+    """Return how many rows of logits exist at once: `chunk_tokens`, or fewer on a CPU."""
     if device.type != "cpu":
         return chunk_tokens
     fitting = _CHUNK_NUMBERS // vocab_size
-    if torch.compiler.is_compiling() or not onednn_is_faster():  # in this order: a compiler reads on from here
+    if torch.compiler.is_compiling() or not onednn_is_faster():  # in this order, for compilers
         fitting = min(fitting, max(_CACHED_NUMBERS // vocab_size, _WORTHWHILE_ROWS))
     return min(chunk_tokens, max(fitting // _ROWS_MULTIPLE * _ROWS_MULTIPLE, _ROWS_MULTIPLE))
 
 
 def logit_rows_in_a_tile(rows: int, vocab_size: int, device: torch.device) -> int:
-    """Of `rows` rows, how many to work on at once, element by element."""
+    """Return how many of `rows` rows to process at once in elementwise operations."""
     return max(1, torch.get_num_threads() * _TILE_NUMBERS // vocab_size) if device.type == "cpu" else rows
 
 
 def pads_rows_to(count: int, device: torch.device) -> int:
-    """The number of rows that `count` rows are padded to before a product."""
+    """Return the number of rows to which `count` rows are padded before a product."""
     return -(-count // _ROWS_MULTIPLE) * _ROWS_MULTIPLE if device.type == "cpu" else count
 
 

@@ -1,4 +1,4 @@
-"""Measures which precision is faster on a device. The name of the processor is never used (decision 017)."""
+"""Measures which precision is faster on a device, instead of deciding by the processor's name (decision 017)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["LEAST_SPEED_UP", "OVERRIDE", "FixedPrecision", "PrecisionMeasurement
 FixedPrecision = Literal["fp32", "bf16"]
 
 OVERRIDE = "MANYHEADS_PRECISION"
-"""Environment variable: `fp32` or `bf16` takes the place of the measurement (for tests)."""
+"""Environment variable: `fp32` or `bf16` replaces the measurement, for tests."""
 
 LEAST_SPEED_UP = 1.3
-"""bf16 must be this many times as fast as fp32 to be chosen: it rounds to 8 bits, and casting costs time as well."""
+"""bf16 is chosen if it is at least this many times as fast as fp32: it rounds to 8 bits, and casts cost time too."""
 
 MAX_SECONDS = 0.1
-_CALLS = 3  # of each product; the first one is not counted, since libraries prepare kernels in it
+_CALLS = 3  # of each product; the first is not counted, because libraries prepare kernels in it
 _FIRST_SIZE, _LAST_SIZE = (64, 256), (2048, 8192)  # rows, and features of input and output
 
 
@@ -35,9 +35,9 @@ class PrecisionMeasurement:
     """How fast a device multiplies matrices in both precisions.
 
     Attributes:
-        fp32_gflops: rate of float32 products, in 10^9 operations a second; None if the override decided.
-        bf16_gflops: the same of bfloat16; 0 if the device has no such product.
-        override: what the environment variable says, or None.
+        fp32_gflops: rate of float32 products in 10^9 operations per second; None with an override.
+        bf16_gflops: rate of bfloat16 products; 0 if the device has none, None with an override.
+        override: the value of the environment variable, or None.
     """
 
     fp32_gflops: float | None
@@ -46,14 +46,14 @@ class PrecisionMeasurement:
 
     @property
     def bf16_factor(self) -> float | None:
-        """Rate of bf16 products as a multiple of the rate of fp32 products; None if the override decided."""
+        """Rate of bf16 products divided by the rate of fp32 products; None with an override."""
         if self.fp32_gflops is None or self.bf16_gflops is None:
             return None
         return self.bf16_gflops / self.fp32_gflops
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the device computes bf16 products at all, fast or slow."""
+        """Whether the device has bf16 products, fast or slow."""
         return self.bf16_factor != 0
 
     @property
@@ -65,12 +65,12 @@ class PrecisionMeasurement:
 
 
 def measure_precision(device: torch.device) -> PrecisionMeasurement:
-    """Multiply small matrices in fp32 and bf16, for at most about a tenth of a second.
+    """Time products of small matrices in fp32 and bf16, for at most about 0.1 seconds.
 
-    On a CPU one thread does it: on a busy machine two threads wait for each other for far longer than a product takes,
-    and the wait would be measured. The outcome is kept for the process, so a second call costs nothing.
+    On a CPU it uses one thread: on a busy machine two threads wait for each other much longer than a product takes.
+    The result is cached for the process.
 
-    Raises: ConfigError: the environment variable MANYHEADS_PRECISION holds an unknown word.
+    Raises: ConfigError: the environment variable MANYHEADS_PRECISION has an unknown value.
     """
     asked = os.environ.get(OVERRIDE)
     if not asked:
@@ -92,7 +92,7 @@ def _measure(device: str) -> PrecisionMeasurement:
 
 
 def _grow(device: torch.device) -> PrecisionMeasurement:
-    """The best rates at the largest size that there is time for; what is left of the time goes into repetitions."""
+    """Return the best rates at the largest size for which the time suffices; use the remaining time to repeat."""
     started = time.perf_counter()
     rows, width = _FIRST_SIZE
     fp32 = bf16 = float("inf")
@@ -116,7 +116,7 @@ def _grow(device: torch.device) -> PrecisionMeasurement:
 
 @torch.no_grad()
 def _seconds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> float:
-    """The least time of a product; other programs on the machine only ever add to it."""
+    """Return the shortest time of a product in seconds; other programs on the machine can only make it longer."""
     x = torch.ones(rows, width, device=device, dtype=dtype)
     weight = torch.ones(width, width, device=device, dtype=dtype)
     times = []

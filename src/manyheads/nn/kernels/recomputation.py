@@ -1,4 +1,7 @@
-"""Operations whose inside is computed again for the backward pass, so that only their inputs are kept."""
+"""Recomputation: store only the inputs of a function, and compute it again in the backward pass.
+
+`recomputed` returns `function(*inputs)`; what it adds is the memory that autograd would use for intermediate tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ _uncompiled: Any = None
 
 
 def apply_uncompiled(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """function.apply, unseen by a compiler, which would have to look into a backward pass that makes gradients itself.
+    """Return function.apply(*arguments), not compiled: a compiler cannot trace a backward pass that calls autograd.
 
-    Said at the first call, since it imports the compiler, which takes as long as importing torch.
+    `torch.compiler.disable` is called late, because it imports the compiler, which takes as long as importing torch.
     """
     global _uncompiled
     if _uncompiled is None:
@@ -35,16 +38,16 @@ def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 def recomputed(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor], chunk_len: int
 ) -> Tensor:
-    """function(*inputs), worked out some positions at a time, and again for the backward pass: only inputs are kept.
+    """Return function(*inputs), computed for chunk_len positions at a time, and again in the backward pass.
 
     Args:
-        function: of pieces of the inputs, (batch, some, width) each, to (batch, some, out_width); alike at every
-            position. Random numbers and autocast's state are replayed.
+        function: maps pieces of the inputs, (batch, some, width) each, to (batch, some, out_width), and treats all
+            positions alike. Random numbers and the state of autocast are replayed.
         inputs: (batch, length, width) each, of the same length.
-        parameters: all further tensors that it reads and that may have gradients.
-        chunk_len: positions at once; 0 is all.
+        parameters: all further tensors with gradients that the function reads.
+        chunk_len: positions at once; 0: all.
 
-    Cost: of what happens within the function, memory for chunk_len positions.
+    Cost: memory for the inputs, and for the intermediate tensors of chunk_len positions; time of one more forward pass.
     """
     return cast(Tensor, apply_uncompiled(_Recomputed, function, len(inputs), chunk_len, *inputs, *parameters))
 
@@ -97,7 +100,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 class Sums:
-    """Gradients of the same tensors, from chunk to chunk."""
+    """Sums of the gradients of the same tensors over several chunks."""
 
     def __init__(self, count: int) -> None:
         self.totals: list[Tensor | None] = [None] * count
@@ -110,21 +113,21 @@ class Sums:
                 self.totals[place] = one if total is None else total
             elif self._ours[place]:
                 total.add_(one)
-            else:  # the first sum makes a tensor that is not shared
+            else:  # autograd may share a gradient's memory, so the first sum gets memory of its own
                 self.totals[place], self._ours[place] = total + one, True
 
 
 def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> AbstractContextManager[Any]:
-    """Autocast as it stands or stood, but without its cache of weights.
+    """Return autocast in the current state, or in the state `like` (enabled, dtype), without its cache of weights.
 
-    The cache would remember a weight's copy from the forward pass, where it had no gradient, and give it to the replay.
+    The cache would return a copy of a weight that was made in the forward pass without a gradient.
     """
     enabled, dtype = like or (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
     return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
 class Replay(AbstractContextManager[None]):
-    """Random numbers and autocast as they stood when this was made; undone on leaving."""
+    """Restores, within the block, the random generators and autocast as they were when this object was created."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,11 +1,11 @@
-"""Reversible residual layers: what a layer read is computed again from what it wrote, so nothing need be kept.
+"""Reversible residual layers: the backward pass computes the input of a layer from its output instead of storing it.
 
 Two streams a and b pass through sublayers f_0, f_1, f_2, ..., which change them in turn:
 
     a <- a + f_0(b),   b <- b + f_1(a),   a <- a + f_2(b),   ...
 
-and back: the last one's b was b - f(a), with the a that still stands there. With f_0 = F (attention) and f_1 = G
-(feed-forward) two of them are the paper's layer y1 = x1 + F(x2), y2 = x2 + G(y1).
+Each step can be undone: a - f_0(b) is the a before it, because b has not changed. With f_0 = F (attention) and f_1 = G
+(feed-forward), two sublayers are the layer of the paper, y1 = x1 + F(x2), y2 = x2 + G(y1).
 
 Paper: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 7 to 9.
 """
@@ -29,25 +29,25 @@ Kept = tuple[Tensor, ...]
 
 
 class Sublayer(Protocol):
-    """A module that reads one stream and says what to add to the other.
+    """A module that reads one stream and returns what is added to the other.
 
-    chunk_len: 0; or the sublayer works on every position alike, keeps nothing, and so many positions are to be given to
-        it at once.
+    chunk_len: number of positions that it gets at once; only for a sublayer that treats all positions alike and
+        returns no `kept`. 0: all positions.
     """
 
     chunk_len: int
 
     def __call__(self, x: Tensor, context: Any, shared: tuple[Tensor, ...], kept: Kept | None) -> tuple[Tensor, Kept]:
-        """f(x).
+        """Compute f(x).
 
         Args:
             x: the stream that is read, (batch, length, width).
-            context: whatever the sequence was given, the same in the recomputation.
-            shared: further tensors that may have gradients, as an encoder's output.
-            kept: None at first; in the recomputation, what the first call returned.
+            context: the `context` of `through_sublayers`, the same in the recomputation.
+            shared: further tensors that may have gradients, for example the output of an encoder.
+            kept: None in the forward pass; in the recomputation, the second result of the forward pass.
 
-        Returns: what to add to the other stream, and decisions that must not come out otherwise in the recomputation,
-            whose input differs by rounding (an order, for one): tensors without gradients, small ones.
+        Returns: what is added to the other stream; and small tensors without gradients that the recomputation must
+            reuse because its input differs by rounding, for example a sorting order.
         """
         ...
 
@@ -61,28 +61,27 @@ def through_sublayers(
     *,
     reversible: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Both streams after all sublayers, which change them in turn, the first one x1.
+    """Return both streams after all sublayers, which change the streams in turn; the first one changes x1.
 
     Args:
-        sublayers: modules that are `Sublayer`s.
-        x1: the stream that the first sublayer changes, (batch, length, width); in float32 at least, for what is
-            subtracted on the way back must have been added without loss.
-        x2: the stream that it reads.
-        context: handed to every sublayer as it is.
-        shared: tensors handed to every sublayer, which may have gradients.
-        reversible: keep two streams for the backward pass, however many sublayers there are; False: backpropagate as
-            torch does, which keeps what every operation read, and saves a forward pass.
+        sublayers: modules with the interface of `Sublayer`.
+        x1: the stream that the first sublayer changes, (batch, length, width). At least float32, so that a subtraction
+            in the backward pass undoes an addition.
+        x2: the stream that the first sublayer reads, of the same shape.
+        context: passed to each sublayer unchanged.
+        shared: tensors passed to each sublayer; they may have gradients.
+        reversible: store two streams for the backward pass, whatever the number of sublayers; False: the formula under
+            autograd, which stores the inputs of every operation and saves one forward pass.
 
-    The gradients are those of plain backpropagation up to rounding: random numbers, autocast's state and kept decisions
-    are replayed, in training and in evaluation mode. Every sublayer's gradients are returned to torch as soon as they
-    are known, as those of one operation whose inputs are the parameters, so hooks on parameters run once, and in the
-    usual order.
+    The gradients equal those of autograd up to rounding: random numbers, the state of autocast and `kept` are replayed,
+    in training and in evaluation mode. Each sublayer is one operation for autograd, with the parameters as inputs, so
+    hooks on parameters run once and in the usual order.
 
-    Cost: with `reversible`, memory for two streams and one sublayer, whatever the depth, and time of another forward
-        pass in the backward one.
+    Cost: with `reversible`, memory for two streams and one sublayer, whatever the depth, and the time of one more
+        forward pass in the backward pass.
     """
     streams = (x1, x2)
-    del x1, x2  # which may be the last that is known of them
+    del x1, x2  # these may be the last references to them
     tape = _Tape()
     replaying = reversible and torch.is_grad_enabled()
     modules = list(sublayers)
@@ -101,9 +100,9 @@ def through_sublayers(
 
 @dataclass
 class _Tape:
-    """The values that the backward pass of a sublayer gives to the one before it: both streams between the two.
+    """Both streams between two sublayers, passed on by the backward pass from one sublayer to the one before it.
 
-    ours: whether each may be written to.
+    ours: whether each stream may be overwritten.
     """
 
     streams: tuple[Tensor, Tensor] | None = None
@@ -112,7 +111,7 @@ class _Tape:
 
 @dataclass
 class _Job:
-    """One sublayer's call: what it changes, and with what it is to be replayed."""
+    """The call of one sublayer: the stream that it changes (`target`), its arguments, and the state to replay it."""
 
     sublayer: Sublayer
     target: int
@@ -132,16 +131,16 @@ def _changed(streams: tuple[Tensor, Tensor], target: int, new: Tensor) -> tuple[
 def _call(
     sublayer: Sublayer, source: Tensor, context: Any, shared: tuple[Tensor, ...], kept: Kept | None
 ) -> tuple[Tensor, Kept]:
-    """f(source), in chunks if it has any: what to add, and what was kept."""
+    """Compute f(source), in chunks if the sublayer has a `chunk_len`; see `Sublayer.__call__`."""
     if not sublayer.chunk_len:
         return sublayer(source, context, shared, kept)
     return in_chunks(lambda piece: sublayer(piece, context, shared, None)[0], source, sublayer.chunk_len), ()
 
 
 class _Coupling(torch.autograd.Function):
-    """streams[target] += f(streams[1 - target]); backwards, first the stream is restored, then f's gradients are made.
+    """streams[target] += f(streams[1 - target]). Backwards it restores the stream and computes the gradients of f.
 
-    Inputs after the two streams: shared tensors, then the sublayer's parameters.
+    Inputs after the two streams: the shared tensors, then the parameters of the sublayer.
     """
 
     @staticmethod
@@ -168,7 +167,7 @@ class _Coupling(torch.autograd.Function):
         if job.is_last:
             x1, x2 = ctx.saved_tensors[job.num_shared :]
             tape.streams, tape.ours = (x1.detach(), x2.detach()), (False, False)
-        assert tape.streams is not None  # the sublayer after this one has left them there
+        assert tape.streams is not None  # set by the backward pass of the next sublayer
         streams, ours = tape.streams, tape.ours
         source = streams[1 - target]
         parameters = list(cast(nn.Module, job.sublayer).parameters())
@@ -192,7 +191,7 @@ class _Coupling(torch.autograd.Function):
                 else:
                     torch.add(grads[1 - target][:, part], found[0], out=grad_source[:, part])
                 sums.add(found[1:])
-                del added, found, piece  # before the next chunk takes their room
+                del added, found, piece  # free their memory before the next chunk
         tape.streams = None if job.is_first else _changed(streams, target, restored)
         tape.ours = (True, ours[1]) if target == 0 else (ours[0], True)
         by_place = iter(sums.totals)
