@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ INK = "#1f2933"
 MUTED = "#7b8794"
 _SETTINGS: Any = {"svg.hashsalt": "manyheads", "svg.fonttype": "none", "pdf.fonttype": 42}
 """Text stays text: in SVG by name, in PDF with its outlines."""
+_DATED = {"svg": "Date", "png": "Software", "pdf": "CreationDate"}
+"""The field of each kind that would make two files differ."""
 
 
 def as_array(values: Any) -> Array:
@@ -127,13 +130,25 @@ def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png",
 
     stem = Path(path).with_suffix("")
     written = []
-    for kind in kinds:
-        final, content = stem.with_name(f"{stem.name}.{kind}"), io.BytesIO()
-        dated = {"svg": "Date", "png": "Software", "pdf": "CreationDate"}
-        metadata: dict[str, str | None] = {dated[kind]: None}
-        with warnings.catch_warnings(), rc_context(_SETTINGS):
-            warnings.filterwarnings("ignore", message="Glyph .* missing")
+    with rc_context(_SETTINGS), _laid_out(figure):
+        for kind in kinds:
+            final, content = stem.with_name(f"{stem.name}.{kind}"), io.BytesIO()
+            metadata: dict[str, str | None] = {_DATED[kind]: None}
             figure.savefig(content, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
-        write_file(final, content.getvalue())
-        written.append(final)
+            write_file(final, content.getvalue())
+            written.append(final)
     return tuple(written)
+
+
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Lay the figure out once and keep this layout within the block, where every `savefig` would compute it again."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.draw_without_rendering()
+        engine = figure.get_layout_engine()
+        figure.set_layout_engine("none")
+        try:
+            yield
+        finally:
+            figure.set_layout_engine(engine)

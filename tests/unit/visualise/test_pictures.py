@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +135,28 @@ def test_learning_curves_of_any_run(steps: int, scored: bool, tmp_path: Path) ->
     png, svg = save_figure(figure, tmp_path / "curve")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert svg.read_text(encoding="utf-8").lstrip().startswith("<?xml")
+
+
+def test_a_figure_is_laid_out_once_for_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the layout that matplotlib computes, and can be laid out again."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = attention_figure(attention(2, 3, 3), title="t")
+    layouts: list[Any] = []
+    execute = ConstrainedLayoutEngine.execute
+
+    def counted(engine: Any, fig: Any) -> Any:
+        layouts.append(fig)
+        return execute(engine, fig)
+
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", counted)
+    save_figure(figure, tmp_path / "t", ("png", "svg", "pdf"))
+    assert layouts == [figure]
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    boxes = [axes.get_position().bounds for axes in figure.axes[:-1]]  # without the colour bar, which keeps its aspect
+    engine.execute(figure)
+    assert [axes.get_position().bounds for axes in figure.axes[:-1]] == [pytest.approx(box, abs=0.01) for box in boxes]
 
 
 def test_metrics_file_with_a_cut_last_line(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def relative_attention(
         weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask, causal)
         return torch.matmul(dropout(weights, dropout_rate), value)
     allowed = dense_mask(Causal() & mask, q_len, k_len, query.device, k_len - q_len)
+    assert allowed is not None  # a causal mask never allows everything
     return attend_by_tiles(
         query, key, value, positions, content_bias, position_bias, distance_bias, allowed, dropout_rate
     )
@@ -249,4 +250,6 @@ def _flex_attention(eager: bool) -> Callable[..., Any]:
     """Return torch's FlexAttention. eager: not compiled; it then stores all scores."""
     from torch.nn.attention.flex_attention import flex_attention  # this import takes a quarter of a second
 
-    return flex_attention if eager else torch.compile(flex_attention)
+    if eager:
+        return flex_attention
+    return torch.compile(flex_attention)
