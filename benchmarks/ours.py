@@ -33,7 +33,7 @@ from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.segments import SegmentBatch  # noqa: E402
 from manyheads.decoding.compiled import CompiledSteps  # noqa: E402
 from manyheads.decoding.device import inference, narrow, pack  # noqa: E402
-from manyheads.decoding.search import search  # noqa: E402
+from manyheads.decoding.search import run_to_end, search_steps  # noqa: E402
 from manyheads.interop import PEERS  # noqa: E402
 from manyheads.interop.marian import Marian  # noqa: E402
 from manyheads.interop.marian_generation import settings_from_peer  # noqa: E402
@@ -157,7 +157,8 @@ def decode(folder: str, precision: Precision = "fp32", compiles: bool = False) -
     def step() -> list[list[int]]:
         ids = marian.ids
         with inference(CPU, precision):
-            found = search(searched, source, lengths, settings, pad_id=ids.pad, bos_id=ids.start, eos_id=ids.eos)
+            steps = search_steps(searched, source, lengths, settings, pad_id=ids.pad, bos_id=ids.start, eos_id=ids.eos)
+            found = run_to_end(steps)
         return [hypotheses[0].ids for hypotheses in found]
 
     different = sum(mine != theirs for mine, theirs in zip(step(), told["found"], strict=True))

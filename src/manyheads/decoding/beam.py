@@ -9,10 +9,10 @@ from torch import Tensor
 
 from manyheads.decoding.backpointers import ROOT, Backpointers
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
-from manyheads.decoding.search_problem import SearchProblem, SearchSteps, run_to_end
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps
 from manyheads.nn.kernels.topk import top_k
 
-__all__ = ["beam_search", "beam_search_steps"]
+__all__ = ["beam_search_steps"]
 
 
 @dataclass
@@ -58,14 +58,6 @@ class _Harvest:
     earlier_sums: Tensor
     earlier_nodes: Tensor
     finished: Tensor
-
-
-def beam_search(problem: SearchProblem) -> list[list[Hypothesis]]:
-    """Take all steps of `beam_search_steps`.
-
-    Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
-    """
-    return run_to_end(beam_search_steps(problem), problem.source.size(0))
 
 
 @torch.no_grad()

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.sampling import Sampler
-from manyheads.decoding.search_problem import SearchProblem, SearchSteps, run_to_end
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps
 from manyheads.nn.kernels.topk import likeliest
 
-__all__ = ["greedy_and_sampling_search", "greedy_and_sampling_steps"]
+__all__ = ["greedy_and_sampling_steps"]
 
 
 _Choose = Callable[[Tensor, Tensor, int], Tensor]
@@ -43,11 +43,6 @@ class _Rows:
         sentence, limits, told, sums, lengths, over = (column.index_select(0, lines) for column in columns)
         tokens, log_probs = ([torch.cat(steps, 1).index_select(0, rows)] for steps in (self.tokens, self.log_probs))
         return _Rows(sentence, limits, told, sums, lengths, over, tokens, log_probs)
-
-
-def greedy_and_sampling_search(problem: SearchProblem) -> list[list[Hypothesis]]:
-    """Take all steps of `greedy_and_sampling_steps`. Returns: for each sentence its hypotheses, best first."""
-    return run_to_end(greedy_and_sampling_steps(problem), problem.source.size(0))
 
 
 @torch.no_grad()

@@ -17,57 +17,7 @@ from manyheads.decoding.rules import RULES, Rules
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps, length_limits, run_to_end
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["search", "search_all", "search_steps"]
-
-
-def search(
-    model: Searchable,
-    source: Tensor,
-    source_lengths: Tensor,
-    settings: DecodingSettings,
-    *,
-    pad_id: int,
-    bos_id: int,
-    eos_id: int,
-    indices: Sequence[int] | None = None,
-    rules: Rules | None = None,
-    grammar: Grammar | None = None,
-    stop: Callable[[], bool] | None = None,
-) -> list[list[Hypothesis]]:
-    """Search one batch: greedily (num_beams 1), with a beam, or by sampling.
-
-    Args:
-        model: a model with `start` and `step`; it should be in evaluation mode.
-        source: (sentences, source_len) ids padded on the right, each row tokens + EOS, on the model's device.
-        source_lengths: (sentences,), EOS included.
-        settings: options of the search.
-        pad_id: never produced.
-        bos_id: the decoder's first input; never produced.
-        eos_id: ends a hypothesis.
-        indices: a number for each sentence, for sampling; default 0, 1, 2 ...
-        rules: scores and stopping of beams; default those of the settings.
-        grammar: the permitted outputs; default all.
-        stop: called before each step.
-
-    Returns: for each sentence 1 to num_return_sequences hypotheses, best first.
-    Raises: SearchStopped: `stop` returned true. NonFiniteError: the model gives NaN.
-    """
-    if not source.size(0):
-        return []
-    steps = search_steps(
-        model,
-        source,
-        source_lengths,
-        settings,
-        pad_id=pad_id,
-        bos_id=bos_id,
-        eos_id=eos_id,
-        indices=indices,
-        rules=rules,
-        grammar=grammar,
-        stop=stop,
-    )
-    return run_to_end(steps, source.size(0))
+__all__ = ["run_to_end", "search_all", "search_steps"]
 
 
 def search_steps(
@@ -85,9 +35,26 @@ def search_steps(
     stop: Callable[[], bool] | None = None,
     report_early: bool = False,
 ) -> SearchSteps:
-    """Return the search of one batch as a generator of steps; see `search` and `SearchSteps`.
+    """Return the search of one batch as a generator of steps: greedy (num_beams 1), with a beam, or by sampling.
 
-    Args: report_early: yield each sentence in the step that finishes it, not when it leaves the batch.
+    `run_to_end` takes all steps and returns the hypotheses.
+
+    Args:
+        model: a model with `start` and `step`; it should be in evaluation mode.
+        source: (sentences, source_len) ids padded on the right, each row tokens + EOS, on the model's device.
+        source_lengths: (sentences,), EOS included.
+        settings: options of the search.
+        pad_id: never produced.
+        bos_id: the decoder's first input; never produced.
+        eos_id: ends a hypothesis.
+        indices: a number for each sentence, for sampling; default 0, 1, 2 ...
+        rules: scores and stopping of beams; default those of the settings.
+        grammar: the permitted outputs; default all.
+        stop: called before each step.
+        report_early: yield each sentence in the step that finishes it, not when it leaves the batch.
+
+    Yields: see `SearchSteps`; for each sentence 1 to num_return_sequences hypotheses, best first.
+    Raises: SearchStopped: `stop` returned true. NonFiniteError: the model gives NaN.
     """
     problem = SearchProblem(
         model=model,
@@ -128,15 +95,16 @@ def search_all(
         sources: ids of each sentence, EOS included.
         indices: a number for each sentence, for sampling; default 0, 1, 2 ...
         told: called after each batch with the number of finished sentences.
-        device: the model's device. All other arguments as for `search`.
+        device: the model's device. All other arguments as for `search_steps`.
 
-    Returns: as `search`, in the order of `sources`.
+    Returns: the hypotheses of each sentence, in the order of `sources`.
+    Raises: as `search_steps`.
     """
     results: list[list[Hypothesis]] = [[] for _ in sources]
     rows = settings.num_return_sequences if settings.do_sample else settings.num_beams
     num_done = 0
     for batch in cut_batches([len(ids) for ids in sources], settings.max_tokens, rows):
-        found = search(
+        steps = search_steps(
             model,
             *padded([sources[place] for place in batch], pad_id, device),
             settings,
@@ -148,7 +116,7 @@ def search_all(
             grammar=grammar,
             stop=stop,
         )
-        for place, hypotheses in zip(batch, found, strict=True):
+        for place, hypotheses in zip(batch, run_to_end(steps), strict=True):
             results[place] = hypotheses
         num_done += len(batch)
         if told is not None:

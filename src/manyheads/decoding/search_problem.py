@@ -96,13 +96,10 @@ class SearchProblem:
         return torch.isin(sentence, torch.tensor(sorted(chosen), device=sentence.device, dtype=sentence.dtype))
 
 
-def run_to_end(steps: SearchSteps, num_sentences: int) -> list[list[Hypothesis]]:
-    """Take all steps of a search. Returns: the hypotheses of each sentence."""
-    results: list[list[Hypothesis]] = [[] for _ in range(num_sentences)]
-    for finished in steps:
-        for sentence, hypotheses in finished:
-            results[sentence] = hypotheses
-    return results
+def run_to_end(steps: SearchSteps) -> list[list[Hypothesis]]:
+    """Take all steps of a search. Returns: the hypotheses of each sentence, in order."""
+    found = dict(pair for finished in steps for pair in finished)
+    return [found[sentence] for sentence in sorted(found)]
 
 
 def length_limits(source_lengths: Tensor, settings: DecodingSettings, max_len: int | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.search import search
+from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout, Rule, export_weights
@@ -248,7 +248,7 @@ class Marian(Peer):
         lengths = mask.sum(dim=1)
         if not torch.equal(mask, torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]):
             raise RequestError("a source has padding before its end; pad on the right to translate.")
-        return search(
+        steps = search_steps(
             self.module,
             source,
             lengths,
@@ -257,6 +257,7 @@ class Marian(Peer):
             bos_id=self.ids.start,
             eos_id=self.ids.eos,
         )
+        return run_to_end(steps)
 
     def _generate(self, source: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return the fixtures' results: greedy, and all four beams for each length penalty."""

@@ -18,7 +18,7 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
-from manyheads.decoding.search import search
+from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 from manyheads.nn.kernels.relative import relative_weights
@@ -85,7 +85,7 @@ def test_decoding(flops: ModuleType, beams: int) -> None:
     source = torch.randint(4, 80, (3, 11))
 
     def run() -> None:
-        found = search(model, source, torch.full((3,), 11), settings, pad_id=0, bos_id=1, eos_id=2)
+        found = run_to_end(search_steps(model, source, torch.full((3,), 11), settings, pad_id=0, bos_id=1, eos_id=2))
         assert {len(rows[0].ids) for rows in found} == {12}
 
     with torch.no_grad():

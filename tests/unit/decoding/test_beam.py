@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from naive_search import naive_beam_search
 
 from manyheads.decoding import search_problem
-from manyheads.decoding.beam import beam_search
+from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.rules import BeamRules
-from manyheads.decoding.search import search, search_all
+from manyheads.decoding.search import run_to_end, search_all, search_steps
 from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 
@@ -36,16 +36,17 @@ def same(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
 
 
 def beam_only(model: Any, sources: list[list[int]], options: DecodingSettings) -> list[list[Hypothesis]]:
-    """Beam search proper, also with one beam (where `search` takes the greedy path)."""
+    """Beam search proper, also with one beam (where `search_steps` takes the greedy path)."""
     width = max(len(ids) for ids in sources)
     source = torch.tensor([ids + [0] * (width - len(ids)) for ids in sources])
     lengths = torch.tensor([len(ids) for ids in sources])
     limits = length_limits(lengths, options)
     rules = BeamRules.of(options)
-    return beam_search(
-        SearchProblem(model=model, source=source, source_lengths=lengths, limits=limits, indices=range(len(sources)),
-             settings=options, rules=rules, **IDS)
+    problem = SearchProblem(
+        model=model, source=source, source_lengths=lengths, limits=limits, indices=range(len(sources)),
+        settings=options, rules=rules, **IDS,
     )  # fmt: skip
+    return run_to_end(beam_search_steps(problem))
 
 
 @st.composite
@@ -275,6 +276,7 @@ def test_other_rules_fit_in_without_touching_the_search(hash_model: Any) -> None
     model = hash_model(vocab_size=9, seed=5, eos_bonus=-30.0)
     options = DecodingSettings(num_beams=3, num_return_sequences=3, max_new_tokens=4)
     rules = FreeEos(kind="power", exponent=1.0, early_stopping=False, num_beams=3, num_return_sequences=3)
-    (found,) = search(model, torch.tensor([[3, 2]]), torch.tensor([2]), options, rules=rules, **IDS)
+    steps = search_steps(model, torch.tensor([[3, 2]]), torch.tensor([2]), options, rules=rules, **IDS)
+    (found,) = run_to_end(steps)
     assert [(len(h.ids), h.ended, h.token_log_probs[-1]) for h in found] == [(3, True, 0.0)] * 3
     assert found[0].score == pytest.approx(sum(found[0].token_log_probs) / 4, abs=1e-5)

@@ -1,4 +1,4 @@
-"""The slow, obvious attention in float64 that every fast path is held against. One loop a sentence, head and query."""
+"""Attention in float64 with one loop per sentence, head and query: the reference for all implementations."""
 
 from __future__ import annotations
 
