@@ -19,6 +19,7 @@ __all__ = [
     "RequestError",
     "SaveError",
     "ShapeError",
+    "is_out_of_memory",
 ]
 
 
@@ -77,3 +78,11 @@ class RankLostError(ManyHeadsError):
 
 class MissingExtraError(ManyHeadsError):
     """An optional package is missing; the message gives the pip command."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an allocation failed. On a CPU torch raises a RuntimeError, which only its text tells apart."""
+    text = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in text or "allocate memory" in text)
+    )

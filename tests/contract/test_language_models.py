@@ -571,7 +571,7 @@ CONFIG_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"dropout": 1.0}, r"must be in \[0, 1\)"),
     ({"norm_eps": -1.0}, "norm_eps"),
     ({"d_ff": 0}, "at least 1"),
-    ({"d_embed": -1}, "must be at least 0"),
+    ({"d_embed": -1}, "must be from 0 to 16,777,216"),
     ({"memory_len": -1}, "memory_len is -1"),
     ({"clamp_len": -1}, "null has no limit"),
     ({"cutoffs": (5, 5)}, "must increase"),

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from manyheads import __version__
 from manyheads.config.suggest import did_you_mean
-from manyheads.errors import ManyHeadsError, SaveError
+from manyheads.errors import ManyHeadsError, SaveError, is_out_of_memory
 
 __all__ = ["COMMANDS", "EXIT_CODES", "guarded", "main", "module_of"]
 
@@ -88,6 +88,9 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
     except KeyboardInterrupt:
         return _fail("manyheads: interrupted", 130, debug)
     except Exception as error:
+        if is_out_of_memory(error):
+            reason = str(error).split("\n", maxsplit=1)[0][-200:] or "out of memory"
+            return _fail(f"manyheads: there was not enough memory ({reason}). Ask for less at once.", 2, debug)
         message = (
             f"manyheads: a bug of ours: {type(error).__name__}: {error}\n"
             "Run the same command with --debug and send us what it prints."

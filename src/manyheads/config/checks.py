@@ -8,7 +8,28 @@ from typing import Any
 
 from manyheads.errors import ConfigError
 
-__all__ = ["ABOVE_ZERO", "BELOW_ONE", "FRACTION", "POSITIVE_FRACTION", "Range", "at_least", "between", "check"]
+__all__ = [
+    "ABOVE_ZERO",
+    "BELOW_ONE",
+    "FRACTION",
+    "MOST_LANES",
+    "MOST_LAYERS",
+    "MOST_UNITS",
+    "POSITIVE_FRACTION",
+    "Range",
+    "at_least",
+    "between",
+    "check",
+]
+
+MOST_LAYERS = 1024
+"""Layers of a stack. The deepest published model of these kinds has fewer; each layer costs some 100 kB of Python."""
+
+MOST_LANES = 2**16
+"""Rows of a batch of segments. A GPU is busy with far fewer, and each lane keeps a memory of its own."""
+
+MOST_UNITS = 2**24
+"""Any other size of a model or a batch: widths, heads, ids, positions, rows."""
 
 
 @dataclass(frozen=True)
@@ -62,4 +83,10 @@ def check(settings: Any, section: str, allowed: Range, *names: str, hint: str = 
     for name in names:
         value = getattr(settings, name)
         if value is not None and value not in allowed:
-            raise ConfigError(f"{section}{name} is {value}; it must be {allowed.wanted}{hint}.", fields=[name])
+            wanted = f"a finite number {allowed.wanted}" if value == allowed.high == math.inf else allowed.wanted
+            raise ConfigError(f"{section}{name} is {_shown(value)}; it must be {wanted}{hint}.", fields=[name])
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:21]}..."

@@ -98,8 +98,10 @@ def parse_yaml(text: str, name: str) -> Source:
         raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}.") from error
     except RecursionError as error:
         raise ConfigError(f"{name} is nested too deeply.") from error
-    except (ValueError, OverflowError) as error:  # for example a number with too many digits, or month 13
-        raise ConfigError(f"{name} holds a value that cannot be read: {error}.") from error
+    # For example a number with too many digits, or month 13. PyYAML raises the others at a value that does not have
+    # the type of its tag, such as `!!bool x`, `!!int ""` and `!!timestamp 1`.
+    except (ValueError, OverflowError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{name} contains a value that cannot be read: {error}.") from error
     return Source(values, name, lines)
 
 

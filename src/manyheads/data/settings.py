@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from manyheads.config.checks import at_least, check
+from manyheads.config.checks import MOST_LANES, MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
 __all__ = ["DUPLICATION", "DataSettings", "SegmentSettings"]
@@ -44,10 +44,10 @@ class DataSettings:
     num_train_pairs: int = 0
 
     def __post_init__(self) -> None:
-        check(self, "data.", at_least(8), "max_tokens")
-        check(self, "data.", at_least(2), "max_source_len")
-        check(self, "data.", at_least(3), "max_target_len")
-        check(self, "data.", at_least(1), "accumulate", "pad_to_multiple")
+        check(self, "data.", between(8, MOST_UNITS), "max_tokens")
+        check(self, "data.", between(2, MOST_UNITS), "max_source_len")
+        check(self, "data.", between(3, MOST_UNITS), "max_target_len")
+        check(self, "data.", between(1, MOST_UNITS), "accumulate", "pad_to_multiple")
         check(self, "data.", at_least(0), "num_train_pairs")
         longest = max(self.max_source_len, self.max_target_len)
         if self.max_tokens // self.accumulate < longest:
@@ -88,7 +88,8 @@ class SegmentSettings:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        check(self, "data.", at_least(1), "lanes", "segment_len", "accumulate")
+        check(self, "data.", between(1, MOST_LANES), "lanes")
+        check(self, "data.", between(1, MOST_UNITS), "segment_len", "accumulate")
         if self.accumulate > self.lanes:
             raise ConfigError(
                 f"data.accumulate is {self.accumulate}, but data.lanes is {self.lanes}; accumulate must be at most"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from manyheads.config.checks import at_least, check
+from manyheads.config.checks import MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
 __all__ = ["ITEM_BYTES", "IdSettings", "ParsingSettings", "TokenizerSettings", "VocabularySettings"]
@@ -39,6 +39,7 @@ class TokenizerSettings:
                 " (4 special tokens, 256 bytes and some pieces).",
                 fields=("vocab_size", "kind"),
             )
+        check(self, "tokenizer.", between(least, MOST_UNITS), "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,7 @@ class VocabularySettings:
                 f"vocabulary.vocab_size is {self.vocab_size}; with level {self.level} it must be {wanted}.",
                 fields=("vocab_size", "level"),
             )
+        check(self, "vocabulary.", between(0, MOST_UNITS), "vocab_size")
         check(self, "vocabulary.", at_least(1), "min_count")
         if self.min_count > 1 and self.level != "words":
             raise ConfigError(

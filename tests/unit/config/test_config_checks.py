@@ -37,7 +37,8 @@ def test_ranges(allowed: Range, inside: list[float], outside: list[float]) -> No
     for value in (*outside, math.nan, math.inf, -math.inf):
         with pytest.raises(ConfigError) as caught:
             check(Settings(value), "model.", allowed, "rate", hint=" (so it is)")
-        assert str(caught.value) == f"model.rate is {value}; it must be {allowed.wanted} (so it is)."
+        wanted = allowed.wanted if value != math.inf or allowed.high < math.inf else f"a finite number {allowed.wanted}"
+        assert str(caught.value) == f"model.rate is {value}; it must be {wanted} (so it is)."
         assert caught.value.fields == ("rate",)
 
 

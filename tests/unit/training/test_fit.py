@@ -8,13 +8,14 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from tiny_run import TINY, TINY_TEXT, changed
 
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
 from manyheads.tasks.runs import planner
-from manyheads.training.plan.measuring import free_bytes
 from manyheads.training.plan.planner import MIB, Footprint, Planner
+from manyheads.training.run.device import free_memory_bytes
 
 
 def footprint(total: int, length: int, rows: int) -> Footprint:
@@ -77,4 +78,6 @@ def test_the_command_prints_what_to_type(tmp_path: Any, capsys: pytest.CaptureFi
 
 
 def test_free_memory() -> None:
-    assert 0 < free_bytes() < 1 << 50
+    free = free_memory_bytes(torch.device("cpu"))
+    assert free is not None
+    assert 0 < free < 1 << 50

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from manyheads.config.checks import BELOW_ONE, at_least, check
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.lsh_settings import LSHSettings
 
@@ -69,8 +69,9 @@ class _Sizes:
     hash_seed: int = 0
 
     def __post_init__(self) -> None:
-        check(self, "model.", at_least(1), "d_model", "num_heads", "d_ff", "max_len")
-        check(self, "model.", at_least(0), "head_dim", "ff_chunk_len", "hash_seed")
+        check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "max_len")
+        check(self, "model.", between(0, MOST_UNITS), "head_dim", "ff_chunk_len")
+        check(self, "model.", at_least(0), "hash_seed")
         check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "norm_eps")
         if not self.head_dim and self.d_model % self.num_heads:
             raise ConfigError(
@@ -154,8 +155,9 @@ class ReformerConfig(_Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self, "model.", at_least(1), "num_layers", "local_chunk_len")
-        check(self, "model.", at_least(0), "vocab_size", "local_chunks_before", "local_chunks_after")
+        check(self, "model.", between(1, MOST_LAYERS), "num_layers")
+        check(self, "model.", between(1, MOST_UNITS), "local_chunk_len")
+        check(self, "model.", between(0, MOST_UNITS), "vocab_size", "local_chunks_before", "local_chunks_after")
         if not self.layers:
             raise ConfigError(
                 "model.layers is empty; name a kind for each layer, or a pattern to repeat.", fields=["layers"]
@@ -313,8 +315,9 @@ class ReformerSeq2SeqConfig(_Sizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self, "model.", at_least(1), "num_decoder_layers")
-        check(self, "model.", at_least(0), "source_vocab_size", "target_vocab_size", "num_encoder_layers")
+        check(self, "model.", between(1, MOST_LAYERS), "num_decoder_layers")
+        check(self, "model.", between(0, MOST_LAYERS), "num_encoder_layers")
+        check(self, "model.", between(0, MOST_UNITS), "source_vocab_size", "target_vocab_size")
         if self.tie_embeddings in ("all", "embeddings") and self.source_vocab_size != self.target_vocab_size:
             raise ConfigError(
                 f"model.tie_embeddings is {self.tie_embeddings!r} but source_vocab_size {self.source_vocab_size}"

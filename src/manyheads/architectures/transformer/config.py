@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
-from manyheads.config.checks import BELOW_ONE, at_least, check
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
 
@@ -92,9 +92,11 @@ class TransformerConfig:
     attention: AttentionConfig = field(default_factory=DotProductAttentionConfig)
 
     def __post_init__(self) -> None:
-        check(self, "model.", at_least(1), "d_model", "num_heads", "d_ff", "max_len", "num_decoder_layers")
-        check(self, "model.", at_least(0), "source_vocab_size", "target_vocab_size", "num_encoder_layers")
-        check(self, "model.", at_least(0), "num_decoder_heads", "decoder_d_ff")
+        check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "max_len")
+        check(self, "model.", between(1, MOST_LAYERS), "num_decoder_layers")
+        check(self, "model.", between(0, MOST_LAYERS), "num_encoder_layers")
+        check(self, "model.", between(0, MOST_UNITS), "source_vocab_size", "target_vocab_size")
+        check(self, "model.", between(0, MOST_UNITS), "num_decoder_heads", "decoder_d_ff")
         check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "feed_forward_dropout", "norm_eps")
         for name in ("num_heads", "num_decoder_heads"):
             heads = getattr(self, name)

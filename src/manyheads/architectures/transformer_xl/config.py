@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.config.checks import BELOW_ONE, at_least, check
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
 __all__ = ["Attending", "AttentionKind", "TransformerXLConfig"]
@@ -40,7 +40,7 @@ class Attending:
     ext_len: int = 0
 
     def __post_init__(self) -> None:
-        check(self, "", at_least(0), "memory_len", "ext_len")
+        check(self, "", between(0, MOST_UNITS), "memory_len", "ext_len")
         check(self, "", at_least(0), "clamp_len", hint="; null has no limit")
 
     @property
@@ -124,8 +124,9 @@ class TransformerXLConfig:
     tie_projections: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
-        check(self, "model.", at_least(1), "d_model", "num_heads", "d_ff", "num_layers", "div_value", "max_len")
-        check(self, "model.", at_least(0), "vocab_size", "head_dim", "d_embed")
+        check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "div_value", "max_len")
+        check(self, "model.", between(1, MOST_LAYERS), "num_layers")
+        check(self, "model.", between(0, MOST_UNITS), "vocab_size", "head_dim", "d_embed")
         check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "norm_eps")
         if not self.head_dim and self.d_model % self.num_heads:
             raise ConfigError(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from manyheads.config.checks import at_least, check
+from manyheads.config.checks import MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
 __all__ = ["MOST_UNFACTORED", "LSHSettings", "automatic_buckets"]
@@ -66,8 +66,8 @@ class LSHSettings:
     key_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        check(self, "", at_least(1), "chunk_len")
-        check(self, "", at_least(0), "num_hashes", "chunks_before", "chunks_after")
+        check(self, "", between(1, MOST_UNITS), "chunk_len")
+        check(self, "", between(0, MOST_UNITS), "num_hashes", "chunks_before", "chunks_after")
         check(self, "", at_least(0), "exact_len", hint=" (0: never exact)")
         if self.visible not in ("bucket", "chunk"):
             raise ConfigError(f"visible is {self.visible!r}; it must be 'bucket' or 'chunk'.", fields=["visible"])

@@ -21,17 +21,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from manyheads.architectures.table import build_model
 from manyheads.data.progress import Progress
-from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.plan.trial import Trial
-from manyheads.training.run.device import peak_memory_bytes
+from manyheads.training.run.capacity import check_capacity
+from manyheads.training.run.device import peak_memory_bytes, status_bytes
 from manyheads.training.run.step import Stepper
 
 __all__ = [
     "counting_steps",
     "forget_peak",
-    "free_bytes",
     "peak_and_state_bytes",
     "peak_resident_bytes",
     "resident_bytes",
@@ -59,6 +58,7 @@ def take_steps(
 
     Returns: bytes of weights, gradients, moments and averages; and those of the averages, which do not exist here.
     """
+    check_capacity(config, config.model, torch.device("cpu"))
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model: Any = build_model(config.model)
     optimiser = build_optimiser(model, config.optimiser, config.precision)
@@ -143,35 +143,9 @@ def forget_peak() -> None:
 
 def peak_resident_bytes() -> int:
     """Return the process's peak memory since `forget_peak`, or since its start."""
-    return _reported(_STATUS, "VmHWM") or peak_memory_bytes(torch.device("cpu"))
+    return status_bytes(_STATUS, "VmHWM") or peak_memory_bytes(torch.device("cpu"))
 
 
 def resident_bytes() -> int:
     """Return the process's current memory, or its peak if the system does not report it."""
-    return _reported(_STATUS, "VmRSS") or peak_memory_bytes(torch.device("cpu"))
-
-
-def free_bytes() -> int:
-    """Return the memory available to a new process, within the limits of the container.
-
-    Raises: ConfigError: this system does not report it.
-    """
-    free = _reported("/proc/meminfo", "MemAvailable")
-    found = [] if free is None else [free]
-    with suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text(encoding="ascii"))  # `max` means no limit and raises ValueError
-        found.append(limit - int((group / "memory.current").read_text(encoding="ascii")))
-    if not found:
-        with suppress(OSError, ValueError, AttributeError):
-            found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    if not found:
-        raise ConfigError("this system does not report how much memory is free; give --memory-mib N.")
-    return max(0, min(found))
-
-
-def _reported(file: str, name: str) -> int | None:
-    """Return the bytes of a line such as `VmRSS:  12 kB`; None if the system has no such file or line."""
-    with suppress(OSError, ValueError, IndexError), open(file, encoding="ascii") as lines:  # noqa: PTH123
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
-    return None
+    return status_bytes(_STATUS, "VmRSS") or peak_memory_bytes(torch.device("cpu"))

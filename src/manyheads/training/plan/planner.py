@@ -20,7 +20,7 @@ from manyheads.errors import ConfigError
 from manyheads.training.plan import measuring
 from manyheads.training.plan.trial import Knob, Trial
 from manyheads.training.run.assembly import assemble
-from manyheads.training.run.device import computing, peak_memory_bytes
+from manyheads.training.run.device import computing, free_memory_bytes, peak_memory_bytes
 from manyheads.training.run.objective import OpenObjective
 from manyheads.training.run.precision import Level, resolve_precision
 from manyheads.training.run.run_folder import RunFolder
@@ -204,7 +204,9 @@ class Planner:
 
         Raises: ConfigError: see `largest`; or this system does not report its free memory.
         """
-        free = memory_mib * MIB if memory_mib else measuring.free_bytes()
+        free = memory_mib * MIB if memory_mib else free_memory_bytes(torch.device("cpu"))
+        if free is None:
+            raise ConfigError("this system does not report how much memory is free; give --memory-mib N.")
         limit = free if memory_mib else _SHARE * free
         lines = [f"{free / MIB:,.0f} MiB of memory are free, {limit / MIB:,.0f} of them to be used. Largest values:"]
         return "\n".join([*lines, *(f"  {fit.describe()}" for fit in self.largest(limit))])

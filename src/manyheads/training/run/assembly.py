@@ -19,6 +19,7 @@ from manyheads.distributed.group import Group
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
+from manyheads.training.run.capacity import check_capacity
 from manyheads.training.run.memory import Memory
 from manyheads.training.run.objective import Data, Objective, OpenObjective, Stream
 from manyheads.training.run.parallel import Spread
@@ -111,6 +112,7 @@ def assemble(
     if progress is not None:
         progress("building the model", 0, 0)
     config = objective.config
+    check_capacity(config, objective.model_config, device, group.world)
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model = build_model(objective.model_config).to(device)
     spread = Spread.over(model, config.training.parallel, group)

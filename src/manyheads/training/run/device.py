@@ -6,13 +6,14 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 
 from manyheads.training.settings import RunConfig
 
-__all__ = ["computing", "peak_memory_bytes", "settled"]
+__all__ = ["computing", "free_memory_bytes", "peak_memory_bytes", "settled", "status_bytes"]
 
 
 @contextmanager
@@ -61,3 +62,28 @@ def peak_memory_bytes(device: torch.device) -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory_bytes(device: torch.device) -> int | None:
+    """Return the memory available on the device, within the limits of the container; None if it is not reported."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    free = status_bytes("/proc/meminfo", "MemAvailable")
+    found = [] if free is None else [free]
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text(encoding="ascii"))  # `max` means no limit and raises ValueError
+        found.append(limit - int((group / "memory.current").read_text(encoding="ascii")))
+    if not found:
+        with suppress(OSError, ValueError, AttributeError):
+            found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return max(0, min(found)) if found else None
+
+
+def status_bytes(file: str, name: str) -> int | None:
+    """Return the bytes of a line such as `VmRSS:  12 kB`; None if the system has no such file or line."""
+    with suppress(OSError, ValueError, IndexError), open(file, encoding="ascii") as lines:  # noqa: PTH123
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+    return None

@@ -17,7 +17,7 @@ import torch
 
 from manyheads.decoding.device import choose_device
 from manyheads.distributed.group import Group
-from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError
+from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError, is_out_of_memory
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.record.recorder import Recorder
@@ -346,7 +346,7 @@ def _explained_memory(objective: Objective, what: str) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         text = str(error).split("\n")[0][:200]
-        if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
+        if not is_out_of_memory(error):
             raise
         raise ConfigError(
             f"There was not enough memory for {what} {objective.lighter()} The last checkpoint is intact"

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["PAGE", "AttentionOptions", "run"]
 
 
+_MOST_CELLS = 4096
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
     """Options of `manyheads inspect attention`."""
@@ -65,8 +68,8 @@ def run(arguments: Sequence[str]) -> int:
     set_up_machine()
     options = parse(PAGE, arguments, "inspect attention")
     check_kinds(options.output, (*PICTURES, "html"))
-    if options.max_cells < 1:
-        raise ConfigError(f"--max-cells is {options.max_cells}; it must be at least 1.")
+    if not 1 <= options.max_cells <= _MOST_CELLS:
+        raise ConfigError(f"--max-cells is {options.max_cells}; it must be from 1 to {_MOST_CELLS:,}.")
     from manyheads.decoding.attending import open_model, text_views, translation_views
     from manyheads.decoding.generator import Generator
 

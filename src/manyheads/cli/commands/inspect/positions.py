@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
+from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, RequestError
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["PAGE", "PositionsOptions", "run"]
+
+
+_MOST_POSITIONS = 20_000
+_MOST_WIDTH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +57,9 @@ def run(arguments: Sequence[str]) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
     options = parse(PAGE, arguments, "inspect positions")
     check_kinds(options.output)
-    if options.length < 1:
-        raise ConfigError(f"--length is {options.length}; it must be at least 1.")
+    check(options, "--", between(1, _MOST_POSITIONS), "length")
+    if options.d_model is not None and not 1 <= options.d_model <= _MOST_WIDTH:
+        raise ConfigError(f"--d-model is {options.d_model}; it must be from 1 to {_MOST_WIDTH:,}.")
     if options.model is not None and (options.d_model is not None or options.layout is not None):
         raise ConfigError("--d-model and --layout come from the model; leave them out, or leave out MODEL.")
     from manyheads.visualise.positions import positions_figure

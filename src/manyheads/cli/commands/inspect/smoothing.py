@@ -13,6 +13,9 @@ from manyheads.errors import ConfigError
 __all__ = ["PAGE", "SmoothingOptions", "run"]
 
 
+_MOST_TOKENS = 1000
+
+
 @dataclass(frozen=True, kw_only=True)
 class SmoothingOptions:
     """Options of `manyheads inspect smoothing`."""
@@ -47,11 +50,12 @@ def run(arguments: Sequence[str]) -> int:
     check_kinds(options.output)
     if not options.smoothing or not all(0 <= share < 1 for share in options.smoothing):
         raise ConfigError(f"--smoothing {options.smoothing}: give shares from 0 to below 1.")
-    if options.vocab_size < 2 or not options.targets or not all(0 <= t < options.vocab_size for t in options.targets):
+    if not 2 <= options.vocab_size <= _MOST_TOKENS:
         raise ConfigError(
-            f"--targets {options.targets}: give ids from 0 to below --vocab-size {options.vocab_size}, which must be at"
-            " least 2."
+            f"--vocab-size is {options.vocab_size}; it must be from 2 to {_MOST_TOKENS:,}, because each token is drawn."
         )
+    if not options.targets or not all(0 <= target < options.vocab_size for target in options.targets):
+        raise ConfigError(f"--targets {options.targets}: give ids from 0 to below --vocab-size {options.vocab_size}.")
     import torch
 
     from manyheads.nn.kernels.loss import smoothed_loss

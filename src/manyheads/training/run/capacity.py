@@ -1,0 +1,45 @@
+"""A check that a model can fit into memory, made before any of its memory is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from manyheads.architectures.table import build_model
+from manyheads.errors import ConfigError
+from manyheads.training.run.device import free_memory_bytes
+from manyheads.training.settings import RunConfig
+
+__all__ = ["check_capacity"]
+
+_GIB = 2**30
+
+
+def check_capacity(config: RunConfig, model_config: Any, device: torch.device, world: int = 1) -> None:
+    """Compare the least memory that training needs with what is free, without building the model.
+
+    Weights, gradients and one moment of the optimiser always exist; activations and a second moment come on top, so
+    a run that passes may still not fit. `train --dry-run` and `--fit` measure the whole.
+
+    Args:
+        config: of the run.
+        model_config: of the architecture, with vocabulary sizes filled in.
+        device: device of the model. Where the free memory is not reported, nothing is checked.
+        world: ranks over which FSDP divides gradients and moments.
+
+    Raises: ConfigError: the model cannot fit.
+    """
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in build_model(model_config).parameters())
+    parts = world if config.training.parallel == "fsdp" else 1
+    weights = 4 * parameters
+    needed = weights + (2 + bool(config.training.ema_decay)) * weights // parts
+    free = free_memory_bytes(device)
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"the model has {parameters:,} parameters. To train them takes at least {needed / _GIB:,.1f} GiB for"
+            f" weights, gradients and the optimiser, but {free / _GIB:,.1f} GiB are free on {device}. Choose a smaller"
+            " d_model, d_ff, vocabulary or number of layers, or a device with more memory.",
+            fields=("d_model", "d_ff", "num_layers"),
+        )
