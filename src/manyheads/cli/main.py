@@ -6,6 +6,7 @@ Nothing heavy is imported before the command is known, so that help is instant.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from manyheads import __version__
+from manyheads.cli.printing import say
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ManyHeadsError, SaveError, is_out_of_memory
 
@@ -67,6 +69,8 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns: the exit code (see `EXIT_CODES`)."""
     _occupy_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # half a surrogate pair in JSON; letters in an ASCII locale
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
@@ -158,16 +162,13 @@ def _fail(message: str, code: int, debug: bool) -> int:
     rank = os.environ.get("RANK", "0")
     if rank != "0":  # under a launcher all write to one place
         message = message.replace("manyheads:", f"manyheads (rank {rank}):", 1)
-    print(_printable(message), file=sys.stderr)
+    say(_shortened(message), file=sys.stderr)
     return code
 
 
-def _printable(message: str) -> str:
-    """A message for a terminal: names that come from files must not paint it, nor fill it."""
-    lines = [
-        "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line) for line in message.split("\n")
-    ]
-    lines = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in lines]
+def _shortened(message: str) -> str:
+    """Return a message that does not fill a terminal, whatever names it quotes from files."""
+    lines = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in message.split("\n")]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES - 1 :] = [f"... and {len(lines) - _MOST_LINES + 1} lines more"]
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import CheckpointError, DataError, ModelFileError
 from manyheads.files.guarded import check_regular, read_limited
+from manyheads.files.verify import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
     from manyheads.text.sides import TranslationTokenizer
@@ -49,7 +50,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.text.sides import has_tokenizer
 
     config = _read_json(path / "config.json")
-    manifest = _read_json(path / "manifest.json") if (path / "manifest.json").is_file() else {"files": {}}
+    files = read_manifest(path) if (path / MANIFEST).is_file() else {}
     parts: Counter[str] = Counter()
     try:
         check_regular(path / "model.safetensors")
@@ -66,7 +67,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         "parameters": parts.total(),
         "parameters_by_part": dict(sorted(parts.items())),
         "weights_bytes": (path / "model.safetensors").stat().st_size,
-        "weights_sha256": manifest["files"].get("model.safetensors", {}).get("sha256"),
+        "weights_sha256": files.get("model.safetensors", {}).get("sha256"),
         "config": config,
     }
     if has_tokenizer(path):

@@ -23,6 +23,7 @@ __all__ = [
     "list_files",
     "list_folders",
     "make_manifest",
+    "read_manifest",
     "verify_folder",
 ]
 
@@ -92,7 +93,7 @@ def verify_folder(folder: Path, *, strict: bool = True) -> None:
     try:
         if strict and (folder / MANIFEST).is_symlink():
             raise CheckpointError(f"{folder} is refused: {MANIFEST} is a symbolic link.")
-        files = _read_manifest(folder)
+        files = read_manifest(folder)
         present = set(list_files(folder))
         for name, entry in files.items():
             if name not in present:
@@ -131,7 +132,11 @@ def _verify_file(folder: Path, name: str, entry: dict[str, Any], strict: bool) -
         raise CheckpointError(f"{folder} is damaged: the contents of {name} differ from their SHA-256 in the manifest.")
 
 
-def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the size and SHA-256 of each file of a folder, as its manifest records them.
+
+    Raises: CheckpointError: there is no manifest, or it is damaged or of another version.
+    """
     path = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist.")

@@ -20,7 +20,7 @@ import numpy as np
 
 from manyheads.errors import ShapeError
 from manyheads.files.commit import write_text
-from manyheads.visualise.attention_views import AttentionView, thinned
+from manyheads.visualise.attention_views import AttentionView, shown_token, thinned
 from manyheads.visualise.figure import Array
 
 __all__ = ["MOST_CELLS", "attention_page", "save_page"]
@@ -40,6 +40,7 @@ def attention_page(views: Sequence[AttentionView], *, title: str, note: str = ""
 
     Raises: ShapeError: there is no view, two have the same name, or most is below 1.
     """
+    title, note = shown_token(title), shown_token(note)
     names = [view.name for view in views]
     if not views or len(set(names)) < len(names):
         raise ShapeError(f"views named {names}; give at least one view, and use different names.")

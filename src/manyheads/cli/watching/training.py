@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli.command_line.pages import program
+from manyheads.cli.printing import printable
 from manyheads.cli.watching.heartbeat import Heartbeat, Phase
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
@@ -210,7 +211,10 @@ class LiveReporter:
             self._live.stop()
 
     def _print(self, text: Text) -> None:
+        shown = printable(text.plain)
         with self._lock:
+            if shown != text.plain:
+                text = Text(shown)
             self._console.print(text, overflow="fold")
 
     def _redraw(self, *, now: bool = False) -> None:

@@ -60,6 +60,12 @@ class RunFolder:
 
         Raises: ConfigError: with the name of the first such entry. SaveError: the folder cannot be read.
         """
+        try:
+            str(self.path).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"the name of the run folder {str(self.path)!r} is not UTF-8, which TensorBoard needs; choose another."
+            ) from error
         in_place = (self.lock, self.train_log, self.metrics, self.timing)
         folders = (self.samples, self.plots, self.tensorboard, self.checkpoints, self.data)
         with saving(self.path, 0):
