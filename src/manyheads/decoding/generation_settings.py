@@ -81,7 +81,7 @@ class GenerationSettings:
             try:
                 text.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise ConfigError(f"stop contains {ascii(text)}, which is not UTF-8.", fields=["stop"]) from error
+                raise ConfigError(f"stop contains {text!a}, which is not UTF-8.", fields=["stop"]) from error
         if len(self.stop) > _MOST_STOPS or any(len(text) > _MOST_STOP_BYTES for text in self.stop):
             raise ConfigError(
                 f"stop can have {_MOST_STOPS:,} texts of {_MOST_STOP_BYTES:,} characters; it has {len(self.stop):,},"

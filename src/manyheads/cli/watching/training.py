@@ -112,6 +112,9 @@ class LineReporter(PlainReporter):
             if self._silent_seconds() >= _SILENT_SECONDS:
                 self._line(self._phase.describe() + self._figures())
 
+    def _line(self, text: str) -> None:
+        super()._line(printable(text))
+
     def _figures(self) -> str:
         """Of the last step, with the time that has passed since."""
         if self._report is None:
