@@ -52,9 +52,9 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_decoder_layers": 10**12},
-        {"d_model": 10**9},
-        {"positions": "learned", "max_len": 10**13},
+        {"num_decoder_layers": 1024},
+        {"d_model": 2**23},
+        {"positions": "learned", "max_len": 2**24},
         {"attention": {"kind": "additive", "hidden_dim": 10**11}},
     ],
 )
@@ -67,6 +67,13 @@ def test_no_memory_is_taken_for_what_a_config_asks(
     with pytest.raises(ModelFileError, match=r"(do not belong together|do not fit the model)"):
         load(reseal(model))
     assert taken == []
+
+
+@pytest.mark.parametrize("changes", [{"num_decoder_layers": 10**12}, {"d_model": 10**9}, {"max_len": 10**13}])
+def test_sizes_have_limits(model: Path, changes: dict[str, Any]) -> None:
+    edit_json(model / "config.json", **changes)
+    with pytest.raises(ConfigError, match=r"it must be from 1 to [0-9,]+"):
+        load(reseal(model))
 
 
 def test_weights_must_be_real_numbers(model: Path) -> None:

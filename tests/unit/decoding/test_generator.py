@@ -192,6 +192,7 @@ def test_stopping_and_mistakes(generator: Generator) -> None:
         ({"num_return_sequences": 2, "do_sample": False}, "would be the same"),
         ({"min_new_tokens": 300}, "above max_new_tokens"),
         ({"stop": ("",)}, "empty text"),
+        ({"stop": ("a", "\udcff")}, r"'\\udcff', which is not UTF-8"),
         ({"memory_len": 0}, "memory_len is 0"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from manyheads.checkpoint.retain import apply_retention, find_latest, read_point
 from manyheads.cli import demo
 from manyheads.cli.command_line.task_pages import parse_for_task
 from manyheads.cli.commands import evaluate
+from manyheads.cli.lines.record import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES
 from manyheads.data.manifest import read_manifest
@@ -227,3 +229,30 @@ def test_the_demo_draws_nothing_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "plots").symlink_to("home")
     with pytest.raises(ConfigError, match="plots is refused, since a run writes to it: it is a symbolic link"):
         demo.run(tmp_path)
+
+
+ODD = [
+    "{}",
+    "[]",
+    "null",
+    "1e999",
+    '"\\ud800"',
+    "[" * 100_000,
+    '{"a": {"b": []}}',
+    '{"files": 1, "best": 2}',
+    '{"step": "x"}',
+]
+
+
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
+def test_info_of_a_run_with_json_of_another_shape(run: Path, text: str) -> None:
+    """It is described or refused, never a bug of ours."""
+    names = ("model/config.json", "model/manifest.json", "model/generation_config.json", "metrics.jsonl")
+    for name in (*names, "environment.json", "config.yaml", "checkpoints/step-00000004/scalars.json"):
+        file = run / name
+        before = file.read_bytes() if file.exists() else None
+        file.write_text(text, encoding="utf-8")
+        with suppress(ManyHeadsError):
+            assert lines_of(describe_folder(run))
+        file.unlink() if before is None else file.write_bytes(before)
+    assert describe_folder(run)["model"]["parameters"] > 0

@@ -149,3 +149,8 @@ def test_an_earlier_run_is_not_set_aside_into_a_link(run: Path, kept: Path) -> N
     assert RunFolder(run).set_aside() == run / "previous-2"
     assert (run / "previous-2" / "metrics.jsonl").is_file()
     assert unharmed(kept)
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        RunFolder(tmp_path / "\udcff").check()

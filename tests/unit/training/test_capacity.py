@@ -1,0 +1,51 @@
+"""A model that cannot fit is refused before its memory is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_run import TINY, changed
+
+from manyheads.errors import ConfigError
+from manyheads.tasks.runs import planner
+from manyheads.training.run import capacity
+from manyheads.training.run.capacity import check_capacity
+
+SIZES = {"source_vocab_size": 50, "target_vocab_size": 50}
+
+
+def test_a_model_larger_than_all_memory() -> None:
+    config = changed(TINY, model={**SIZES, "d_model": 1_000_000, "num_heads": 1})
+    with pytest.raises(ConfigError, match=r"[0-9,]+ parameters\. To train them takes at least [0-9,.]+ GiB"):
+        check_capacity(config, config.model, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="parameters"):
+        planner(config).memory(8)
+
+
+def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, gradients and one moment, and averages if there are any; FSDP divides all but the weights."""
+    config = changed(TINY, model=SIZES, training={"ema_decay": 0.0})
+    from manyheads.architectures.table import build_model
+
+    weights = 4 * sum(parameter.numel() for parameter in build_model(config.model).parameters())
+    averaged = changed(config, training={"ema_decay": 0.9})
+    divided = changed(config, training={"parallel": "fsdp"})
+    for settings, world, least in (
+        (config, 1, 3 * weights),
+        (averaged, 1, 4 * weights),
+        (divided, 2, 2 * weights),
+        (config, 2, 3 * weights),
+    ):
+        monkeypatch.setattr(capacity, "free_memory_bytes", lambda device, least=least: least)
+        check_capacity(settings, settings.model, torch.device("cpu"), world)
+        monkeypatch.setattr(capacity, "free_memory_bytes", lambda device, least=least: least - 1)
+        with pytest.raises(ConfigError, match="free on cpu"):
+            check_capacity(settings, settings.model, torch.device("cpu"), world)
+
+
+def test_nothing_is_checked_where_free_memory_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = changed(TINY, model={**SIZES, "d_model": 1_000_000, "num_heads": 1})
+    monkeypatch.setattr(capacity, "free_memory_bytes", lambda device: None)
+    check_capacity(config, config.model, torch.device("cpu"))
