@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from manyheads.training.run.arithmetic import INSTRUCTION_SETS, processor
+
 __all__ = ["examine"]
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "sacrebleu", "pydantic", "shtab", "rich", "huggingface-hub")
@@ -23,7 +25,6 @@ EXTRAS = {
     "sentencex": "documents",
     "tensorboard": "tensorboard",
 }
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 LEAST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 2 * 2**30
 MATRIX = 1024
@@ -62,30 +63,17 @@ def _version(package: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    name, flags = _cpu()
+    name, flags = processor()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     record: dict[str, Any] = {
         "system": platform.platform(),
         "processor": name or platform.processor() or platform.machine(),
         "usable_cores": cores,
-        "instructions": [flag for flag in CPU_FLAGS if flag in flags],
+        "instructions": [flag for flag in INSTRUCTION_SETS if flag in flags],
     }
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         record["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
     return record
-
-
-def _cpu() -> tuple[str, set[str]]:
-    """Name and instruction sets as Linux lists them; empty elsewhere."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "", set()
-    facts: dict[str, str] = {}
-    for line in text.split("\n"):
-        key, _, value = line.partition(":")
-        facts.setdefault(key.strip(), value.strip())
-    return facts.get("model name", ""), set((facts.get("flags") or facts.get("Features") or "").split())
 
 
 def _torch() -> dict[str, Any]:

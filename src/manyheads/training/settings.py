@@ -110,6 +110,8 @@ class TrainingSettings:
         parallel: with several ranks (torchrun): `ddp`, every rank has a copy of the model; or `fsdp` (FSDP2), every
             rank has a shard of each tensor, for models whose weights, gradients and moments do not fit into one device.
         deterministic: use torch's deterministic algorithms.
+        same_arithmetic: refuse to resume under other arithmetic (torch version, processor, instruction sets, threads,
+            precision, ranks), where the run would not have the bytes of an uninterrupted one; false: warn.
         plots: redraw the learning curve at every validation (needs matplotlib; a notice says if it is missing).
         tensorboard: write TensorBoard files if that package is installed.
     """
@@ -129,6 +131,7 @@ class TrainingSettings:
     chunk_tokens: int = 2048
     parallel: Literal["ddp", "fsdp"] = "ddp"
     deterministic: bool = False
+    same_arithmetic: bool = False
     plots: bool = True
     tensorboard: bool = True
 

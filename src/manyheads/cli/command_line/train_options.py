@@ -46,6 +46,7 @@ class TrainOptions:
         metavar="auto|latest|best|PATH|none",
     )
     minutes: float | None = option("The same as --training.max_minutes.", None, metavar="M")
+    same_arithmetic: bool = option("The same as --training.same_arithmetic.", False)
     timeout: float = option(
         "With several ranks (torchrun): seconds without a sign of life after which a rank is lost and the others end.",
         DEFAULT_TIMEOUT,
@@ -99,6 +100,8 @@ def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[T
         options = TrainOptions(preset=given.options.get("preset"), config=given.options.get("config", ()))
     if options.minutes is not None:
         given.settings.values.setdefault("training", {})["max_minutes"] = options.minutes
+    if options.same_arithmetic:
+        given.settings.values.setdefault("training", {})["same_arithmetic"] = True
     config = resolve_run(
         given.settings,
         preset=options.preset,

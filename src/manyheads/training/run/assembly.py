@@ -19,6 +19,7 @@ from manyheads.distributed.group import Group
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
+from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.capacity import check_capacity
 from manyheads.training.run.memory import Memory
 from manyheads.training.run.objective import Data, Objective, OpenObjective, Stream
@@ -79,6 +80,11 @@ class Assembly:
             "data_digest": self.data.digest,
             "tokenizer_digest": self.data.tokenizer.digest,
         }
+
+    @property
+    def arithmetic(self) -> Mapping[str, str]:
+        """On what the bytes of the run depend besides its identity."""
+        return arithmetic_of_run(self.device, self.config.precision, self.group)
 
     def stepper(self) -> Stepper:
         """The object that computes this run's steps."""

@@ -26,6 +26,7 @@ from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFi
 from manyheads.files.commit import remove_stale
 from manyheads.files.faults import check_free_space
 from manyheads.training.record.log import MetricsLog
+from manyheads.training.run.arithmetic import changed_arithmetic
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.nonfinite import first_bad
 from manyheads.training.run.resume import check_same_run, find_checkpoint
@@ -118,6 +119,13 @@ class CheckpointManager:
         assembly = self._assembly
         for change in check_same_run(checkpoint.scalars, **assembly.identity):
             self._warn(f"changed since the checkpoint: {change}")
+        told = changed_arithmetic(
+            checkpoint.scalars.get("arithmetic"),
+            assembly.arithmetic,
+            refuse=assembly.config.training.same_arithmetic,
+        )
+        if told is not None:
+            self._warn(told)
         assembly.counters = Counters.from_json(checkpoint.scalars.get("counters"))
         row, rows = assembly.counters.row, assembly.stream.rows(assembly.counters.epoch)
         if row >= rows:
@@ -189,7 +197,8 @@ class CheckpointManager:
                 f"After step {counters.step} there is NaN or infinity in {bad}, so no checkpoint is saved; the last one"
                 f" is {self.last or 'none'}. Try a lower learning rate, a longer warm-up or optimiser.clip_norm."
             )
-        path = self._write_checkpoint(tensors, {"counters": asdict(counters), **assembly.identity})
+        scalars = {"counters": asdict(counters), "arithmetic": assembly.arithmetic, **assembly.identity}
+        path = self._write_checkpoint(tensors, scalars)
         self._saved, self.last = self._done(), path
         self._on_main(lambda: self._tidy(path))
         self._on_main(lambda: self._mend_model() if self._model_failed else None)

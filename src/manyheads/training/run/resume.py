@@ -28,6 +28,7 @@ _MAY_CHANGE = (
     "training.on_save_error",
     "training.parallel",
     "training.deterministic",
+    "training.same_arithmetic",
     "training.plots",
     "training.tensorboard",
     "validation",
