@@ -112,9 +112,6 @@ class LineReporter(PlainReporter):
             if self._silent_seconds() >= _SILENT_SECONDS:
                 self._line(self._phase.describe() + self._figures())
 
-    def _line(self, text: str) -> None:
-        super()._line(printable(text))
-
     def _figures(self) -> str:
         """Of the last step, with the time that has passed since."""
         if self._report is None:
@@ -129,7 +126,7 @@ class LineReporter(PlainReporter):
 
     def _line(self, text: str) -> None:
         with self._lock:
-            super()._line(text)
+            super()._line(printable(text))
 
 
 class LiveReporter:
