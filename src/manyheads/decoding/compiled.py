@@ -1,9 +1,10 @@
-"""A search whose steps are compiled: torch's compiler makes one program of all that a step of one token computes.
+"""Search with compiled steps: torch's compiler turns the computation of one token into one program.
 
-A step of a search is some hundred small operations, most of which take less time than being called. Compiled, it is a
-third of them, without Python in between. What a step decides (where keys go, whose they are, what leaves the batch)
-stays outside, so one program serves all batches, lengths and beams. Making it takes half a minute; torch keeps what it
-made on disk, from where it takes some seconds. See docs/decisions/016.
+A step of a search has about a hundred small operations, and for most of them the call takes longer than the
+computation. The compiled program has a third as many and no Python between them. Decisions (the slots of keys, the
+order of hypotheses, the end of a sentence) stay outside, so one program serves all batches, lengths and beams.
+Compiling takes half a minute; loading the program from torch's cache on disk takes some seconds. See
+docs/decisions/016.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ __all__ = ["CompiledSteps"]
 
 @dataclass(frozen=True)
 class _State:
-    """A model's state, of how many sentences or lanes it is, and whether they began as one."""
+    """The state of a model, its number of sentences or lanes, and whether the search began with one."""
 
     inner: Any
     sentences: int
     began_alone: bool
 
     def reorder(self, rows: Tensor) -> _State:
-        began_alone = self.began_alone and len(rows) == 1  # a prompt that is gone on from in several ways is several
+        began_alone = self.began_alone and len(rows) == 1  # several continuations of one prompt are several rows
         return _State(self.inner.reorder(rows), len(rows), began_alone)
 
     def clone(self) -> _State:
@@ -47,26 +48,28 @@ class _State:
 
 
 class CompiledSteps:
-    """A searchable model, to be searched in place of the one given: its steps are compiled, all else is as it was.
+    """A searchable model that wraps the given one and compiles its steps; everything else is unchanged.
 
-    Weights must stay as they are from the first step on; make another one if they change. Not for several threads
-    until a first search is through.
+    The weights must not change after the first step; create another object if they do. Not safe for several threads
+    before the end of the first search.
 
     Args: model: in evaluation mode, after `device.narrow` and `device.pack`.
 
-    Raises: RequestError: its steps cannot be compiled, or this machine has no C++ compiler.
+    Raises: RequestError: the steps of the model cannot be compiled, or this machine has no C++ compiler.
     """
 
     def __init__(self, model: Searchable | LanguageModel) -> None:
         if not (isinstance(model, PlansSteps) and isinstance(model, nn.Module) and model.plans_steps):
             name = getattr(getattr(model, "config", None), "architecture", type(model).__name__)
-            raise RequestError(f"steps of this {name} cannot be compiled: they look at numbers; leave out --compile.")
+            raise RequestError(
+                f"steps of this {name} cannot be compiled, because they depend on values; leave out --compile."
+            )
         _check_compiler(next(model.parameters()).device)
         define_packed_linear()
         self._model: Any = model
         self._compute = _compiled(model)
         self._kinds: set[Any] = set()
-        # The program knows packed weights by their numbers: as long as it lives, nothing else may be given those.
+        # The program contains the numbers of packed weights, so these must not be reused while it exists.
         self._packed = [
             module.packed
             for module in model.modules()
@@ -84,7 +87,7 @@ class CompiledSteps:
         return _State(self._model.start(given, *more), sentences, sentences == 1)
 
     def step(self, tokens: Tensor, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, _State]:
-        """See `protocols.Searchable.step`. lengths: of a language model's prompts, see `LanguageModel.step`.
+        """See `protocols.Searchable.step`. lengths: of the prompts of a language model, see `LanguageModel.step`.
 
         Raises: RequestError: the compiler failed.
         """
@@ -93,7 +96,7 @@ class CompiledSteps:
             return log_probs, replace(state, inner=inner)
         planned, inner = self._model.plan(tokens, state.inner)
         after = replace(state, inner=inner)
-        # Sizes of one need a program of their own: not for a batch that has come down to one sentence.
+        # A size of one needs a separate program, which does not pay for a batch that has shrunk to one sentence.
         if not (planned.can_compile and (state.sentences > 1 or state.began_alone)):
             return self._model.compute(planned), after
         planned = planned.for_compiler()
@@ -109,22 +112,22 @@ def _compiled(model: PlansSteps) -> Callable[[Any], Tensor]:
     def compute(planned: Any) -> Tensor:
         return model.compute(planned)
 
-    # The compiler keeps programs with a function's code, which all functions made here would share: and so one model
-    # would take another's, whose guards were left out.
+    # The compiler stores programs with the code object of a function. All functions made here would share it, and one
+    # model would use the program of another, because guards on the model are removed.
     compute.__code__ = compute.__code__.replace(co_name=f"compute_{next(_NUMBERS)}")
     options: dict[str, str | int | bool | Callable[..., Any]] = {
         "guard_filter_fn": _of_what_is_given,
-        # What a program would ask of its own products in every step takes longer than some of them.
+        # Checks of the sizes and alignment of intermediate tensors would take longer than some operations.
         "size_asserts": False,
         "alignment_asserts": False,
-    }  # made here: the compiler takes things out of it
+    }  # a new dict for each call, because the compiler removes entries
     return torch.compile(compute, dynamic=True, fullgraph=True, options=options)
 
 
 def _of_what_is_given(guards: Sequence[Any]) -> list[bool]:
-    """Which guards are looked at in every step: those of its argument; the model is not expected to change.
+    """Return which guards to check in every step: those on its argument, not those on the model.
 
-    There are a thousand others, which took a fifth of a step.
+    The model has about a thousand guards, which took a fifth of a step.
     """
     return [not (guard.is_global or guard.name.startswith("model")) for guard in guards]
 
@@ -134,15 +137,15 @@ _NUMBERS = itertools.count()
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Within the block, the compiler has our settings, and its failures become errors.
+    """Compile with our settings within the block, and turn failures of the compiler into errors.
 
-    Raises: RequestError: it failed.
+    Raises: RequestError: the compiler failed.
     """
     from torch._dynamo import config as reading
     from torch._dynamo.exc import TorchDynamoException
     from torch.fx.experimental import _config as sizes
 
-    # Sizes that happen to be equal in the first batch are not the same in the next; numbers like a norm's epsilon are.
+    # Sizes that are equal in the first batch can differ in the next; floats such as the epsilon of a norm do not.
     with compiling_a_step(), cast(Any, sizes).patch(use_duck_shape=False), reading.patch(specialize_float=True):
         try:
             yield
@@ -152,7 +155,7 @@ def _compiling() -> Iterator[None]:
 
 
 def _check_compiler(device: torch.device) -> None:
-    """Raises: RequestError: there is nothing here that turns C++ into programs."""
+    """Raises: RequestError: the device is a CPU, and this machine has no C++ compiler."""
     if device.type != "cpu":
         return
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -162,6 +165,6 @@ def _check_compiler(device: torch.device) -> None:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         raise RequestError(
-            "to compile, torch needs a C++ compiler, and finds none; install g++ or clang++, name one in CXX, or leave"
-            " out --compile."
+            "torch needs a C++ compiler for --compile and found none; install g++ or clang++, name one in the variable"
+            " CXX, or leave out --compile."
         ) from None

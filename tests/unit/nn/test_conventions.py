@@ -107,7 +107,7 @@ def test_valid_lens() -> None:
     assert written(from_valid_lens(lens))[:, 0, 0].sum(-1).tolist() == [0, 3]
     each = torch.tensor([[0, 1, 2, 3], [5, 5, 4, 9]])
     assert written(from_valid_lens(each))[:, 1].sum(-1).tolist() == [[0, 1, 2, 3], [5, 5, 4, 5]]
-    with pytest.raises(ShapeError, match="length a query"):
+    with pytest.raises(ShapeError, match="length for each query"):
         written(from_valid_lens(each[:, :3]))
 
 
@@ -162,7 +162,7 @@ def test_a_bias_on_both_paths(path: str, bf16: bool) -> None:
 
 
 def test_a_bias_is_not_dropped_in_silence() -> None:
-    with pytest.raises(ShapeError, match="adds nothing to its scores"):
+    with pytest.raises(ShapeError, match="cannot add a Bias to its scores"):
         RelativeAttention(12, 3)(torch.randn(2, 4, 12), mask=Bias(torch.zeros(4, 4)))
 
 

@@ -79,7 +79,7 @@ def test_steps_of_ragged_rows_and_reordered_caches() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="cannot see"):
+    with pytest.raises(ConfigError, match="sees no later chunk"):
         LocalSelfAttention(8, 2, chunk_len=4, chunks_after=1)
     with pytest.raises(ConfigError, match="chunk_len 0"):
         LocalSelfAttention(8, 2, chunk_len=0)

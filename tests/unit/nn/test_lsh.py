@@ -311,9 +311,9 @@ def attention_like(module: LSHSelfAttention, **options: Any) -> LSHSelfAttention
         ({"exact_len": -2}, "exact_len is -2"),
         ({"num_buckets": 5}, "even"),
         ({"num_buckets": (4, 3)}, "even"),
-        ({"causal": False}, "visible must be 'chunk'"),
-        ({"chunks_before": 2}, "are settings of visible 'chunk'"),
-        ({"wrap": True}, "wrap is a setting of visible 'chunk'"),
+        ({"causal": False}, "set visible to 'chunk'"),
+        ({"chunks_before": 2}, "apply to visible 'chunk' only"),
+        ({"wrap": True}, "wrap applies to visible 'chunk' only"),
     ],
 )
 def test_settings_that_mean_nothing(options: dict[str, Any], message: str) -> None:
@@ -331,7 +331,7 @@ def test_requests_that_cannot_be_served() -> None:
         attention(visible="chunk").start(1, seed=0)
     with pytest.raises(ConfigError, match="not divisible"):
         LSHSelfAttention(10, 3, settings=LSHSettings(), max_len=8)
-    with pytest.raises(ShapeError, match="do not belong together"):
+    with pytest.raises(ShapeError, match="do not match"):
         lsh_attention(*(torch.randn(1, 1, 4, 2) for _ in range(2)), torch.zeros(1, 1, 1, 5).long(), LSHSettings())
 
 

@@ -25,11 +25,11 @@ class AdditiveScore(nn.Module):
         >>> attention(torch.randn(3, 5, 16))[0].shape
         torch.Size([3, 5, 16])
 
-    Paper: Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2, without the alignment model's biases.
+    Paper: Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2. Differs: without biases.
     Args:
-        num_heads: heads, each with maps of its own.
-        head_dim: width of a head's query and key.
-        hidden_dim: width of the tanh layer; 0 takes head_dim.
+        num_heads: number of heads, each with its own weights.
+        head_dim: width of query and key in a head.
+        hidden_dim: width of the tanh layer; 0: head_dim.
     Cost: O(q_len x k_len x hidden_dim) memory.
     """
 
@@ -98,8 +98,7 @@ class AdditiveAttention(nn.Module):
         mask: Mask | None = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Weighted sums of the values, (batch, q_len, value_dim); if asked for, the weights before dropout,
-        (batch, q_len, k_len), as well. All of them without batch, or none.
+        """Return the weighted sums of the values, (batch, q_len, value_dim); arguments as `DotProductAttention`.
 
         Raises: ShapeError: the query has neither two nor three axes.
         """

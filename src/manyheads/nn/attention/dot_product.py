@@ -18,9 +18,9 @@ __all__ = ["DotProductAttention", "one_head"]
 
 
 def one_head(x: Float[Tensor, "*batch length width"]) -> Float[Tensor, "rows 1 length width"]:
-    """Vectors as those of one head; no batch is a batch of one.
+    """Return vectors with a head axis; vectors without a batch axis become a batch of one.
 
-    Raises: ShapeError: neither two nor three axes.
+    Raises: ShapeError: x has neither two nor three axes.
     """
     if x.dim() not in (2, 3):
         raise ShapeError(
@@ -42,7 +42,7 @@ class DotProductAttention(nn.Module):
     Paper: Vaswani et al. 2017, sec. 3.2.1, eq. 1.
     Args:
         dropout: rate on the weights, in training.
-        scale: of the scores; None is 1 / sqrt(width of a query).
+        scale: factor of the scores; None: 1 / sqrt(width of a query).
     """
 
     def __init__(self, *, dropout: float = 0.0, scale: float | None = None) -> None:
@@ -59,8 +59,10 @@ class DotProductAttention(nn.Module):
         mask: Mask | None = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Weighted sums of the values, (batch, q_len, value_dim); if asked for, the weights before dropout,
-        (batch, q_len, k_len), as well. All of them without batch, or none.
+        """Return the weighted sums of the values, (batch, q_len, value_dim).
+
+        Args: mask: the keys that each query may attend to; None: all. need_weights: also return the weights before
+            dropout, (batch, q_len, k_len). Inputs and results either all have a batch axis, or none.
 
         Raises: ShapeError: the query has neither two nor three axes.
         """

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
 from manyheads.nn.attention.state import copy_of, register_state
 from manyheads.nn.kernels.dropout import dropout
@@ -38,20 +39,20 @@ def local_attention(
     dropout_rate: float = 0.0,
     weights_hook: Callable[[Tensor], None] | None = None,
 ) -> Float[Tensor, "batch heads length value_dim"]:
-    """Each position attends to its chunk, itself included, and to the neighbouring chunks.
+    """Attend from each position to its chunk, including itself, and to neighbouring chunks.
 
     Args:
         lengths: real positions of each row, padding on the right; None: all.
-        wrap: the first chunk has the last as neighbour, and the other way round.
-        weights_hook: gets the weights, (batch, heads, chunks, chunk_len, seen), seen being the neighbourhood's length.
+        wrap: the first and the last chunk are neighbours.
+        weights_hook: called with the weights, (batch, heads, chunks, chunk_len, seen), where seen is the number of keys
+            in the chunk and its neighbours.
 
-    Shape: any length; it is padded to whole chunks inside.
-    Returns: zeros where nothing is seen.
-    Cost: length x chunk_len x (chunks_before + 1 + chunks_after).
+    Returns: zeros for a query that sees no key, and at positions beyond the length of a row.
+    Cost: O(length x chunk_len x (chunks_before + 1 + chunks_after)) time and memory.
     """
     length = query.shape[2]
     if length <= chunk_len:
-        chunk_len = max(1, length)  # all in one chunk, which is not its own neighbour
+        chunk_len = max(1, length)  # one chunk without neighbours
         chunks_before = chunks_after = 0
     padding = -length % chunk_len
     query, key, value = (_chunks(x, padding, chunk_len) for x in (query, key, value))
@@ -62,10 +63,7 @@ def local_attention(
     if weights_hook is not None:
         weights_hook(weights)
     out = torch.matmul(dropout(weights, dropout_rate), _seen(value, offsets)).flatten(2, 3)[:, :, :length]
-    if lengths is None:
-        return out
-    real = torch.arange(length, device=out.device) < lengths[:, None]
-    return out * real[:, None, :, None].to(out.dtype)
+    return zero_padding(out, lengths)
 
 
 def _chunks(x: Tensor, padding: int, chunk_len: int) -> Tensor:
@@ -75,7 +73,7 @@ def _chunks(x: Tensor, padding: int, chunk_len: int) -> Tensor:
 
 
 def _seen(chunks: Tensor, offsets: range) -> Tensor:
-    """Each chunk's neighbourhood: (batch, heads, chunks, offsets x chunk_len, width)"""
+    """Return each chunk with its neighbours: (batch, heads, chunks, offsets x chunk_len, width)."""
     if len(offsets) == 1:
         return chunks
     return torch.cat([chunks.roll(-offset, dims=2) for offset in offsets], dim=3)
@@ -107,18 +105,18 @@ def _visible(
 def spread_chunks(
     weights: Float[Tensor, "batch heads chunks chunk_len seen"], chunks_before: int, length: int
 ) -> Float[Tensor, "batch heads length length"]:
-    """Spread the weights of local attention, which exist for neighbouring chunks only, over all keys.
+    """Return the weights of local attention, which are stored for neighbouring chunks only, over all keys.
 
-    Args: chunks_before: neighbours before a query's own chunk; length: without the last chunk's padding.
+    Args: chunks_before: number of neighbours before the own chunk; length: without the padding of the last chunk.
     """
     batch, heads, chunks, chunk_len, seen = weights.shape
-    first = -chunks_before if seen > chunk_len else 0  # a short sequence is one chunk, without neighbours
+    first = -chunks_before if seen > chunk_len else 0  # a short sequence is one chunk without neighbours
     numbers = torch.arange(chunks, device=weights.device)[:, None] + first
     numbers = (numbers + torch.arange(seen // chunk_len, device=weights.device)) % chunks
     keys = numbers[..., None] * chunk_len + torch.arange(chunk_len, device=weights.device)
     keys = keys.flatten(1)[:, None].expand(chunks, chunk_len, seen).expand_as(weights)
     spread = weights.new_zeros(batch, heads, chunks, chunk_len, chunks * chunk_len)
-    # Beyond the ends a neighbour is another chunk, whose weights there are zero: they add nothing to its own.
+    # Beyond the ends of the sequence a neighbour is another chunk, for which the weights are zero.
     return spread.scatter_add(4, keys, weights).flatten(2, 3)[:, :, :length, :length]
 
 
@@ -127,8 +125,8 @@ def spread_chunks(
 class LocalCache:
     """Keys and values of the last chunks. A call consumes the cache that it receives; `clone()` to branch.
 
-    Shape: keys, values (rows, heads, kept, head_dim): position p at p modulo kept, kept being all the positions that
-        one can see; lengths (rows,) int64: positions so far.
+    Shape: keys, values (rows, heads, kept, head_dim): position p in slot p modulo kept, where kept is the number of
+        positions that a query can see; lengths (rows,) int64: positions so far.
     """
 
     keys: Tensor
@@ -156,22 +154,23 @@ class LocalCache:
 
 
 class LocalSelfAttention(nn.Module):
-    """Self-attention in several heads within chunks and their neighbours.
+    """Multi-head self-attention within chunks and their neighbours.
 
         >>> LocalSelfAttention(16, 4, chunk_len=8)(torch.randn(2, 64, 16)).shape
         torch.Size([2, 64, 16])
         >>> out, weights = LocalSelfAttention(16, 4, chunk_len=8)(torch.randn(20, 16), need_weights=True)
-        >>> out.shape, weights.shape, weights[0, 19, :8].sum().item()  # chunks 0 and 1 are 8 long, 2 sees 1 and itself
+        >>> out.shape, weights.shape, weights[0, 19, :8].sum().item()  # position 19 is in chunk 2, which sees chunk 1
         (torch.Size([20, 16]), torch.Size([4, 20, 20]), 0.0)
 
     Args:
         d_model: width of input and output.
-        num_heads, head_dim: heads and their width; head_dim 0 is d_model / num_heads.
-        chunk_len: positions of a chunk.
-        chunks_before, chunks_after: neighbours that are seen.
+        num_heads: number of heads.
+        head_dim: width of a head; 0: d_model / num_heads.
+        chunk_len: number of positions in a chunk.
+        chunks_before, chunks_after: number of neighbouring chunks that a query sees.
         causal: no position attends to a later one.
-        wrap: first and last chunk are neighbours, as in `transformers`.
-        bias: of the output projection alone.
+        wrap: the first and the last chunk are neighbours, as in `transformers`.
+        bias: whether the output projection has a bias; the others never have one.
         dropout: rate on the attention weights, in training.
 
     Raises: ConfigError: a size is out of range, or a causal layer has later chunks.
@@ -198,7 +197,7 @@ class LocalSelfAttention(nn.Module):
                 f" {chunks_after} 0 or more."
             )
         if causal and chunks_after:
-            raise ConfigError(f"chunks_after is {chunks_after}, which a causal layer cannot see; it must be 0.")
+            raise ConfigError(f"chunks_after is {chunks_after}, but a causal layer sees no later chunk; set it to 0.")
         self.num_heads, self.head_dim = num_heads, width_of_heads(d_model, num_heads, head_dim)
         self.chunk_len, self.chunks_before, self.chunks_after = chunk_len, chunks_before, chunks_after
         self.causal, self.wrap, self.dropout_rate = causal, wrap, dropout
@@ -229,9 +228,9 @@ class LocalSelfAttention(nn.Module):
 
         Args:
             x: (batch, length, d_model), or one sequence without a batch, (length, d_model).
-            need_weights: return the attention weights before dropout as well, spread over all keys.
+            need_weights: also return the attention weights before dropout.
 
-        Returns: (batch, length, d_model); if asked for, weights (batch, heads, length, length) as well. Without batch
+        Returns: (batch, length, d_model), and with `need_weights` (batch, heads, length, length). Without a batch axis
             if x has none.
         Raises: ShapeError: x has neither two nor three axes.
         """
@@ -293,11 +292,11 @@ class LocalSelfAttention(nn.Module):
         cache: LocalCache,
         lengths: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows new_len d_model"], LocalCache]:
-        """Attend from new positions to themselves and to earlier ones, with the results of `forward` on the whole.
+        """Attend from new positions to themselves and to earlier ones, as `forward` does on the whole sequence.
 
         The cache is consumed.
         Args: lengths: real new positions of each row, padding on the right; None: all.
-        Cost: a token's is bounded by chunk_len x (chunks_before + 1).
+        Cost: O(chunk_len x (chunks_before + 1)) per token.
         """
         q, k, v = self._project(x)
         parts = []
@@ -314,7 +313,7 @@ class LocalSelfAttention(nn.Module):
     ) -> tuple[Tensor, LocalCache]:
         count, kept = q.shape[2], cache.keys.shape[2]
         new = cache.lengths[:, None] + torch.arange(count, device=q.device)
-        # (rows, kept + new_len), and (rows, new_len) for where a query's neighbourhood begins
+        # positions: (rows, kept + new_len); begin, the first position that a query sees: (rows, new_len)
         positions = torch.cat([cache.positions(), new], dim=1)
         begin = (new // self.chunk_len - self.chunks_before) * self.chunk_len
         allowed = (positions[:, None] >= begin.clamp(min=0)[..., None]) & (positions[:, None] <= new[..., None])
@@ -324,7 +323,7 @@ class LocalSelfAttention(nn.Module):
         out = torch.matmul(masked_softmax(scores, allowed[:, None]), values)
         after = cache.lengths + (count if lengths is None else lengths)
         cache = replace(cache, lengths=after)
-        # Every place's position, old or new, is looked up in the row of both.
+        # Each slot of the new cache takes its position from the old keys followed by the new ones.
         wanted = cache.positions()
         offset = (wanted - new[:, :1]).clamp(max=count - 1)
         places = torch.where(offset >= 0, kept + offset, torch.arange(kept, device=q.device))
@@ -334,6 +333,4 @@ class LocalSelfAttention(nn.Module):
             keys=keys[rows, :, places].transpose(1, 2).contiguous(),
             values=values[rows, :, places].transpose(1, 2).contiguous(),
         )
-        if lengths is not None:
-            out = out * (torch.arange(count, device=q.device) < lengths[:, None])[:, None, :, None].to(out.dtype)
-        return out, cache
+        return zero_padding(out, lengths), cache

@@ -35,23 +35,24 @@ def lsh_attention(
     lengths: Int[Tensor, " batch"] | None = None,
     dropout_rate: float = 0.0,
 ) -> Float[Tensor, "batch heads length value_dim"]:
-    """Weighted sum of the values that a query's buckets let it see, all rounds under one softmax.
+    """Return the weighted sum of the values that each query sees, with one softmax over all rounds.
 
-    Paper: Kitaev et al. 2020, sec. 2, eq. 2 to 6. The rounds' outputs weighted by their shares of the normaliser
-    (eq. 6) are one softmax over the pairs of all rounds; that is how it is computed, so the weights sum to 1.
+    Paper: Kitaev et al. 2020, sec. 2, eq. 2 to 6. The outputs of the rounds, weighted by their parts of the normaliser
+    (eq. 6), are one softmax over the pairs of all rounds. This softmax is what is computed, so the weights sum to 1.
     Args:
-        qk: queries, which are the keys too once they are of unit length.
-        buckets: of `hash_vectors`.
-        lengths: real positions of each row, padding on the right; None: all.
-        dropout_rate: on the weights; 0 outside training.
+        qk: queries; normalised to unit length they are also the keys.
+        buckets: the result of `hash_vectors`.
+        settings: which keys a query sees.
+        lengths: number of real positions of each row, padding on the right; None: all.
+        dropout_rate: of the weights; 0 outside training.
 
-    Returns: a query without visible keys gets its own value; zeros from a row's length on.
-    Raises: ShapeError: the buckets are of other positions than qk.
+    Returns: a query without visible keys gets its own value; zeros at positions beyond the length of a row.
+    Raises: ShapeError: the shapes of qk, v and buckets do not match.
     """
     if buckets.shape[:2] != qk.shape[:2] or buckets.shape[3] != qk.shape[2] or v.shape[:3] != qk.shape[:3]:
         raise ShapeError(
             f"queries {tuple(qk.shape)}, values {tuple(v.shape)} (batch, heads, length, width) and buckets"
-            f" {tuple(buckets.shape)} (batch, heads, rounds, length) do not belong together."
+            f" {tuple(buckets.shape)} (batch, heads, rounds, length) do not match."
         )
     return _attend_in_order(qk, v, sorting_order(buckets, settings, lengths), settings, lengths, dropout_rate)[0]
 
@@ -89,7 +90,7 @@ def _exact(
 
 
 class LSHSelfAttention(nn.Module):
-    """Self-attention in several heads among positions of the same buckets, queries being keys.
+    """Multi-head self-attention among positions in the same buckets, with shared queries and keys.
 
         >>> settings = LSHSettings(num_hashes=2, chunk_len=8)
         >>> attention = LSHSelfAttention(16, 4, settings=settings, max_len=64)
@@ -102,10 +103,11 @@ class LSHSelfAttention(nn.Module):
     Paper: Kitaev et al. 2020, sec. 2.
     Args:
         d_model: width of input and output.
-        num_heads, head_dim: heads and their width; head_dim 0 is d_model / num_heads.
+        num_heads: number of heads.
+        head_dim: width of a head; 0: d_model / num_heads.
         settings: see `LSHSettings`.
-        max_len: the longest sequence, from which an automatic number of buckets follows.
-        bias: of the output projection alone, as in the peers that have one.
+        max_len: maximum length of a sequence, which determines an automatic number of buckets.
+        bias: whether the output projection has a bias; the others never have one.
         dropout: rate on the attention weights, in training.
 
     torch.compile supports hashing with `fullgraph=False` only, because the computation depends on values. Give it
@@ -150,7 +152,7 @@ class LSHSelfAttention(nn.Module):
         return hashes == 0 or length <= self.settings.exact_len
 
     def draw(self, seed: int | Tensor, num_hashes: int | None = None) -> Tensor:
-        """Rotations for this module's heads and buckets: (heads, head_dim, rounds, directions)."""
+        """Return rotations for the heads and buckets of this module: (heads, head_dim, rounds, directions)."""
         hashes = self.settings.num_hashes if num_hashes is None else num_hashes
         return rotations(seed, self.num_heads, self.head_dim, hashes, self.factors, self.qk_proj.weight.device)
 
@@ -163,9 +165,9 @@ class LSHSelfAttention(nn.Module):
         seed: int | Tensor | None = None,
         num_hashes: int | None = None,
     ) -> Int[Tensor, "batch heads rounds length"] | None:
-        """Return the buckets that `forward` would use, and accepts; padding is in bucket `num_buckets`.
+        """Return the buckets that `forward` computes and accepts; padding is in bucket `num_buckets`.
 
-        Returns: None: it would not hash.
+        Returns: None if `forward` does not hash, because the length or the settings ask for exact attention.
         Raises: RequestError: neither rotations nor a seed.
         """
         if self.is_exact(x.shape[1], num_hashes):
@@ -208,12 +210,12 @@ class LSHSelfAttention(nn.Module):
         Args:
             x: (batch, length, d_model), or one sequence without a batch, (length, d_model).
             lengths: real positions of each row, padding on the right; None: all.
-            buckets: from an earlier pass; else they come from rotations, else from rotations drawn by the seed.
+            buckets: from an earlier pass; None: they are computed with `rotations`, or with `draw(seed)`.
             num_hashes: hash rounds; None: those of the settings; 0: exact attention.
-            need_weights: return the attention weights before dropout as well; costs as much as exact attention.
+            need_weights: also return the attention weights before dropout; it costs as much as exact attention.
 
-        Returns: (batch, length, d_model); if asked for, weights (batch, heads, length, length) as well, the rounds'
-            under one softmax. Without batch if x has none.
+        Returns: (batch, length, d_model), and with `need_weights` (batch, heads, length, length), with one softmax over
+            all rounds. Without a batch axis if x has none.
         Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed. ShapeError: x has
             neither two nor three axes.
         """
@@ -278,7 +280,7 @@ class LSHSelfAttention(nn.Module):
     def _attend(
         self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None, known: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the heads' outputs, and the tensors from which another call need not compute them again."""
+        """Return the outputs of the heads, and the `known` of `chunked_attention` for another call."""
         if self.weights_hook is not None:
             return self._attend_openly(qk, v, order, lengths)[0], ()
         rate = self.dropout_rate if self.training else 0.0
@@ -296,7 +298,7 @@ class LSHSelfAttention(nn.Module):
         return torch.matmul(dropout(weights, self.dropout_rate if self.training else 0.0), v), weights
 
     def _weights(self, qk: Tensor, buckets: Tensor | None, lengths: Tensor | None) -> Tensor:
-        """(batch, heads, length, length)"""
+        """Return the attention weights before dropout: (batch, heads, length, length)."""
         length, settings = qk.shape[2], self.settings
         positions = torch.arange(length, device=qk.device)
         everybody = positions[:, None] > positions if settings.causal else positions[:, None] != positions
@@ -338,11 +340,11 @@ class LSHSelfAttention(nn.Module):
         cache: LSHCache,
         lengths: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows new_len d_model"], LSHCache]:
-        """Attend from new positions to themselves and to all earlier ones, with the results of `forward` on the whole.
+        """Attend from new positions to themselves and to earlier ones, as `forward` does on the whole sequence.
 
         The cache is consumed.
         Args: lengths: real new positions of each row, padding on the right; None: all.
-        Cost: a token's, after the first call, is bounded by rounds x chunk_len.
+        Cost: O(rounds x chunk_len) per token after the first call.
         """
         qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
         rounds = cache.rotations.shape[2]

@@ -10,6 +10,7 @@ from torch import Tensor
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_pairs import keys_of
 from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.attention.state import copy_of, register_state
 from manyheads.nn.shapes import Bool, Float, Int
 
@@ -141,10 +142,7 @@ class LSHCache:
             if exact:
                 below = self.lengths[:, None] + torch.arange(qk.shape[2], device=qk.device) < settings.exact_len
                 out = torch.where(below[:, None, :, None], cache._exactly(qk, exact), out)
-        if lengths is not None:
-            real = torch.arange(qk.shape[2], device=qk.device) < lengths[:, None]
-            out = out * real[:, None, :, None].to(out.dtype)
-        return out, cache._longer(qk.shape[2], lengths)
+        return zero_padding(out, lengths), cache._longer(qk.shape[2], lengths)
 
     def _exactly(self, qk: Tensor, end: int) -> Tensor:
         """Attend from each new position to all earlier ones among the first `end`."""

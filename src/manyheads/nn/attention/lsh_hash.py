@@ -1,4 +1,7 @@
-"""Hashing vectors into buckets, and sorting positions by them."""
+"""Hashing of vectors into buckets, and sorting of positions by bucket.
+
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, "Locality sensitive hashing".
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from manyheads.nn.shapes import Float, Int
 
 __all__ = ["SortedPositions", "hash_vectors", "mark_padding", "rotations", "sort_positions"]
 
-# Rotated vectors' numbers that exist at once.
+# Elements of rotated vectors that exist at once.
 _ROTATED_NUMBERS = 1 << 22
 
 
@@ -25,12 +28,12 @@ def rotations(
     factors: tuple[int, ...],
     device: torch.device | None = None,
 ) -> Float[Tensor, "heads head_dim rounds directions"]:
-    """Random directions to hash by, the same for a seed on every device.
+    """Return random directions for hashing, which depend on the seed only, not on the device.
 
-    Paper: Kitaev et al. 2020, sec. 2, "Locality sensitive hashing". Symbols: R = the result, b = the factors' product.
+    Paper: Kitaev et al. 2020, sec. 2, "Locality sensitive hashing". Symbols: R = the result, b = product of `factors`.
     Args:
-        seed: of a generator of its own: torch's global one is not touched.
-        factors: of the number of buckets; a factor b owns b / 2 directions, side by side.
+        seed: of a separate generator; torch's global generator is not used.
+        factors: factors of the number of buckets; each factor has factor / 2 adjacent directions.
 
     Returns: standard normal numbers in float32; (heads, head_dim, rounds, sum of factors / 2).
     """
@@ -44,11 +47,12 @@ def hash_vectors(
     rotations: Float[Tensor, "heads head_dim rounds directions"],
     factors: tuple[int, ...],
 ) -> Int[Tensor, "batch heads rounds length"]:
-    """The bucket of every vector in every round, from 0 to the factors' product.
+    """Return the bucket of each vector in each round, from 0 to the product of the factors - 1.
+
+    Computed at least in float32 for every dtype of the vectors, and outside autocast.
 
     Paper: Kitaev et al. 2020, sec. 2: h(x) = argmax([xR; -xR]); with factors b1 x b2: h1 + b1 h2.
-    In float32 at least, whatever the vectors' type, and outside autocast.
-    Raises: ShapeError: the rotations' directions are not half the factors' sum.
+    Raises: ShapeError: the number of directions is not half the sum of the factors, or heads or widths differ.
     """
     heads, head_dim, rounds, directions = rotations.shape
     if 2 * directions != sum(factors) or (heads, head_dim) != (vectors.shape[1], vectors.shape[3]):
@@ -75,8 +79,9 @@ def hash_vectors(
 
 
 def _farthest(rotated: Tensor) -> Tensor:
-    """argmax over axis 3 of [rotated; -rotated], the first of equals. One direction at a time: torch's argmax over an
-    axis that is not the last takes several times as long.
+    """Return the argmax over axis 3 of [rotated; -rotated], the first of equal values.
+
+    It goes through the directions one by one: torch's argmax over an axis that is not the last is several times slower.
     """
     directions = rotated.unbind(3)
     best = directions[0].clone()
@@ -91,7 +96,7 @@ def _farthest(rotated: Tensor) -> Tensor:
 def mark_padding(
     buckets: Int[Tensor, "batch heads rounds length"], lengths: Int[Tensor, " batch"] | None, num_buckets: int
 ) -> Int[Tensor, "batch heads rounds length"]:
-    """Positions at or beyond their row's length in a bucket of their own, the last: `num_buckets`."""
+    """Return the buckets with positions beyond the length of their row in one more bucket, `num_buckets`."""
     if lengths is None:
         return buckets
     padded = torch.arange(buckets.shape[-1], device=buckets.device) >= lengths[:, None]
@@ -100,11 +105,11 @@ def mark_padding(
 
 @dataclass(frozen=True)
 class SortedPositions:
-    """Each round's positions by bucket, and within a bucket by time, cut into chunks.
+    """The positions of each round, sorted by bucket and then by position, and cut into chunks.
 
-    Shape: order, buckets (*rows, chunks x chunk_len): the position that stands at a place of the sorted
-        sequence, and its bucket; behind the real ones, positions from `length` on fill the last chunk. places (*rows,
-        length): the inverse of order. All int64. Rows are batch, heads and rounds.
+    Shape: order, buckets (*rows, chunks x chunk_len): the position at each place of the sorted sequence, and its
+        bucket; at the end, positions from `length` on fill the last chunk. places (*rows, length): the place of each
+        position, the inverse of order. All int64. Rows are batch, heads and rounds.
     """
 
     order: Tensor
@@ -114,16 +119,16 @@ class SortedPositions:
 
     @property
     def num_chunks(self) -> int:
-        """A round's."""
+        """Number of chunks of a round."""
         return self.order.shape[-1] // self.chunk_len
 
 
 def sort_positions(buckets: Int[Tensor, "*rows length"], chunk_len: int) -> SortedPositions:
-    """Positions by (bucket, position), in every round."""
+    """Sort the positions of each round by (bucket, position)."""
     length = buckets.shape[-1]
     padded = -(-length // chunk_len) * chunk_len
     positions = torch.arange(length, device=buckets.device)
-    # One number that sorts by bucket first and by time second, and from which both are read back.
+    # One number for both, bucket x padded + position, from which both can be read back.
     keys = torch.sort(buckets.long() * padded + positions, dim=-1).values
     if padded > length:
         filling = keys[..., -1:] // padded * padded + padded + torch.arange(length, padded, device=buckets.device)

@@ -1,7 +1,7 @@
-"""Hashed attention pair by pair: every query against every key, by plain autograd.
+"""Hashed attention pair by pair: every query with every key, under autograd.
 
-What is asked for by those who want the weights, what the chunked path is held against, and, with every earlier pair
-visible, the exact attention with shared queries and keys.
+It serves callers that need the weights, is the reference for the computation by chunks, and, if all earlier pairs are
+visible, is exact attention with shared queries and keys. Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from torch import Tensor
 
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["keys_of", "near_pairs", "pair_weights", "shared_qk_attention", "visible_pairs"]
 
-# Scores that exact attention makes at once.
+# Scores that exact attention computes at once.
 _TILE_NUMBERS = 1 << 20
 
 
 def keys_of(
     qk: Float[Tensor, "*rows head_dim"], scale: float = 1.0, eps: float = 1e-6
 ) -> Float[Tensor, "*rows head_dim"]:
-    """Queries as keys: of length `scale`. Paper: Kitaev et al. 2020, sec. 2, "Shared-QK Transformer": k = q / |q|."""
+    """Return queries as keys of length `scale`: k = scale x q / sqrt(q.q + eps x head_dim).
+
+    Paper: Kitaev et al. 2020, sec. 2, "Shared-QK Transformer": k = q / |q|.
+    """
     wide = qk.to(torch.promote_types(qk.dtype, torch.float32))
     size = torch.sqrt(wide.square().sum(dim=-1, keepdim=True) + eps * qk.shape[-1])
     return (wide * (scale / size)).to(qk.dtype)
@@ -34,9 +38,9 @@ def visible_pairs(
     settings: LSHSettings,
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> Int[Tensor, "batch heads rounds length length"]:
-    """How often each query, (..., i, :), sees each key, (..., :, j), in each round; itself never.
+    """Return how often query i sees key j in each round, at [..., i, j]; a query does not see itself.
 
-    Cost: rounds x length^2.
+    Cost: O(rounds x length^2) time and memory.
     """
     length = buckets.shape[-1]
     if lengths is not None:
@@ -52,7 +56,7 @@ def visible_pairs(
 def near_pairs(
     buckets: Int[Tensor, "batch heads rounds length"], settings: LSHSettings
 ) -> Int[Tensor, "batch heads rounds length length"]:
-    """How often each key is among those that a query's place in a round lets it look at, itself and later ones too."""
+    """Return how often the place of a query in a round lets it see a key, without regard to causality and itself."""
     ordered = sort_positions(buckets, settings.chunk_len)
     query, key = ordered.places[..., :, None], ordered.places[..., None, :]
     together = buckets[..., :, None] == buckets[..., None, :]
@@ -66,8 +70,9 @@ def near_pairs(
 
 
 def _neighbours(chunks: Tensor, num_chunks: int, settings: LSHSettings) -> Tensor:
-    """How often each position's chunk has each other's chunk of the same or, by `look_across_rounds`, another round as
-    neighbour; summed over the key's rounds. chunks: (batch, heads, rounds, length).
+    """Return how often the chunk of a query has the chunk of a key as neighbour, summed over the rounds of the key.
+
+    With `look_across_rounds` the chunk can be in another round. chunks: (batch, heads, rounds, length).
     """
     rounds = chunks.shape[2]
     count = chunks.new_zeros(*chunks.shape, chunks.shape[-1])
@@ -80,7 +85,7 @@ def _neighbours(chunks: Tensor, num_chunks: int, settings: LSHSettings) -> Tenso
                 other = other % rounds if settings.wrap else other
             elif settings.wrap:
                 wanted = wanted % num_chunks
-            # A bucket's number means something in its own round alone.
+            # Numbers of buckets are comparable within a round only.
             for key_turn in [turn] if settings.within_bucket else range(rounds):
                 found = (wanted[..., :, None] == chunks[:, :, key_turn, None, :]) & (other == key_turn)[..., None]
                 count[:, :, turn] += found
@@ -93,23 +98,17 @@ def pair_weights(
     scale: float = 1.0,
     eps: float = 1e-6,
 ) -> Float[Tensor, "batch heads length length"]:
-    """The weights by which values are summed; a query's own is 1 where it sees nothing else.
+    """Return the attention weights; a query that sees no key has weight 1 for itself.
 
-    Args: counts: (batch, heads, length, length), how often a pair counts, rounds summed; 0 hides it.
+    Args: counts: (batch, heads, length, length), how often a pair counts over all rounds; 0 hides it.
     """
     scores = torch.matmul(qk, keys_of(qk, scale, eps).transpose(-1, -2))
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     itself = torch.eye(qk.shape[2], dtype=torch.bool, device=qk.device)
     alone = ~(counts > 0).any(dim=-1, keepdim=True)
-    scores = torch.where(alone, torch.zeros_like(scores), scores)  # no gradient through what has no choice
+    scores = torch.where(alone, torch.zeros_like(scores), scores)  # such a query has no gradient
     shown = torch.where(alone & itself, 0.0, counts.to(scores.dtype).log())
     return torch.softmax(scores + shown, dim=-1).to(qk.dtype)
-
-
-def _real(lengths: Tensor, like: Tensor) -> Tensor:
-    """(batch, 1, length, 1): ones at real positions, in the type of `like`."""
-    real = torch.arange(like.shape[2], device=like.device) < lengths[:, None]
-    return real[:, None, :, None].to(like.dtype)
 
 
 def shared_qk_attention(
@@ -122,11 +121,11 @@ def shared_qk_attention(
     scale: float = 1.0,
     eps: float = 1e-6,
 ) -> Float[Tensor, "batch heads length value_dim"]:
-    """Exact attention with shared queries and keys: each position sees all others, itself only if there are none.
+    """Attend exactly with shared queries and keys: a position sees itself only if it sees no other.
 
     Paper: Kitaev et al. 2020, sec. 2, "Shared-QK Transformer", and "full attention" of table 2.
-    Returns: zeros at and beyond a row's length.
-    Cost: O(length^2) time; outside autograd some of the queries at a time.
+    Returns: zeros at positions beyond the length of a row.
+    Cost: O(length^2) time; memory for the scores of some queries at a time, without gradients.
     """
     batch, heads, length, _ = qk.shape
     keys = keys_of(qk, scale, eps).transpose(-1, -2)
@@ -146,5 +145,4 @@ def shared_qk_attention(
         scores = scores.masked_fill(~allowed, -torch.inf)
         weights = dropout(torch.softmax(scores, dim=-1).to(v.dtype), dropout_rate)
         parts.append(torch.matmul(weights, v[:, :, :end]))
-    out = torch.cat(parts, dim=2)
-    return out if lengths is None else out * _real(lengths, out)
+    return zero_padding(torch.cat(parts, dim=2), lengths)

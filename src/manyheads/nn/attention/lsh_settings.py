@@ -11,43 +11,42 @@ from manyheads.errors import ConfigError
 
 __all__ = ["MOST_UNFACTORED", "LSHSettings", "automatic_buckets"]
 
-# Beyond so many buckets, the number is split into two factors. One bucket is chosen among n by n / 2 products a vector
-# and round, one among n1 x n2 by (n1 + n2) / 2: with 256 buckets 128 against 16.
 MOST_UNFACTORED = 64
+"""With more buckets, their number is split into two factors. To choose among n buckets takes n / 2 products per vector
+and round, among n1 x n2 (n1 + n2) / 2: for 256 buckets 16 instead of 128."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LSHSettings:
     """Hashed attention with queries that are their own keys.
 
-        >>> LSHSettings(num_hashes=4, chunk_len=64).factors(max_len=4096)  # buckets of about a chunk
+        >>> LSHSettings(num_hashes=4, chunk_len=64).factors(max_len=4096)  # buckets of about one chunk
         (64,)
 
     Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2. Differs: `visible`.
     Args:
-        num_hashes: rounds of hashing, n_rounds; 0 hashes nothing and attends exactly: "full attention" of the paper's
-            tables, with shared queries and keys.
-        num_buckets: n_buckets: an even number, or factors of it, each even (as trax and `transformers` factor it); 0
-            chooses it by `automatic_buckets`.
-        chunk_len: positions of a chunk of the sorted sequence, m.
-        chunks_before: chunks before its own that a query sees (`visible="chunk"`).
-        chunks_after: chunks after its own that a query sees (`visible="chunk"`).
+        num_hashes: number of hash rounds, n_rounds in the paper; 0: no hashing but exact attention with shared queries
+            and keys, "full attention" in the paper's tables.
+        num_buckets: n_buckets in the paper: an even number, or a tuple of even factors (as in trax and `transformers`);
+            0: the result of `automatic_buckets`.
+        chunk_len: number of positions in a chunk of the sorted sequence, m in the paper.
+        chunks_before: number of chunks before its own that a query sees, with `visible="chunk"`.
+        chunks_after: number of chunks after its own that a query sees, with `visible="chunk"`.
         causal: no position attends to a later one.
-        visible: whom a query sees in a round. "bucket": the last `chunk_len` positions before it that fell into its
-            bucket. It depends on the past alone, so that training, evaluation and cached generation agree exactly.
-            "chunk": everybody in its chunk and the neighbours, as the originals do; where the chunks end depends on
-            how many later positions fell into lower buckets, so this rule is no business of a causal model's that
-            generates.
-        within_bucket: with "chunk", only positions of the same bucket in the same round.
-        correct_duplicates: a pair that meets in several rounds counts once (eq. 4, appendix A), not once a round.
-        look_across_rounds: with "chunk", a round's first chunk has the last of the round before it as neighbour.
-        wrap: with "chunk", the very first chunk has the very last as neighbour, and the other way round.
-        exact_len: with "bucket", positions below it see everything before them; with "chunk", whole sequences that are
-            no longer than it attend exactly. 0: none.
-        scale: of the scores, whose keys have unit length.
-        key_eps: added to a key's mean square before the root.
+        visible: the keys that a query sees in a round. "bucket": the last `chunk_len` positions before it in its
+            bucket. They depend on the past only, so training, evaluation and cached generation agree exactly. "chunk":
+            all positions in its chunk and the neighbouring chunks, as in trax and `transformers`. The chunk boundaries
+            depend on how many later positions are in lower buckets, so a causal model cannot generate with it.
+        within_bucket: with "chunk", a query sees only positions of its bucket in the same round.
+        correct_duplicates: a pair that meets in several rounds counts once (eq. 4, appendix A), not once per round.
+        look_across_rounds: with "chunk", the last chunk of a round is a neighbour of the first chunk of the next round.
+        wrap: with "chunk", the first and the last chunk are neighbours.
+        exact_len: with "bucket", positions below it attend to all positions before them; with "chunk", sequences up to
+            this length use exact attention. 0: none.
+        scale: factor of the scores; keys have unit length.
+        key_eps: added to the mean square of a key before the root.
 
-    Raises: ConfigError: a number is out of range, or an option has no meaning under `visible`.
+    Raises: ConfigError: a number is out of range, or an option does not apply with this `visible`.
     """
 
     num_hashes: int = 4
@@ -82,32 +81,33 @@ class LSHSettings:
         if self.visible == "bucket":
             if not self.causal:
                 raise ConfigError(
-                    "visible 'bucket' attends to earlier positions only; without causal, visible must be 'chunk'.",
+                    "visible 'bucket' attends to earlier positions only; set causal, or set visible to 'chunk'.",
                     fields=("visible", "causal"),
                 )
             if (self.chunks_before, self.chunks_after) != (1, 0):
                 raise ConfigError(
-                    "chunks_before and chunks_after are settings of visible 'chunk'; leave them at 1 and 0.",
+                    "chunks_before and chunks_after apply to visible 'chunk' only; leave them at 1 and 0.",
                     fields=("chunks_before", "chunks_after", "visible"),
                 )
             for name in ("within_bucket", "look_across_rounds", "wrap"):
                 if getattr(self, name):
                     raise ConfigError(
-                        f"{name} is a setting of visible 'chunk'; visible is 'bucket'.", fields=(name, "visible")
+                        f"{name} applies to visible 'chunk' only, but visible is 'bucket'.", fields=(name, "visible")
                     )
 
     def factors(self, max_len: int) -> tuple[int, ...]:
-        """The buckets' factors, of a model whose longest sequence is `max_len`."""
+        """Return the factors of the number of buckets for sequences of at most `max_len` tokens."""
         if isinstance(self.num_buckets, tuple):
             return self.num_buckets
         return (self.num_buckets,) if self.num_buckets else automatic_buckets(max_len, self.chunk_len)
 
 
 def automatic_buckets(max_len: int, chunk_len: int) -> tuple[int, ...]:
-    """Factors of the power of two that makes a bucket about a chunk long: at least max_len / chunk_len, at least 2.
+    """Return factors of the smallest power of two that is at least max_len / chunk_len and at least 2.
 
-    One factor up to `MOST_UNFACTORED` buckets, else two, 2^floor(n / 2) and 2^ceil(n / 2). It is a function of the
-    longest length, not of the length at hand: otherwise a prefix would be hashed otherwise than the whole.
+    A bucket then has about as many positions as a chunk. Up to `MOST_UNFACTORED` buckets there is one factor, otherwise
+    two, 2^floor(n / 2) and 2^ceil(n / 2). The number depends on the maximum length, not on the length of a sequence,
+    so that a prefix has the same buckets as the whole sequence.
     """
     exponent = max(1, math.ceil(math.log2(max(max_len, 1) / chunk_len)))
     if 2**exponent <= MOST_UNFACTORED:

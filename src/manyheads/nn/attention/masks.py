@@ -1,6 +1,6 @@
-"""Masks as descriptions: what may be attended is said, and each kind of attention materialises only what it needs.
+"""Masks as descriptions of what may be attended to. Each kind of attention materialises only what it needs.
 
-True = may attend. Descriptions combine with `&`. A query that may attend to nothing gets zeros, everywhere.
+True = may attend. Descriptions combine with `&`. All kinds of attention return zeros for a query without allowed keys.
 
     mask = Causal() & Lengths(target_lengths)
 """
@@ -28,6 +28,7 @@ __all__ = [
     "dense_bias",
     "dense_mask",
     "refuse_tensor",
+    "zero_padding",
 ]
 
 
@@ -44,10 +45,11 @@ class Mask:
         return self if other is None else Both(first=self, second=other)
 
     def allowed(self, queries: Int[Tensor, " q_len"], keys: Int[Tensor, " k_len"]) -> Bool[Tensor, ...]:
-        """Which key each query may attend to.
+        """Return which keys each query may attend to.
 
-        Args: queries, keys: positions in the sequence; with a cache the first query stands after the cached keys.
-        Shape: every axis of the result may be 1, to be broadcast.
+        Args: queries, keys: positions in the sequence; with a cache the first query comes after the cached keys.
+        Returns: bool, broadcastable to (batch, heads, q_len, k_len); True = may attend.
+        Raises: ShapeError: the mask does not fit these numbers of queries and keys.
         """
         raise TypeError(f"{type(self).__name__} does not say what it allows")
 
@@ -72,7 +74,7 @@ class Causal(Mask):
 @register_state
 @dataclass(frozen=True)
 class Window(Mask):
-    """A query sees `left` keys before it, itself, and `right` keys after it; None is no limit on that side.
+    """A query sees `left` keys before it, itself, and `right` keys after it; None: no limit on that side.
 
     >>> Window(left=1, right=0).allowed(torch.tensor([2]), torch.arange(4)).tolist()
     [[[[False, True, True, False]]]]
@@ -94,13 +96,13 @@ class Window(Mask):
 @register_state
 @dataclass(frozen=True)
 class Lengths(Mask):
-    """Keys before each row's length are real, those after it padding.
+    """The first `lengths` keys of each row are real; the others are padding.
 
         >>> keys = torch.arange(3)
         >>> Lengths(torch.tensor([2])).allowed(keys, keys).tolist()
         [[[[True, True, False]]]]
 
-    lengths: (batch,), or (batch, q_len) where each query has its own.
+    lengths: (batch,), or (batch, q_len) with a length for each query.
     """
 
     lengths: Tensor
@@ -111,7 +113,7 @@ class Lengths(Mask):
         if self.lengths.dim() != 2 or self.lengths.shape[1] != queries.shape[0]:
             raise ShapeError(
                 f"lengths of shape {tuple(self.lengths.shape)} do not fit {queries.shape[0]} queries; give (batch,), or"
-                " (batch, q_len) for a length a query."
+                " (batch, q_len) with a length for each query."
             )
         return (keys < self.lengths[:, :, None])[:, None]
 
@@ -119,7 +121,7 @@ class Lengths(Mask):
 @register_state
 @dataclass(frozen=True)
 class KeyPadding(Mask):
-    """Keys where `keep` (batch, k_len) is True are real; padding may stand anywhere.
+    """Keys where `keep` (batch, k_len) is True are real; padding may be anywhere.
 
     >>> KeyPadding(torch.tensor([[False, True]])).allowed(torch.arange(2), torch.arange(2)).shape
     torch.Size([1, 1, 1, 2])
@@ -131,7 +133,7 @@ class KeyPadding(Mask):
         if self.keep.shape[-1] != keys.shape[0]:
             raise ShapeError(
                 f"a key padding mask covers {self.keep.shape[-1]} keys but there are {keys.shape[0]};"
-                " give one entry a key, cached keys included."
+                " give one entry per key, cached keys included."
             )
         return self.keep.bool()[:, None, None, :]
 
@@ -139,7 +141,7 @@ class KeyPadding(Mask):
 @register_state
 @dataclass(frozen=True)
 class Dense(Mask):
-    """Any pattern, written out: (q_len, k_len), (batch, q_len, k_len) or (batch, heads, q_len, k_len).
+    """Any pattern as a tensor: (q_len, k_len), (batch, q_len, k_len) or (batch, heads, q_len, k_len).
 
     >>> Dense(torch.eye(3)).allowed(torch.arange(3), torch.arange(3)).shape
     torch.Size([1, 1, 3, 3])
@@ -154,7 +156,7 @@ class Dense(Mask):
 @register_state
 @dataclass(frozen=True)
 class Bias(Mask):
-    """Numbers added to the scaled scores, such as ALiBi's; -inf forbids. Relative and LSH attention take none.
+    """Numbers added to the scaled scores, such as ALiBi's; -inf forbids. Relative and LSH attention refuse them.
 
         >>> from manyheads.nn import MultiHeadAttention
         >>> distance = torch.arange(5) - torch.arange(5)[:, None]
@@ -191,7 +193,10 @@ class Both(Mask):
 
 
 def _four_axes(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """(q_len, k_len), with a batch in front, and heads after it -> (batch or 1, heads or 1, q_len or 1, k_len or 1)"""
+    """Return a pattern of two to four axes as (batch or 1, heads or 1, q_len or 1, k_len or 1).
+
+    Raises: ShapeError: its last two axes are not (q_len, k_len) or 1.
+    """
     given = tuple(pattern.shape)
     if pattern.dim() == 2:
         pattern = pattern[None, None]
@@ -201,7 +206,8 @@ def _four_axes(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         if pattern.dim() != 4 or pattern.shape[axis] not in (1, wanted):
             raise ShapeError(
                 f"a dense mask of shape {given} does not fit {queries.shape[0]} queries and {keys.shape[0]} keys; its"
-                " last two axes must be (q_len, k_len), or 1 to be broadcast, after none, (batch), or (batch, heads)."
+                " last two axes must be (q_len, k_len), or 1 to be broadcast; before them it may have (batch), or"
+                " (batch, heads)."
             )
     return pattern
 
@@ -220,16 +226,16 @@ def refuse_tensor(mask: Mask | None) -> None:
 def dense_mask(
     mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0
 ) -> Bool[Tensor, "#batch #heads #q_len #k_len"] | None:
-    """The pattern written out, or None if everything may be attended.
+    """Return the allowed pairs as a tensor; None if every query may attend to every key.
 
     Args: first_query: position of the first query among the keys; with a cache, the number of cached keys.
-    Raises: ShapeError: the mask also adds to the scores, which who asks here cannot do; see `dense_bias`.
+    Raises: ShapeError: the mask contains a `Bias`, which the caller cannot add to its scores; see `dense_bias`.
     """
     allowed, bias = dense_bias(mask, q_len, k_len, device, first_query)
     if bias is not None:
         raise ShapeError(
-            "this kind of attention adds nothing to its scores, but the mask holds a Bias; give it a mask of True and"
-            " False (Dense), or use MultiHeadAttention."
+            "this kind of attention cannot add a Bias to its scores, but the mask contains one; use a mask of True and"
+            " False (Dense), or MultiHeadAttention."
         )
     return allowed
 
@@ -237,7 +243,7 @@ def dense_mask(
 def dense_bias(
     mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0
 ) -> tuple[Bool[Tensor, "#batch #heads #q_len #k_len"] | None, Float[Tensor, "#batch #heads #q_len #k_len"] | None]:
-    """The pattern as `dense_mask` has it, and what is added to the scores; where it forbids, it adds nothing."""
+    """Return the allowed pairs as `dense_mask` does, and the addend of the scores, which is 0 for forbidden pairs."""
     refuse_tensor(mask)
     if mask is None:
         return None, None
@@ -245,3 +251,13 @@ def dense_bias(
     keys = torch.arange(k_len, device=device)
     allowed, bias = mask.allowed(queries, keys), mask.bias(queries, keys)
     return allowed, None if bias is None else bias.masked_fill(~allowed, 0.0)
+
+
+def zero_padding(
+    x: Float[Tensor, "batch heads length width"], lengths: Int[Tensor, " batch"] | None
+) -> Float[Tensor, "batch heads length width"]:
+    """Return x with zeros at positions beyond the length of their row; None: x itself."""
+    if lengths is None:
+        return x
+    real = torch.arange(x.shape[2], device=x.device) < lengths[:, None]
+    return x * real[:, None, :, None].to(x.dtype)

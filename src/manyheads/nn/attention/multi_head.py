@@ -66,9 +66,9 @@ def width_of_heads(d_model: int, num_heads: int, head_dim: int = 0) -> int:
 
 
 def biased_projections(bias: bool | Collection[str]) -> frozenset[str]:
-    """The names of the projections that have a bias: all, none, or those given.
+    """Return the names of the projections with a bias: all, none, or the given ones.
 
-    Raises: ConfigError: a name that is not a projection's.
+    Raises: ConfigError: a name is not one of `PROJECTIONS`.
     """
     names = frozenset(PROJECTIONS if bias is True else () if bias is False else bias)
     if not names <= set(PROJECTIONS):
@@ -89,7 +89,7 @@ class MultiHeadAttention(nn.Module):
         >>> out.shape, weights.shape, weights[1, 0, 0, 3:].tolist()
         (torch.Size([2, 10, 512]), torch.Size([2, 8, 10, 7]), [0.0, 0.0, 0.0, 0.0])
 
-    Token by token, keys and values of earlier ones are kept in a state:
+    Token by token, with the keys and values of earlier tokens in a state:
 
         >>> state = KeyValueState.empty(rows=2, num_heads=8, head_dim=64, like=hidden)
         >>> for token in hidden.split(1, dim=1):
@@ -97,22 +97,23 @@ class MultiHeadAttention(nn.Module):
         >>> torch.allclose(step, attention(hidden, mask=Causal())[0][:, -1:], atol=1e-5)
         True
 
-    Another score than the scaled dot product is an argument, or a subclass's `get_scores`.
+    To replace the scaled dot product, give a `score`, or override `get_scores` in a subclass.
 
     Paper: Vaswani et al. 2017, sec. 3.2.2. Symbols: h = num_heads, d_k = d_v = head_dim. Differs: biases by option.
     Args:
         d_model: width of the output, and of queries, keys and values unless said otherwise.
         num_heads: h.
-        head_dim: width of a head; None takes d_model / num_heads.
-        query_dim: width of the queries given; None is d_model.
-        key_dim: width of the keys given; None is d_model.
-        value_dim: width of the values given; None is key_dim.
+        head_dim: width of a head; None: d_model / num_heads.
+        query_dim: width of the queries; None: d_model.
+        key_dim: width of the keys; None: d_model.
+        value_dim: width of the values; None: key_dim.
         dropout: rate on the attention weights, in training.
-        bias: biases in all four projections, in none, or in those named, such as ("v_proj", "out_proj").
-        score: module or function (query, key) -> scores (batch, heads, q_len, k_len) in place of the scaled dot
+        bias: True: all four projections have a bias; False: none; or the names of those that do, such as ("v_proj",
+            "out_proj").
+        score: module or function (query, key) -> scores (batch, heads, q_len, k_len) that replaces the scaled dot
             product.
 
-    Raises: ConfigError: d_model is not divisible by num_heads and no head_dim is given, or bias is no such thing.
+    Raises: ConfigError: head_dim is None and num_heads does not divide d_model, or bias contains another name.
     """
 
     _own_scores: ClassVar[bool] = False
@@ -167,15 +168,17 @@ class MultiHeadAttention(nn.Module):
         """Attend.
 
         Args:
-            query: what asks: (batch, q_len, query_dim), or one sequence without a batch, (q_len, query_dim).
-            key: what is asked; None is the query itself (self-attention).
-            value: what is given back; None is the key.
-            mask: which keys may be attended to, cached ones included.
-            state: keys and values of earlier positions; the new ones are appended and the queries stand behind them.
-            need_weights: hand out the attention weights as well, those before dropout.
+            query: (batch, q_len, query_dim), or one sequence without a batch axis, (q_len, query_dim).
+            key: (batch, k_len, key_dim); None: the query (self-attention).
+            value: (batch, k_len, value_dim); None: the key.
+            mask: the keys that may be attended to, cached keys included.
+            state: keys and values of earlier positions; the new ones are appended, and the queries come after the old
+                ones.
+            need_weights: also return the attention weights before dropout.
 
-        Returns: the output (batch, q_len, d_model), the state with the new positions (None if none was given), and if
-            asked for the weights (batch, heads, q_len, k_len); all without batch if the query has none, but the state.
+        Returns: the output (batch, q_len, d_model); the state with the new positions, or None without a state; and with
+            `need_weights` the weights (batch, heads, q_len, k_len). Output and weights have no batch axis if the query
+            has none.
         Raises: ShapeError: the query has neither two nor three axes; a width is not the one of the projections; the
             mask is a tensor.
         """
@@ -231,11 +234,11 @@ class MultiHeadAttention(nn.Module):
         return self.attend(q, key, value, mask).reshape(*x.shape[:2], -1)
 
     def project_query(self, query: Tensor) -> Tensor:
-        """(batch, q_len, query_dim) -> (batch, heads, q_len, head_dim)"""
+        """Project queries: (batch, q_len, query_dim) -> (batch, heads, q_len, head_dim)."""
         return split_heads(self.q_proj(query), self.num_heads)
 
     def project_memory(self, key: Tensor, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values of a sequence that is asked more than once, such as the encoder's output.
+        """Project keys and values, for example of the encoder's output, which all steps of a decoder attend to.
 
         Shape: key (batch, k_len, key_dim), value (batch, k_len, value_dim) -> (batch, heads, k_len, head_dim) each.
         """
@@ -246,7 +249,7 @@ class MultiHeadAttention(nn.Module):
         return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
-        """Attention over projected heads, merged and projected out: (batch, q_len, d_model)."""
+        """Attend with projected heads, merge the heads and apply the output projection: (batch, q_len, d_model)."""
         if self.needs_weights:
             return self._attend_openly(q, k, v, mask, first_query)[0]
         rate = self.dropout_rate if self.training else 0.0
@@ -255,11 +258,11 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the weights themselves are needed: for scores of another kind, or because they are recorded."""
+        """Whether `attend` must compute the weights: for another score, or because they are recorded."""
         return self.score is not None or self._own_scores or self.weights_hook is not None
 
     def get_scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """How much each query is for each key, before mask and softmax; a subclass may have its own.
+        """Return the scores before mask and softmax; a subclass can override this method.
 
         Shape: (batch, heads, q_len, head_dim), (batch, heads, k_len, head_dim) -> (batch, heads, q_len, k_len)
         """
@@ -269,7 +272,7 @@ class MultiHeadAttention(nn.Module):
         return dot_product_scores(q, k)
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
-        """Weights of projected queries on projected keys, before dropout: (batch, heads, q_len, k_len)."""
+        """Return the weights of projected queries and keys before dropout: (batch, heads, q_len, k_len)."""
         return masked_weights(self.get_scores(q, k), mask, first_query)
 
     def _check_widths(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
@@ -285,7 +288,7 @@ class MultiHeadAttention(nn.Module):
     def _attend_openly(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, first_query: int
     ) -> tuple[Tensor, Tensor]:
-        """`attend`, and the weights."""
+        """Return the result of `attend`, and the weights before dropout."""
         weights = self.attention_weights(q, k, mask, first_query)
         if self.weights_hook is not None:
             self.weights_hook(weights)

@@ -1,4 +1,4 @@
-"""The one way to look inside attention: weights and buckets are handed out only while they are observed."""
+"""Access to attention weights and buckets, which layers pass on only while they are observed."""
 
 from __future__ import annotations
 

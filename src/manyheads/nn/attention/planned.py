@@ -1,7 +1,7 @@
-"""The key-value cache of one layer during one step: the slots of the new keys are known, the keys are not yet computed.
+"""The key-value cache of one layer during one step: the slots of the new keys are known, but not the keys.
 
-A step has two parts. Planning decides which slots the new positions take and makes room for them; it looks at numbers,
-in Python. Computing projects, writes and attends; it decides nothing, so a compiler can read it whole.
+A step has two parts. `plan` selects slots for the new positions and allocates space, in Python, depending on values.
+`compute` projects, writes and attends. It makes no decisions, so it can be compiled as a whole.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["PlannedKeyValues", "Slots"]
 class Slots:
     """The slots of a step's new positions, the same in every layer.
 
-    The numbers are Python integers, so that compiled code does not have to read tensors.
+    They are Python integers, so that compiled code does not have to read tensors.
 
-    length: positions of each row before the step. first, end: range of the new slots. seen: which slots each row of a
-    group sees, (groups, 1, branches, end) bool; None: each row is a group of its own and sees them all.
+    length: positions of each row before the step. first, end: range of the new slots. seen: the slots that each row of
+    a group sees, (groups, 1, branches, end) bool; None: each row is a group of its own and sees all slots.
     """
 
     length: int
@@ -31,7 +31,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class PlannedKeyValues:
-    """One layer's keys and values, in buffers with room for the new ones.
+    """Keys and values of one layer, in buffers with space for the new ones.
 
         >>> state = KeyValueState.empty(rows=2, num_heads=4, head_dim=8, like=torch.zeros(1))
         >>> planned, after = state.plan(new_len=3)
@@ -40,7 +40,7 @@ class PlannedKeyValues:
         (torch.Size([2, 4, 3, 8]), 3)
 
     Shape: key, value (groups, heads, capacity, head_dim), shared with the state after the step; capacity is greater
-        than `slots.end`: to a compiler, a view of the whole buffer would be another program.
+        than `slots.end`, because a view of the whole buffer would be compiled again.
     """
 
     key: Tensor
@@ -59,16 +59,16 @@ class PlannedKeyValues:
         return self
 
     def shared(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Keys and values of each group, and which slots each row sees (`Slots.seen`); None: no rows share slots.
+        """Return keys and values of each group, and `Slots.seen`; None if no rows share slots.
 
         Shape: (groups, heads, end, head_dim) each, and (groups, 1, branches, end).
         """
         return None if self.slots.seen is None else (*self._views(), self.slots.seen)
 
     def filled(self) -> tuple[Tensor, Tensor]:
-        """Each row's own keys and values in the order of positions: (rows, heads, length, head_dim) each.
+        """Return the keys and values of each row in order of position: (rows, heads, length, head_dim) each.
 
-        Views, but copies where rows share slots.
+        They are views, or copies if rows share slots.
         """
         keys, values = self._views()
         if self.slots.seen is None:

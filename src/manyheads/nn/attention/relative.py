@@ -1,7 +1,7 @@
 """Attention with relative positions, so that hidden states can be reused as memory.
 
-Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.3. The scores are computed in `nn/kernels/relative.py`. Of the paper's
-terms, (a) and (c) are q's and u's part of its first product, (b) and (d) are q's and v's part of the second.
+Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.3. `nn/kernels/relative.py` computes the scores. Its first product,
+(q + u) . k, is terms (a) and (c) of the paper; its second, (q + v) . r, is terms (b) and (d).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Mask, refuse_tensor
 from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads, width_of_heads
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.kernels.linear import Packed, linear
+from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
 from manyheads.nn.linear import Linear
 from manyheads.nn.positions import sinusoidal_table
@@ -26,11 +26,12 @@ __all__ = ["DistanceEncoding", "LearnedRelativeAttention", "RelativeAttention"]
 
 
 class DistanceEncoding(nn.Module):
-    """Sinusoidal encodings of whole distances, in float32 whatever the compute type.
+    """Sinusoidal encodings of integer distances, in float32 for every compute dtype.
 
-    Distances are integers and stay so: as bfloat16 numbers, 601 of them would be 407 different ones.
-    Paper: Dai et al. 2019, sec. 3.3: R, with all sines before all cosines as in the official code.
-    Args: d_model: width.
+    Distances stay integers: rounded to bfloat16, 601 of them would become 407 different numbers.
+    Paper: Dai et al. 2019, sec. 3.3. Symbols: R = the result; all sines come before all cosines, as in the official
+        code.
+    Args: d_model: width of an encoding.
     """
 
     table: Tensor
@@ -46,21 +47,24 @@ class DistanceEncoding(nn.Module):
         return sinusoidal_table(torch.arange(float(count), device=device), self.d_model, "halves")
 
     def forward(self, distances: Int[Tensor, "*shape"], longest: int) -> Float[Tensor, "*shape d_model"]:
-        """Args: longest: an upper bound of the distances, so that they need not be read."""
+        """Return the encoding of each distance.
+
+        Args: distances: at least 0; longest: an upper bound of them, so that their values need not be read.
+        """
         if longest >= self.table.shape[0] or self.table.dtype != torch.float32:
             self.table = self._rows(max(512, 1 << longest.bit_length()), self.table.device)
         return F.embedding(distances, self.table)
 
 
 class RelativeAttention(nn.Module):
-    """Self-attention in several heads, by content and distance, over a memory and what follows it.
+    """Multi-head self-attention by content and distance, over a memory and the positions after it.
 
         >>> attention = RelativeAttention(d_model=16, num_heads=4)
         >>> hidden, memory = torch.randn(2, 5, 16), torch.randn(2, 3, 16)
         >>> out, weights = attention(hidden, memory, need_weights=True)
         >>> out.shape, weights.shape
         (torch.Size([2, 5, 16]), torch.Size([2, 4, 5, 8]))
-        >>> whole = attention(torch.cat([memory, hidden], dim=1))  # distances are all it knows of places
+        >>> whole = attention(torch.cat([memory, hidden], dim=1))  # only distances matter
         >>> torch.allclose(whole[:, 3:], out, atol=1e-5)
         True
 
@@ -68,17 +72,18 @@ class RelativeAttention(nn.Module):
         content_bias, position_bias.
     Args:
         d_model: width of input and output.
-        num_heads, head_dim: heads and their width; their product need not be d_model. None is d_model / num_heads.
+        num_heads: number of heads.
+        head_dim: width of a head; None: d_model / num_heads. num_heads x head_dim may differ from d_model.
         dropout: rate on the attention weights, in training.
-        bias: biases of the projections: of none, as in the paper, of all four, or of those named.
+        bias: False: no projection has a bias, as in the paper; True: all four have one; or the names of those that do.
 
-    To share u and v among layers, assign the parameters.
-    Raises: ConfigError: a size below 1, d_model that is not divisible by num_heads where no head_dim is given, or bias
-        is no such thing.
+    To share u and v between layers, assign the parameters of one layer to the others.
+    Raises: ConfigError: a size is below 1; head_dim is None and num_heads does not divide d_model; or bias contains
+        another name.
     """
 
     causal = True
-    """No query sees a later key, whatever the mask."""
+    """Whether no query sees a later key, whatever the mask."""
     packed: Packed | None = None
 
     def __init__(
@@ -113,7 +118,7 @@ class RelativeAttention(nn.Module):
         self.position_bias: nn.Parameter | None = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02): the official code; it has no biases, which begin at zero."""
+        """Initialise weights with N(0, 0.02), as in the official code, which has no biases, and biases with zero."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.02)
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
@@ -121,49 +126,44 @@ class RelativeAttention(nn.Module):
                 nn.init.zeros_(projection.bias)
 
     def places(self, q_len: int, k_len: int, like: Tensor) -> Tensor:
-        """The argument of `project_positions` for queries that are the last of the keys. like: its device, dtype."""
+        """Return the argument of `project_positions` for queries at the last positions of the keys.
+
+        Args: like: a tensor with the device and dtype of the result.
+        Returns: encodings (k_len, d_model), farthest distance first; (k_len + q_len - 1, d_model) unless causal.
+        """
         distances = _distances(q_len, k_len, self.causal, like.device)
         return sinusoidal_table(distances.float(), self.q_proj.in_features, "halves").to(like.dtype)
 
     def project_positions(self, places: Float[Tensor, "k_len d_model"]) -> tuple[Tensor, Tensor | None]:
-        """r of every distance, once for all lanes. places: encodings, farthest first.
+        """Return r for every distance, the same for all rows of the batch.
 
-        Returns: (heads, k_len, head_dim), and a score of each distance (heads, k_len), which this kind has not.
+        Args: places: encodings, farthest distance first.
+        Returns: (heads, k_len, head_dim), and a trained score per distance (heads, k_len), or None as here.
         """
         return self.position_proj(places).unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1), None
 
     def project_query(self, x: Tensor) -> Tensor:
-        """(batch, q_len, d_model) -> (batch, heads, q_len, head_dim)"""
+        """Project queries: (batch, q_len, d_model) -> (batch, heads, q_len, head_dim)."""
         return split_heads(self.q_proj(x), self.num_heads)
 
     def project_memory(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values in one product: (batch, q_len, d_model) -> two of (batch, heads, k_len, head_dim).
+        """Project keys and values: (batch, q_len, d_model) -> (batch, heads, k_len, head_dim) each.
 
-        Args: memory: what stands before x, (batch, memory_len, d_model); it gets a gradient only if it asks for one.
+        Args: memory: hidden states before x, (batch, memory_len, d_model).
         """
-        length = x.shape[1] if memory is None else memory.shape[1] + x.shape[1]
-        biased = any(projection.bias is not None for projection in (self.k_proj, self.v_proj))
-        if biased or x.shape[0] * length < self.head_dim * self.num_heads:
-            # Joining the weights would cost more than the product saves: a step of generation.
-            x = x if memory is None else torch.cat([memory, x], dim=1)
-            k, v = self.k_proj(x), self.v_proj(x)
-        else:
-            seen = x if memory is None else torch.cat([memory, x], dim=1)
-            k, v = linear(seen, torch.cat([self.k_proj.weight, self.v_proj.weight])).chunk(2, dim=-1)
+        k, v = linears(x if memory is None else torch.cat([memory, x], dim=1), self.k_proj, self.v_proj)
         return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
     def project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the same x: (batch, q_len, d_model) -> (batch, heads, q_len, head_dim)."""
+        """Project q, k and v of the same x: (batch, q_len, d_model) -> (batch, heads, q_len, head_dim) each."""
         maps = (self.q_proj, self.k_proj, self.v_proj)
-        if self.packed is not None and self.packed.serves(x, *maps):
-            q, k, v = (split_heads(part, self.num_heads) for part in self.packed.linear(x).chunk(3, dim=-1))
-            return q, k, v
-        return self.project_query(x), *self.project_memory(x)
+        q, k, v = (split_heads(part, self.num_heads) for part in linears(x, *maps, packed=self.packed))
+        return q, k, v
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, distance_bias: Tensor | None, mask: Mask | None
     ) -> Float[Tensor, "batch q_len d_model"]:
-        """Attention over projected heads, merged and projected out; see `relative_attention`."""
+        """Attend with projected heads, merge the heads and apply the output projection; see `relative_attention`."""
         if self.weights_hook is not None:
             return self.attend_openly(q, k, v, positions, distance_bias, mask)[0]
         rate = self.dropout_rate if self.training else 0.0
@@ -174,7 +174,7 @@ class RelativeAttention(nn.Module):
     def attend_openly(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, distance_bias: Tensor | None, mask: Mask | None
     ) -> tuple[Float[Tensor, "batch q_len d_model"], Float[Tensor, "batch heads q_len k_len"]]:
-        """`attend`, and the weights before dropout."""
+        """Return the result of `attend`, and the weights before dropout."""
         weights = relative_weights(
             q, k, positions, self.content_bias, self.position_bias, distance_bias, mask, self.causal
         )
@@ -196,14 +196,14 @@ class RelativeAttention(nn.Module):
         """Attend from every position of x to the memory and to x.
 
         Args:
-            x: (batch, q_len, d_model), or (q_len, d_model).
-            memory: what stands before x, already normalised where x is.
-            places: see `project_positions`; one row a distance. None: see `places`.
-            mask: what else is hidden, over memory and x.
-            need_weights: hand out the attention weights as well, those before dropout.
+            x: (batch, q_len, d_model), or one sequence without a batch axis, (q_len, d_model).
+            memory: hidden states before x, (batch, memory_len, d_model); normalised if x is.
+            places: the argument of `project_positions`, one row per distance; None: the result of `places`.
+            mask: further restrictions over the keys, which are memory and x.
+            need_weights: also return the attention weights before dropout.
 
-        Returns: (batch, q_len, d_model); if asked for, weights (batch, heads, q_len, k_len) as well. Without batch if x
-            has none.
+        Returns: (batch, q_len, d_model), and with `need_weights` (batch, heads, q_len, k_len); without a batch axis if
+            x has none.
         Raises: ShapeError: x has neither two nor three axes, or another width than d_model; the mask is a tensor.
         """
         if x.dim() == 2:
@@ -225,7 +225,7 @@ class RelativeAttention(nn.Module):
 
 
 def _distances(q_len: int, k_len: int, causal: bool, device: torch.device) -> Int[Tensor, " num_distances"]:
-    """From the last query to the first key, down to 0; or down to that from the first query to the last key."""
+    """Return the distances from k_len - 1 down to 0 if causal, otherwise down to -(q_len - 1)."""
     return torch.arange(k_len - 1, -1 if causal else -q_len, -1, device=device)
 
 
@@ -233,19 +233,19 @@ class LearnedRelativeAttention(RelativeAttention):
     """Relative attention with a trained key and a trained score for every distance and head.
 
         >>> attention = LearnedRelativeAttention(16, 4, max_len=64, num_future=63)
-        >>> attention(torch.randn(2, 5, 16)).shape  # every position sees every other
+        >>> attention(torch.randn(2, 5, 16)).shape  # every position sees all others
         torch.Size([2, 5, 16])
 
     Paper: Shaw et al. 2018, arXiv:1803.02155, in the form of the official Transformer-XL's attention type 1.
     Args:
-        max_len: distances from 0 up that are told apart; from max_len - 1 on all are one.
-        num_future: distances below 0 that are told apart, of keys after the query; below -num_future all are one. 0:
-            no query sees a later key.
+        max_len: number of distances from 0 with vectors of their own; larger distances use the last vector.
+        num_future: number of distances below 0, of keys after the query, with vectors of their own; lower distances use
+            the first vector. 0: no query sees a later key.
         others: see `RelativeAttention`.
 
-    Shape: distance_embedding (num_future + max_len, heads, head_dim), distance_bias (num_future + max_len, heads), by
-        rising distance from -num_future.
-    Raises: ConfigError: see `RelativeAttention`; max_len is below 1, or num_future below 0.
+    Shape: distance_embedding (num_future + max_len, heads, head_dim), distance_bias (num_future + max_len, heads), in
+        order of distance from -num_future.
+    Raises: ConfigError: as `RelativeAttention`; max_len is below 1, or num_future below 0.
     """
 
     def __init__(
@@ -278,6 +278,6 @@ class LearnedRelativeAttention(RelativeAttention):
         return _distances(q_len, k_len, self.causal, like.device)
 
     def project_positions(self, places: Int[Tensor, " num_distances"]) -> tuple[Tensor, Tensor | None]:
-        """Rows of the tables. places: distances, farthest first."""
+        """Return the rows of both tables. places: integer distances, farthest first."""
         rows = places.clamp(-self.num_future, self.max_len - 1) + self.num_future
         return self.distance_embedding[rows].transpose(0, 1), self.distance_bias[rows].t()

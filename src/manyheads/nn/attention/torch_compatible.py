@@ -1,6 +1,6 @@
-"""A drop-in for `torch.nn.MultiheadAttention`, without its faults.
+"""A replacement for `torch.nn.MultiheadAttention` without some of its errors.
 
-torch.jit reads the types of arguments as objects, so this file does not make annotations strings.
+torch.jit needs annotations as objects, so this file does not import `annotations`.
 """
 
 from typing import Any, cast
@@ -20,23 +20,23 @@ __all__ = ["TorchMultiheadAttention", "mask_of_torch"]
 
 
 class TorchMultiheadAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention`: the same constructor, call, results and state dict, and none of these faults.
+    """`torch.nn.MultiheadAttention` with the same constructor, call, results and state dict, except for these cases.
 
-    - A query that may attend to nothing gives NaN there with weights and zeros without. Here: zeros before the output
-      map, and weights of zero.
-    - There, `is_causal` without weights puts a causal mask in the place of whatever `attn_mask` was given, and counts
-      the keys of `add_bias_kv` and `add_zero_attn` among those that come too late. Here `attn_mask` is obeyed, and
-      outputs are the same whether weights are asked for or not (in training, dropout draws other numbers).
-    - `is_causal` without an `attn_mask` is refused there. Here it is a causal mask.
-    - Masks of unlike types, one of bool and one of numbers, go together without a warning.
+    - A query without allowed keys: torch returns NaN if `need_weights` is set, and zeros otherwise. This module returns
+      zeros before the output projection, and weights of zero.
+    - `is_causal` without `need_weights`: torch replaces any `attn_mask` by a causal mask, which also hides the keys of
+      `add_bias_kv` and `add_zero_attn`. This module uses the `attn_mask`, and its output does not depend on
+      `need_weights` (except for the random numbers of dropout).
+    - `is_causal` without an `attn_mask`: torch refuses it. This module uses a causal mask.
+    - A boolean mask together with a mask of numbers gives no warning.
 
-    It works in `torch.nn.TransformerEncoder` and its layers: torch's fused path, which reads the weights and never
-    calls `forward`, is not taken. `torch.fx` keeps it as one node of a larger module. `torch.jit.script` compiles a
-    module with it; a scripted module calls back into Python and cannot be saved, so save the state dict.
+    It works in `torch.nn.TransformerEncoder` and its layers, which then call `forward` instead of torch's fused
+    function. `torch.fx` keeps it as one node of a larger module. `torch.jit.script` compiles a module that contains it;
+    the scripted module calls Python and cannot be saved, so save the state dict.
 
         >>> attention = TorchMultiheadAttention(embed_dim=16, num_heads=4, batch_first=True)
         >>> x = torch.randn(2, 5, 16)
-        >>> padding = torch.tensor([[False] * 5, [True] * 5])  # the second row is nothing but padding
+        >>> padding = torch.tensor([[False] * 5, [True] * 5])  # the second row contains only padding
         >>> out, weights = attention(x, x, x, key_padding_mask=padding)
         >>> out.shape, weights.shape, weights[1].sum().item()
         (torch.Size([2, 5, 16]), torch.Size([2, 5, 5]), 0.0)
@@ -73,11 +73,11 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
-        # Where this is True, torch's encoder layers do not call `forward` in evaluation, but a fused function.
+        # If this is True, torch's encoder layers call a fused function in evaluation, not `forward`.
         self._qkv_same_embed_dim = False
 
     def _reset_parameters(self) -> None:
-        """As torch does; it decides by an attribute that is False here."""
+        """Initialise as torch does; its own method depends on an attribute that is False here."""
         for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
             if getattr(self, name) is not None:
                 nn.init.xavier_uniform_(getattr(self, name))
@@ -103,18 +103,19 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
 
         Args:
             query, key, value: (length, batch, width), with `batch_first` (batch, length, width), or (length, width).
-            key_padding_mask: (batch, k_len), or (k_len,) without a batch; True = padding, or numbers that are added to
-                the scores.
-            need_weights: hand out the weights, after dropout, as torch does.
-            attn_mask: (q_len, k_len) or (batch x heads, q_len, k_len); True = blocked, or numbers.
-            average_attn_weights: weights averaged over heads, (batch, q_len, k_len); if not, (batch, heads, q_len,
-                k_len). k_len counts the keys that `add_bias_kv` and `add_zero_attn` append.
-            is_causal: no query sees a later key; heeded where no attn_mask is given.
+            key_padding_mask: (batch, k_len), or (k_len,) without a batch axis; True = padding, or numbers that are
+                added to the scores.
+            need_weights: also return the weights after dropout, as torch does.
+            attn_mask: (q_len, k_len) or (batch x heads, q_len, k_len); True = blocked, or numbers that are added.
+            average_attn_weights: return the mean of the weights over heads, (batch, q_len, k_len); otherwise (batch,
+                heads, q_len, k_len). k_len includes the keys that `add_bias_kv` and `add_zero_attn` append.
+            is_causal: no query sees a later key; ignored if attn_mask is given.
 
-        Nested tensors: of self-attention (query, key and value are one), without masks; then the output is nested, too.
-        Raises: ShapeError, which is also torch's AssertionError: query, key, value and masks do not fit each other.
+        Nested tensors are supported for self-attention (query is key is value) without masks; the output is nested too.
+        Raises: ShapeError, which is also torch's AssertionError: the shapes of query, key, value and masks do not
+            match.
         """
-        # One call, so that neither torch.fx nor torch.jit looks inside.
+        # One call, so that torch.fx and torch.jit do not trace the rest.
         attended: tuple[Tensor, Tensor | None] = self._forward(
             query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
         )
@@ -133,7 +134,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         is_causal: bool,
     ) -> tuple[Tensor, Tensor | None]:
         given = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
-        tracer: Any = getattr(query, "tracer", None)  # of torch.fx, which passes proxies in place of tensors
+        tracer: Any = getattr(query, "tracer", None)  # set by torch.fx, which passes proxies instead of tensors
         if tracer is not None:
             name = tracer.path_of_module(self)
             if not name:
@@ -144,7 +145,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         return _attend(self, *given)
 
 
-# What follows are functions, not methods: in a scripted module `self` has the attributes of this class only.
+# These are functions, not methods: in a scripted module `self` has the attributes of this class only.
 
 
 def _attend(
@@ -192,7 +193,7 @@ def _attend(
 def _attend_nested(
     module: TorchMultiheadAttention, query: Tensor, need_weights: bool, average_attn_weights: bool, is_causal: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend within sequences that one nested tensor holds, as torch's encoder does in evaluation."""
+    """Attend within each sequence of a nested tensor, as torch's encoder does in evaluation."""
     sequences = query.unbind()
     x = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
     lengths = torch.tensor([len(one) for one in sequences], device=query.device)
@@ -208,7 +209,7 @@ def _attend_nested(
 def _check(module: TorchMultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:
     if query.is_nested or key.is_nested or value.is_nested:
         raise _TorchShapeError(
-            "nested tensors are taken for self-attention without masks only; pad them and give key_padding_mask."
+            "nested tensors are supported for self-attention without masks only; pad them and give key_padding_mask."
         )
     if not query.dim() == key.dim() == value.dim() or query.dim() not in (2, 3):
         raise _TorchShapeError(
@@ -218,7 +219,7 @@ def _check(module: TorchMultiheadAttention, query: Tensor, key: Tensor, value: T
     widths = (query.shape[-1], key.shape[-1], value.shape[-1])
     if widths != (module.embed_dim, module.kdim, module.vdim):
         raise _TorchShapeError(
-            f"query, key and value are {widths} wide; embed_dim, kdim and vdim are"
+            f"query, key and value have widths {widths}, but embed_dim, kdim and vdim are"
             f" {(module.embed_dim, module.kdim, module.vdim)}."
         )
     axis = 0 if module.batch_first else 1
@@ -234,8 +235,8 @@ def _check(module: TorchMultiheadAttention, query: Tensor, key: Tensor, value: T
 def _project(
     module: TorchMultiheadAttention, query: Tensor, key: Tensor, value: Tensor, same: bool
 ) -> tuple[Tensor, ...]:
-    """Three of (batch, heads, length, head_dim)."""
-    # in_proj_weight is absent where widths differ; torch's annotation does not say so.
+    """Return projected query, key and value, (batch, heads, length, head_dim) each."""
+    # in_proj_weight is None if the widths differ, although torch annotates it as a tensor.
     if cast("Tensor | None", module.in_proj_weight) is not None:
         if same:
             joined = linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, dim=-1)
@@ -249,7 +250,7 @@ def _project(
 
 
 def _with_extra_keys(module: TorchMultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Behind the keys and values: a trained pair, and one of zeros, as the options say."""
+    """Append a trained pair (`add_bias_kv`) and a pair of zeros (`add_zero_attn`) to keys and values."""
     if module.bias_k is not None and module.bias_v is not None:
         rows = (x.expand(k.shape[0], 1, -1).to(k.dtype) for x in (module.bias_k, module.bias_v))
         more_k, more_v = (split_heads(x, module.num_heads) for x in rows)
@@ -268,7 +269,7 @@ class _TorchShapeError(ShapeError, AssertionError):
 
 
 class _Causal(Mask):
-    """Causal among the first `keys`; what is behind them is for all."""
+    """Causal among the first `keys` keys; all queries see the keys after them."""
 
     def __init__(self, keys: int) -> None:
         self.keys = keys
@@ -286,14 +287,14 @@ def mask_of_torch(
     k_len: int,
     more_keys: int = 0,
 ) -> Mask | None:
-    """torch's two masks as one of ours.
+    """Convert torch's two masks to one `Mask`.
 
     Args:
         attn_mask: (q_len, k_len) or (batch x heads, q_len, k_len); True = blocked, or numbers that are added.
-        key_padding_mask: (batch, k_len), likewise.
-        more_keys: keys behind these that all may attend to.
+        key_padding_mask: (batch, k_len); True = padding, or numbers that are added.
+        more_keys: number of keys after these, which all queries may attend to.
 
-    Raises: ShapeError: a mask has another shape, or holds integers.
+    Raises: ShapeError: a mask has another shape, or contains integers.
     """
     mask: Mask | None = None
     if attn_mask is not None:

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_pairs import pair_weights, visible_pairs
 from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
@@ -48,11 +49,7 @@ def attend_pairs(
     if settings.correct_duplicates:
         counts = counts.clamp(max=1)
     weights = dropout(pair_weights(qk, counts, settings.scale, settings.key_eps), dropout_rate)
-    out = torch.matmul(weights, v)
-    if lengths is None:
-        return out
-    real = torch.arange(qk.shape[2], device=qk.device) < lengths[:, None]
-    return out * real[:, None, :, None].to(out.dtype)
+    return zero_padding(torch.matmul(weights, v), lengths)
 
 
 def sorting_order(
