@@ -222,7 +222,7 @@ CONFIG_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"num_buckets": (3,)}, "num_buckets is 3"),
     ({"num_buckets": (4, 1)}, "num_buckets is"),
     ({"chunk_len": 0}, "chunk_len is 0"),
-    ({"causal": False}, "must be 'chunk'"),
+    ({"causal": False}, "set visible to 'chunk'"),
     ({"wrap": True}, "applies to visible 'chunk' only"),
     ({"local_chunks_after": 1}, "does not attend to later tokens"),
     ({"axial_shape": (4, 4), "max_len": 17}, "has 16 positions, fewer than model.max_len 17"),
