@@ -69,12 +69,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, d_model: int, *, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
         super().__init__()
-        if div_value == 1:
-            self.clusters = Clusters(vocab_size, (), d_embed, 1)
-            self.projections = _projections(d_model, self.clusters.widths, always=False)
-        else:
-            self.clusters = Clusters(vocab_size, cutoffs, d_embed, div_value)
-            self.projections = _projections(d_model, self.clusters.widths, always=True)
+        self.clusters = Clusters(vocab_size, cutoffs if div_value > 1 else (), d_embed, div_value)
+        self.projections = _projections(d_model, self.clusters.widths, always=div_value > 1)
         shapes = zip(self.clusters.sizes, self.clusters.widths, strict=True)
         self.tables = nn.ParameterList([nn.Parameter(torch.empty(size, width)) for size, width in shapes])
         self.scale = math.sqrt(d_model)
