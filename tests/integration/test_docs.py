@@ -41,6 +41,7 @@ PAGES = [
     "docs/inspecting.md",
     "docs/language-models.md",
     "docs/long-sequences.md",
+    "docs/own-training.md",
     "docs/parsing.md",
     "docs/serving.md",
     *(f"docs/tutorials/{name}.md" for name in TUTORIALS),
