@@ -230,8 +230,10 @@ class DecodingOptions(SamplingOptions):
         default_is="the model's",
     )
 
-    def overrides(self, tokenizer: TranslationTokenizer) -> dict[str, Any]:
+    def overrides(self, tokenizer: TranslationTokenizer | None) -> dict[str, Any]:
         """The fields of `DecodingSettings` that were given, for `Translator`.
+
+        Args: tokenizer: of the forced prefix, which must be None without it.
 
         Raises: ConfigError: two options contradict each other.
         """
@@ -252,6 +254,6 @@ class DecodingOptions(SamplingOptions):
                 values[name] = False
         if self.no_well_formed:
             values["well_formed"] = False
-        if self.forced_prefix is not None:
+        if self.forced_prefix is not None and tokenizer is not None:
             values["forced_prefix_ids"] = tuple(tokenizer.target.encode(self.forced_prefix))
         return values

@@ -156,7 +156,8 @@ def wrap(path: str | Path) -> ManyHeadsForCausalLM:
         raise RequestError(f"{path} holds a model that translates; only language models can be wrapped.")
     wrapped = ManyHeadsForCausalLM(ManyHeadsConfig(settings=to_plain(model.config)))
     wrapped.model.load_state_dict(model.state_dict())
-    return wrapped.eval()
+    wrapped.eval()
+    return wrapped
 
 
 def _config_of(settings: dict[str, Any]) -> Any:

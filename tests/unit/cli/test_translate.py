@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyheads.cli.lines.conversation import converse
+from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
 from manyheads.text.tokenizer import Tokenizer
@@ -361,6 +363,96 @@ def test_a_prompt_in_a_terminal(model_folder: Path, translator: Translator) -> N
     assert out.decode() == f"{translator.translate('I am hungry.')}\n\n{translator.translate('The cat')}\n"
     assert err.decode().count("> ") == 4
     assert "Ctrl-D" in err.decode()
+
+
+def test_commands_at_the_prompt(model_folder: Path, translator: Translator, tmp_path: Path) -> None:
+    page = tmp_path / "look.html"
+    ours, theirs = pty.openpty()
+    typed = [
+        ":attention", "The cat", f":attention {page}", ":attention a.png", ":beam 3", ":nbest 9", ":nbest 2", "The cat",
+        ":beam many", ":beem 3", ":help", "  :quit is a text", ":quit",
+    ]  # fmt: skip
+    try:
+        process = subprocess.Popen(
+            [*PROGRAM, "translate", str(model_folder)],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+        )
+        os.write(ours, "".join(f"{line}\n" for line in typed).encode())
+        out, err = process.communicate(timeout=600)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert process.returncode == 0
+    found = out.decode().split("\n")
+    best = translator.translate_nbest("The cat", num_beams=3, num_return_sequences=2)
+    assert found[0] == translator.translate("The cat")
+    assert [line.split("\t")[2] for line in found[1:3]] == [one.text for one in best]
+    assert len(found) == 6  # two lines for the text that begins with a colon, and the end
+    assert page.is_file()
+    said = err.decode()
+    assert said.startswith(f"manyheads: loading {model_folder} ...\nType a sentence")
+    for part in (
+        ":attention draws the last sentence, but there is none yet",
+        f"written: {page}",
+        "let it end in .html",
+        "num_beams is 3",
+        "num_return_sequences is 9 but num_beams is 3",
+        ":beam needs a whole number, for example :beam 4, but 'many' was given",
+        "there is no command :beem. Did you mean :beam?",
+        ":nbest N           show the N best translations",
+    ):
+        assert part in said, part
+
+
+def test_interruption_clears_the_line_and_control_characters_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter(["a", KeyboardInterrupt(), "b", EOFError()])
+
+    def read(prompt: str) -> str:
+        line = next(typed)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    def answer(number: int, line: str) -> None:
+        seen.append((number, line))
+        if line == "a":
+            raise KeyboardInterrupt  # while it is translated
+
+    seen: list[tuple[int, str]] = []
+    monkeypatch.setattr("builtins.input", read)
+    converse("a sentence", answer)
+    assert seen == [(0, "a"), (1, "b")]
+    monkeypatch.setattr(LineWriter, "is_in_terminal", property(lambda self: True))
+    with LineWriter("-") as writer:
+        writer.write(["red \x1b[31m, right to left \u202e, a tab \t and Zürich\u00a0"])
+    assert capsys.readouterr().out == "red \\x1b[31m, right to left \\u202e, a tab \t and Zürich\u00a0\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("nosuch.txt",), "Cannot read nosuch.txt: No such file"),
+        (("--output", "nosuch/out.txt"), "Cannot write nosuch/out.txt: there is no folder"),
+        (("--beam", "5000"), "num_beams is 5000"),
+        (("--nbest", "3"), "num_return_sequences is 3 but num_beams is 2"),
+    ],
+)
+def test_mistakes_show_before_the_model_is_loaded(
+    manyheads: Cli,
+    model_folder: Path,
+    options: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Translator, "from_pretrained", lambda *arguments, **named: pytest.fail("it was loaded"))
+    assert manyheads("translate", model_folder, *options) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_help_needs_no_torch() -> None:

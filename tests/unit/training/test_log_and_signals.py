@@ -108,6 +108,21 @@ def test_the_second_signal_ends_the_process_at_once(number: signal.Signals, code
     assert done.stderr == ""
 
 
+def test_the_second_signal_says_what_is_saved(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert "nothing is saved yet" in folder.last_words()
+    (folder.checkpoints / "step-00000010").mkdir(parents=True)
+    program = (
+        "import os, pathlib\nfrom manyheads.training.run.signals import *\n"
+        "from manyheads.training.run.run_folder import RunFolder\n"
+        f"with catch_signals(StopFlag(), last_words=RunFolder(pathlib.Path({str(tmp_path)!r})).last_words):\n"
+        "  os.kill(os.getpid(), 2); os.kill(os.getpid(), 2)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 130
+    assert f"saved is {folder.checkpoints / 'step-00000010'}" in done.stderr
+
+
 def test_counters_survive_json_and_refuse_strangers() -> None:
     counters = Counters(step=3, window_loss=0.1, best_score=1 / 3)
     assert Counters.from_json(asdict(counters)) == counters

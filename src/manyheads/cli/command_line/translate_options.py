@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from manyheads.cli.lines.documents import DocumentOptions
+from manyheads.config.build import build
 from manyheads.config.options import argument, group, option
 from manyheads.data.lines import OnBadUtf8
+from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.options import DecodingOptions, SearchDeviceOptions
+from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 
 __all__ = ["TranslateOptions"]
@@ -51,6 +55,20 @@ class TranslateOptions:
         for name, value in {"--lines-at-once": self.lines_at_once, "--nbest": self.num_return_sequences}.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1.")
+
+    def check_search(self) -> None:
+        """Check the search's options against those of a local model, before it is loaded.
+
+        Raises: ConfigError: an option is out of range, or two contradict each other. ModelFileError: the model's own
+            options cannot be read.
+        """
+        folder = next((path for path in (Path(self.model) / "model", Path(self.model)) if path.is_dir()), None)
+        if folder is not None:
+            given = replace(self.decoding, forced_prefix=None).overrides(None)
+            if given.get("do_sample") and "num_beams" not in given:
+                given["num_beams"] = 1
+            given["num_return_sequences"] = self.num_return_sequences or 1
+            build(DecodingSettings, {**vars(load_settings(folder)), **given}, "the decoding options")
 
     def check_for_document(self) -> None:
         """Raises: ConfigError: an option was given that has a meaning for lines only."""

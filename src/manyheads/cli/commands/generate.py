@@ -9,8 +9,8 @@ from pathlib import Path
 
 from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.lines.conversation import is_conversation
-from manyheads.cli.lines.output import refuse_same_file
+from manyheads.cli.lines.conversation import greet, is_conversation
+from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage
@@ -38,10 +38,12 @@ def run(arguments: Sequence[str]) -> int:
     """Generate. Returns: the exit code."""
     set_up_machine()
     options = parse(PAGE, arguments, "generate")
-    refuse_same_file(options.output, options.input)
+    check_files(options.output, options.input)
     if not options.lines:
         refuse_ranks("generate without --lines")
     overrides = options.generation.overrides()  # contradictions show before the model is loaded
+    if options.prompt is None and is_conversation(options.input):
+        greet(options.model)
     options.run_on.announce()
     from manyheads.cli.lines.continuations import ContinuationLines
     from manyheads.decoding.generator import Generator

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.commands.inspect.picture_files import PICTURES
+from manyheads.cli.comparison import compare_runs, sorted_rows, table_lines
 from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.records import describe_folder
@@ -23,9 +26,21 @@ __all__ = ["PAGE", "InfoOptions", "run"]
 class InfoOptions:
     """Options of `manyheads info`."""
 
-    path: Path = argument(
-        "A run's folder, a model's, or prepared data; with --length also a file of settings, or a preset's name.",
+    paths: tuple[Path, ...] = argument(
+        "A run's folder, a model's, or prepared data; several runs are compared in one table; with --length also a file"
+        " of settings, or a preset's name.",
         metavar="PATH",
+    )
+    sort: str | None = option(
+        "With several runs: order the table by this column, the best first: bleu, valid_nll, minutes ...",
+        default=None,
+        metavar="COLUMN",
+        default_is="the order given",
+    )
+    curves: str | None = option(
+        "Also draw the learning curves of all runs in one picture: a .png, .svg or .pdf file.",
+        default=None,
+        metavar="FILE",
     )
     length: int | None = option(
         "Of a language model: predict the memory that training takes at segments of so many tokens.",
@@ -41,14 +56,23 @@ class InfoOptions:
     )
     json: bool = option("Print JSON.", default=False)
 
+    @property
+    def path(self) -> Path:
+        """The only path. Raises: ConfigError: there are several."""
+        if len(self.paths) > 1:
+            raise ConfigError(f"--length and --verify take one PATH, but {len(self.paths)} were given.")
+        return self.paths[0]
+
 
 PAGE = CommandPage(
     InfoOptions,
     """Show what is in a model's folder, a run's folder or prepared data: parameters by part, settings,
-steps, scores, digests. With --length, what memory training a language model takes, before it is trained.""",
+steps, scores, digests. Several runs give one table, with the scores of their best validations.
+With --length, what memory training a language model takes, before it is trained.""",
     (
         "manyheads info runs/demo",
         "manyheads info runs/demo/model --json",
+        "manyheads info runs/* --sort bleu --curves compared.png",
         "manyheads info reformer-demo --length 16384 --batch 2",
     ),
 )
@@ -62,9 +86,32 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if options.batch is not None:
         raise ConfigError("--batch is how many sequences of --length are read at once; give --length with it.")
+    if options.sort is not None or options.curves is not None or (len(options.paths) > 1 and not options.verify):
+        _compare(options)
+        return 0
     record = describe_folder(options.path, verify=options.verify)
     print(json.dumps(record, ensure_ascii=False, indent=2) if options.json else "\n".join(lines_of(record)))
     return 2 if record.get("damaged") else 0
+
+
+def _compare(options: InfoOptions) -> None:
+    """Print the table of several runs, and draw their curves."""
+    if options.curves is not None and Path(options.curves).suffix[1:].lower() not in PICTURES:
+        raise ConfigError(f"--curves {options.curves}: it must end in .{', .'.join(PICTURES)}.")
+    rows = compare_runs(options.paths)
+    if options.sort is not None:
+        rows = sorted_rows(rows, options.sort)
+    print(json.dumps(rows, ensure_ascii=False, indent=2) if options.json else "\n".join(table_lines(rows)))
+    if options.curves is not None:
+        from manyheads.visualise.compared_curves import compared_curves_figure
+        from manyheads.visualise.curves import read_metrics
+        from manyheads.visualise.figure import save_figure
+
+        metrics = {str(path): path / "metrics.jsonl" for path in options.paths}
+        records = {name: read_metrics(file) if file.is_file() else [] for name, file in metrics.items()}
+        path = Path(options.curves)
+        [written] = save_figure(compared_curves_figure(records), path, [path.suffix[1:].lower()])
+        print(written, file=sys.stderr)
 
 
 def _memory(options: InfoOptions, length: int) -> str:

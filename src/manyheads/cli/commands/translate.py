@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.command_line.translate_options import TranslateOptions
-from manyheads.cli.lines.conversation import is_conversation
+from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.documents import open_document
-from manyheads.cli.lines.output import refuse_same_file
+from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
@@ -37,10 +37,13 @@ def run(arguments: Sequence[str]) -> int:
     """Translate lines or a document. Returns: the exit code."""
     set_up_machine()
     options = parse(PAGE, arguments, "translate")
-    refuse_same_file(options.output, options.input)
+    check_files(options.output, options.input)
     document = open_document(options.document, options.input, options.output)
     if document is not None:
         options.check_for_document()
+    options.check_search()
+    if is_conversation(options.input):
+        greet(options.model)
     options.run_on.announce()
     from manyheads.cli.lines.translations import TranslationLines
     from manyheads.decoding.translator import Translator

@@ -11,7 +11,7 @@ from itertools import chain, tee
 
 from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.lines.conversation import converse
+from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.data.line_source import LinesOf
@@ -69,7 +69,21 @@ class ContinuationLines:
     def converse(self) -> None:
         """Continue every text that the user types."""
         with LineWriter(self._options.output) as writer:
-            converse("a beginning", lambda number, prompt: self._write(writer, number, prompt))
+            commands = {
+                "tokens": Command("N", "write at most N tokens", self._set_tokens),
+                "seed": Command("N", "draw other texts", lambda text: self._set("seed", whole_number("seed", text))),
+            }
+            converse("a beginning", lambda number, prompt: self._write(writer, number, prompt), commands=commands)
+
+    def _set_tokens(self, text: str) -> str:
+        return self._set("max_new_tokens", whole_number("tokens", text))
+
+    def _set(self, name: str, value: int) -> str:
+        """Change an option for the following prompts. Raises: ConfigError: it is out of range."""
+        overrides = {**self._overrides, name: value}
+        self._settings = self._generator.options(**overrides)
+        self._overrides = overrides
+        return f"{name} is {value}"
 
     def answer_prompt(self, prompt: str | None) -> None:
         """Continue one text. prompt: None: it is the whole input."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,9 +12,13 @@ from types import TracebackType
 from typing import IO, Self
 
 from manyheads.data.lines import describe
-from manyheads.errors import ConfigError, SaveError
+from manyheads.errors import ConfigError, DataError, SaveError
 
-__all__ = ["LineWriter", "check_model_output", "refuse_same_file"]
+__all__ = ["LineWriter", "check_files", "check_model_output", "refuse_same_file"]
+
+
+# Without tab and line feed. The last two ranges are marks that change the direction of the text after them.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class LineWriter:
@@ -68,7 +73,7 @@ class LineWriter:
                 raise SaveError("Standard output is closed; name a file by --output.")
             if self._file is None:
                 self._file = sys.stdout.buffer if self._path == "-" else _open_file(Path(self._path))
-            self._file.write(text.encode("utf-8"))
+            self._file.write((_visible(text) if self.is_in_terminal else text).encode("utf-8"))
             self._file.flush()
         except BrokenPipeError:
             raise
@@ -77,6 +82,11 @@ class LineWriter:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             name = "standard output" if self._path == "-" else self._path
             raise SaveError(f"Cannot write {name}: {error.strerror or error}.") from None
+
+
+def _visible(text: str) -> str:
+    """Return text whose control characters cannot paint the terminal or change the order of what is read."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _open_file(path: Path) -> IO[bytes]:
@@ -97,6 +107,27 @@ def refuse_same_file(output: str, *inputs: str | None) -> None:
             continue  # there is no such file yet, or none that may be looked at; reading or writing it says so
         if same:
             raise ConfigError(f"--output {output} is the file {describe(path)} that is read; choose another file.")
+
+
+def check_files(output: str, *inputs: str | None) -> None:
+    """Check the names of files before a model is loaded.
+
+    Raises: ConfigError: the output is one of the inputs, or cannot be written where it is to stand. DataError: an input
+        cannot be read.
+    """
+    refuse_same_file(output, *inputs)
+    for path in inputs:
+        if path is not None and path != "-":
+            try:
+                if Path(path).is_file() or not Path(path).exists():  # a pipe is opened once, by its reader
+                    Path(path).open("rb").close()
+            except OSError as error:
+                raise DataError(f"Cannot read {describe(path)}: {error.strerror or error}.") from None
+    folder = Path(output).absolute().parent
+    if output != "-" and not folder.is_dir():
+        raise ConfigError(f"Cannot write {output}: there is no folder {folder}; make it first, or choose another file.")
+    if output != "-" and Path(output).is_dir():
+        raise ConfigError(f"--output {output} is a folder; name a file.")
 
 
 def check_model_output(output: Path, replace: bool) -> None:

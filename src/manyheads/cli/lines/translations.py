@@ -7,12 +7,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.translate_options import TranslateOptions
-from manyheads.cli.lines.conversation import converse
+from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.data.line_source import LinesOf
@@ -21,7 +22,7 @@ from manyheads.decoding.parser import task_of
 from manyheads.decoding.translation import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, RequestError
 from manyheads.tasks.report import LineWork
 from manyheads.text.bracketing import repairs_line
 from manyheads.text.parsing import words_of
@@ -50,6 +51,7 @@ class TranslationLines:
         self.overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": nbest}
         self._settings = translator.options(**self.overrides)
         self._options = options
+        self._last = ""
         self._repairs: Counter[str] = Counter()
         self._num_trees = self._num_repaired = 0
         self._check = OutputCheck(
@@ -73,12 +75,47 @@ class TranslationLines:
         with LineWriter(self._options.output) as writer:
 
             def answer(number: int, line: str) -> None:
+                self._last = line
                 found = self.translator.translate_nbest([line], **self.overrides)[0]
                 writer.write(self.lines(number + 1, line, found))
                 self._check.tell()
 
             directions = ", ".join(f"{source}-{target}" for source, target in self.translator.languages)
-            converse("a sentence", answer, f"{directions}> " if directions else "> ")
+            converse("a sentence", answer, f"{directions}> " if directions else "> ", self._commands())
+
+    def _commands(self) -> dict[str, Command]:
+        beams = Command("N", "search with N beams", lambda text: self._set("num_beams", whole_number("beam", text)))
+        nbest = Command("N", "show the N best translations", lambda text: self._show_best(whole_number("nbest", text)))
+        about = "draw the attention of the last sentence as a page; default attention.html"
+        return {"beam": beams, "nbest": nbest, "attention": Command("[FILE]", about, self._draw_attention)}
+
+    def _set(self, name: str, value: int) -> str:
+        """Change an option for the following lines. Raises: ConfigError: it is out of range."""
+        overrides = {**self.overrides, name: value}
+        self._settings = self.translator.options(**overrides)
+        self.overrides = overrides
+        return f"{name} is {value}"
+
+    def _show_best(self, count: int) -> str:
+        told = self._set("num_return_sequences", count)
+        self._options = replace(self._options, num_return_sequences=count if count > 1 else None)
+        return told
+
+    def _draw_attention(self, file: str) -> str:
+        """Write the page of the last sentence.
+
+        Returns: what to print. Raises: RequestError: there is no sentence, or another kind of file is named.
+        """
+        from manyheads.decoding.attending import translation_views
+        from manyheads.visualise.attention_page import attention_page, save_page
+
+        if not self._last.strip():
+            raise RequestError(":attention draws the last sentence, but there is none yet; type one first.")
+        path = Path(file or "attention.html")
+        if path.suffix.lower() != ".html":
+            raise RequestError(f":attention writes an HTML page, but the name is {path}; let it end in .html.")
+        page = attention_page(translation_views(self.translator, self._last), title=self._last)
+        return f"written: {save_page(page, path)}"
 
     def job(self, show: Progress) -> LineWork[str]:
         """The translation of the whole input."""

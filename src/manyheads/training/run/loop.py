@@ -105,7 +105,8 @@ def _run(
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
     group.is_told_to_end = lambda: stop.signal_number is not None
     # The guard is inside: a launcher ends all ranks when one is lost, and the message must be written before that.
-    with catch_signals(stop, grace=0.0 if group.is_alone else SAME_SIGNAL_SECONDS), group.guarding():
+    grace = 0.0 if group.is_alone else SAME_SIGNAL_SECONDS
+    with catch_signals(stop, grace=grace, last_words=folder.last_words), group.guarding():
         result = Trainer(assembly, folder, reporter, stop, translate).run(resume)
         group.meet()  # the main rank plots and reports, and keeps the lock until all have finished
         return result

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.config.files import to_json, to_yaml
 from manyheads.errors import ConfigError
 from manyheads.files.commit import make_folder, sync, write_text
@@ -121,6 +122,13 @@ class RunFolder:
         """Write config.yaml and environment.json."""
         write_text(self.config, to_yaml(config))
         write_text(self.environment, to_json(environment()))
+
+    def last_words(self) -> str:
+        """Return what is left of a run that is stopped at once."""
+        saved = list_checkpoints(self.checkpoints)
+        if not saved:
+            return "\nmanyheads: stopped at once; nothing is saved yet, so the same command begins again.\n"
+        return f"\nmanyheads: stopped at once; saved is {saved[-1]}, from which the same command continues.\n"
 
     def has_run(self) -> bool:
         """Return whether there are files of an earlier run."""

@@ -9,11 +9,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from manyheads.distributed.group import Group
+from manyheads.errors import ManyHeadsError
 
 __all__ = ["SAME_SIGNAL_SECONDS", "SharedStopFlag", "StopFlag", "catch_signals"]
 
@@ -65,11 +66,13 @@ class SharedStopFlag(StopFlag):
 
 
 @contextmanager
-def catch_signals(flag: StopFlag, *, grace: float = 0.0) -> Iterator[StopFlag]:
+def catch_signals(flag: StopFlag, *, grace: float = 0.0, last_words: Callable[[], str] = str) -> Iterator[StopFlag]:
     """Inside the block the first SIGINT or SIGTERM sets the flag, the second ends the process at once.
 
-    Args: grace: seconds in which a second signal counts as the first, because a launcher forwards a signal that the
-        terminal or the scheduler may already have sent to each process.
+    Args:
+        grace: seconds in which a second signal counts as the first, because a launcher forwards a signal that the
+            terminal or the scheduler may already have sent to each process.
+        last_words: what to print at the second signal.
 
     Only the main thread can handle signals; in other threads the block has no effect. The exit code of a second signal
     is 128 + its number, as shells report it. Nothing is lost, because incomplete files have temporary names.
@@ -80,6 +83,8 @@ def catch_signals(flag: StopFlag, *, grace: float = 0.0) -> Iterator[StopFlag]:
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal first
         if first is not None and time.monotonic() - first >= grace:
+            with suppress(OSError, ManyHeadsError):
+                os.write(2, last_words().encode("utf-8", "replace"))
             os._exit(128 + number)
         if first is None:
             first = time.monotonic()
