@@ -146,4 +146,5 @@ def test_the_prompt_names_the_languages(
     monkeypatch.setattr("sys.stdin", Terminal())
     for model, prompt in ((folder, "en-de> "), (model_folder, "> ")):
         assert manyheads("translate", model) == 0
-        assert capsys.readouterr().err.split("\n") == ["Type a sentence and Enter; Ctrl-D ends.", prompt, ""]
+        banner = [f"manyheads: loading {model} ...", "Type a sentence and Enter; :help lists commands; Ctrl-D ends."]
+        assert capsys.readouterr().err.split("\n") == [*banner, prompt, ""]

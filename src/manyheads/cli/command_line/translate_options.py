@@ -13,6 +13,7 @@ from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.options import DecodingOptions, SearchDeviceOptions
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
+from manyheads.tasks.table import task_of_folder
 
 __all__ = ["TranslateOptions"]
 
@@ -62,8 +63,8 @@ class TranslateOptions:
         Raises: ConfigError: an option is out of range, or two contradict each other. ModelFileError: the model's own
             options cannot be read.
         """
-        folder = next((path for path in (Path(self.model) / "model", Path(self.model)) if path.is_dir()), None)
-        if folder is not None:
+        if task_of_folder(self.model) in ("translation", "parsing"):
+            folder = next(path for path in (Path(self.model) / "model", Path(self.model)) if path.is_dir())
             given = replace(self.decoding, forced_prefix=None).overrides(None)
             if given.get("do_sample") and "num_beams" not in given:
                 given["num_beams"] = 1
