@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from naive_attention import (
-    naive_additive_attention,
-    naive_dot_product_attention,
-    naive_lsh_attention,
-    naive_relative_attention,
-)
 from torch import Tensor
 
 from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, dense_mask
+from manyheads.nn.attention.naive import (
+    naive_additive_attention,
+    naive_dot_product_attention,
+    naive_lsh_attention,
+    naive_relative_attention,
+)
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import dot_product_attention, masked_weights
 from manyheads.nn.kernels.lsh import attend_pairs, chunked_attention, sorting_order

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from naive_search import naive_beam_search
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import debug
+from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings

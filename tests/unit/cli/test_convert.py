@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from marian_models import ENGLISH, GERMAN, SIZES, random_state, write_peer_folder
-from naive_search import naive_marian_search
 from safetensors.torch import load_file, save_file
 
 import manyheads as package
@@ -20,6 +19,7 @@ from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.sides import load_tokenizer

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from naive_search import naive_beam_search, naive_tree_tokens
 
 from manyheads.decoding.grammar import TreeGrammar
+from manyheads.decoding.naive import naive_beam_search, naive_tree_tokens
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.text.bracketing import restore

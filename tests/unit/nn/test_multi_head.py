@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from naive_attention import naive_dot_product_attention
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
+from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels import policy
