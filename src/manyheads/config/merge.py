@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads.config.files import Source
 
-__all__ = ["dotted_names", "field_types", "from_dotted", "merge", "tag_of", "variants"]
+__all__ = ["dotted_names", "field_types", "from_dotted", "list_names", "merge", "tag_of", "variants"]
 
 
 @lru_cache(maxsize=64)
@@ -47,6 +47,18 @@ def dotted_names(cls: type, prefix: str = "") -> list[str]:
         for variant in variants(annotation):
             names += [inner for inner in dotted_names(variant, f"{prefix}{name}.") if inner not in names]
     return names
+
+
+@lru_cache(maxsize=16)
+def list_names(cls: type, prefix: str = "") -> frozenset[str]:
+    """The dotted paths of the settings that are lists, such as `data.mix`."""
+    names: set[str] = set()
+    for name, annotation in field_types(cls).items():
+        if get_origin(annotation) is tuple:
+            names.add(prefix + name)
+        for variant in variants(annotation):
+            names |= list_names(variant, f"{prefix}{name}.")
+    return frozenset(names)
 
 
 def merge(cls: type, sources: Sequence[Source]) -> dict[str, Any]:
@@ -86,15 +98,19 @@ def _fields_of(classes: Sequence[type]) -> dict[str, Any]:
 def from_dotted(classes: Sequence[type], given: Mapping[str, Any], name: str = "the command line") -> Source:
     """Settings given by dotted names, such as `model.d_model`, as a nested dict.
 
-    Values stay text (types are checked later), but `null` is None and `[...]` a list.
+    Values stay text (types are checked later), but `null` is None, and `[...]` or several values are a list.
 
     Args:
         classes: the settings' classes; a name may belong to any of them.
-        given: dotted name -> text; True for a name without a value.
+        given: dotted name -> text, or a list of texts; True for a name without a value.
         name: what to call the source in messages.
     """
     values: dict[str, Any] = {}
     for path, value in given.items():
+        if isinstance(value, list):
+            # One bracketed value is the list itself; the shell may have divided it at its spaces.
+            joined = " ".join(value)
+            value = _value(joined) if joined.startswith("[") or joined == "null" else list(value) or True
         _set(classes, values, path.split("."), _value(value) if isinstance(value, str) else value)
     return Source(values, name)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.checks import MOST_LANES, MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["DUPLICATION", "DataSettings", "SegmentSettings"]
+__all__ = ["DUPLICATION", "DataSettings", "SegmentSettings", "shares_of"]
 
 DUPLICATION = "duplication-task"
 
@@ -30,6 +32,9 @@ class DataSettings:
             are compiled for each shape, so fewer shapes can be worth the padding; 1 pads to the longest sentence only.
         num_train_pairs: number of training pairs to use, from the beginning, or to generate for the copy task; 0: all.
             The number in a preset applies only to the preset's own data.path.
+        mix: several prepared folders with their shares of the training pairs, such as `data/old=0.2 data/new=0.8`.
+            `path` is one of them: it validates the run, and an epoch contains about each of its pairs once. Without
+            `path`, it is the one with the largest share.
 
     Raises: ConfigError: a number is out of range.
     """
@@ -42,12 +47,27 @@ class DataSettings:
     too_long: Literal["drop", "truncate", "fail"] = "drop"
     pad_to_multiple: int = 1
     num_train_pairs: int = 0
+    mix: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+<<<<<<< HEAD
         check(self, "data.", between(8, MOST_UNITS), "max_tokens")
         check(self, "data.", between(2, MOST_UNITS), "max_source_len")
         check(self, "data.", between(3, MOST_UNITS), "max_target_len")
         check(self, "data.", between(1, MOST_UNITS), "accumulate", "pad_to_multiple")
+=======
+        _check_mix(self.mix, self.path)
+        if self.mix and self.num_train_pairs:
+            raise ConfigError(
+                f"data.num_train_pairs is {self.num_train_pairs}, but data.mix sets the shares of whole data sets; set"
+                " num_train_pairs to 0.",
+                fields=("num_train_pairs", "mix"),
+            )
+        check(self, "data.", at_least(8), "max_tokens")
+        check(self, "data.", at_least(2), "max_source_len")
+        check(self, "data.", at_least(3), "max_target_len")
+        check(self, "data.", at_least(1), "accumulate", "pad_to_multiple")
+>>>>>>> 82a6ec0 (train --init: begin from a model, with frozen parameters and a mix of data sets)
         check(self, "data.", at_least(0), "num_train_pairs")
         longest = max(self.max_source_len, self.max_target_len)
         if self.max_tokens // self.accumulate < longest:
@@ -75,6 +95,9 @@ class SegmentSettings:
         documents: `joined` into one text, in which lanes and segments can begin anywhere; or `separate`: a lane reads
             whole documents, its memory is cleared at the beginning of each, and no segment contains parts of two.
         accumulate: number of micro-batches (groups of lanes) per optimiser step.
+        mix: several prepared folders with their shares of the lanes, such as `data/old=0.25 data/new=0.75`. `path` is
+            one of them: it validates the run, and an epoch reads its text once. Without `path`, it is the one with the
+            largest share. Each folder gets at least one lane, in which its text is read again and again.
 
     Raises: ConfigError: a number is out of range, or options contradict each other.
     """
@@ -86,10 +109,28 @@ class SegmentSettings:
     order: Literal["text", "shuffled"] = "text"
     documents: Literal["joined", "separate"] = "joined"
     accumulate: int = 1
+    mix: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+<<<<<<< HEAD
         check(self, "data.", between(1, MOST_LANES), "lanes")
         check(self, "data.", between(1, MOST_UNITS), "segment_len", "accumulate")
+=======
+        _check_mix(self.mix, self.path)
+        check(self, "data.", at_least(1), "lanes", "segment_len", "accumulate")
+        if len(self.mix) > self.lanes:
+            raise ConfigError(
+                f"data.mix names {len(self.mix)} folders, but data.lanes is {self.lanes}; each folder needs a lane of"
+                " its own.",
+                fields=("mix", "lanes"),
+            )
+        if self.mix and (self.segment_lengths == "varied" or (self.documents, self.order) == ("separate", "shuffled")):
+            raise ConfigError(
+                "data.mix needs epochs of equal length; set data.segment_lengths to 'fixed', and data.order to 'text'"
+                " or data.documents to 'joined'.",
+                fields=("mix", "segment_lengths", "documents", "order"),
+            )
+>>>>>>> 82a6ec0 (train --init: begin from a model, with frozen parameters and a mix of data sets)
         if self.accumulate > self.lanes:
             raise ConfigError(
                 f"data.accumulate is {self.accumulate}, but data.lanes is {self.lanes}; accumulate must be at most"
@@ -102,3 +143,44 @@ class SegmentSettings:
                 " in length; set segment_lengths to 'fixed', or documents to 'joined'.",
                 fields=("segment_lengths", "documents"),
             )
+
+
+def shares_of(mix: Sequence[str]) -> dict[str, float]:
+    """Return each folder of `data.mix` and its share; the shares add up to 1.
+
+    Args: mix: `FOLDER=SHARE`, where a share is a positive number; 0.2 and 0.8 are the same as 1 and 4.
+
+    Raises: ConfigError: an entry has another form, a share is not a positive number, or a folder occurs twice.
+    """
+    shares: dict[str, float] = {}
+    for entry in mix:
+        folder, _, text = entry.rpartition("=")
+        try:
+            share = float(text)
+        except ValueError:
+            share = 0.0
+        if not folder or not (math.isfinite(share) and share > 0):
+            raise ConfigError(
+                f"data.mix contains {entry!r}; write FOLDER=SHARE with a positive share, such as data/new=0.8.",
+                fields=["mix"],
+            )
+        if folder in shares:
+            raise ConfigError(f"data.mix names {folder} twice; give it one share.", fields=["mix"])
+        shares[folder] = share
+    total = math.fsum(shares.values())
+    return {folder: share / total for folder, share in shares.items()}
+
+
+def _check_mix(mix: Sequence[str], path: str) -> None:
+    shares = shares_of(mix)
+    if len(shares) == 1:
+        raise ConfigError(
+            f"data.mix names one folder, {next(iter(shares))}; name at least two, or give that one as data.path.",
+            fields=["mix"],
+        )
+    if shares and path not in shares:
+        raise ConfigError(
+            f"data.path is {path!r}, which is not in data.mix ({', '.join(shares)}); give one of these as data.path, by"
+            " which the run is validated.",
+            fields=("path", "mix"),
+        )

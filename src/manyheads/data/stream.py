@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from manyheads.data.batch import PairBatch
 from manyheads.data.collate import collate, round_up
+from manyheads.data.mixing import Draws
 from manyheads.data.plan import BatchPlan, cut_rows
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
@@ -78,6 +79,8 @@ class TrainingStream:
         bos_id: the tokenizer's first id of a target.
         eos_id: the tokenizer's last id of a sentence.
         available: number of pairs in the corpus, if the store contains fewer; only for the report.
+        mix: number of pairs and share of each data set in the store, one after the other, by name; empty: all pairs
+            are one data set, and an epoch contains each of them once.
 
     Raises: DataError: no pair is left, or a pair is too long and the policy is `fail`.
     """
@@ -92,6 +95,7 @@ class TrainingStream:
         bos_id: int,
         eos_id: int,
         available: int = 0,
+        mix: Sequence[tuple[str, int, float]] = (),
     ) -> None:
         self.store = store
         self.settings = settings
@@ -111,13 +115,31 @@ class TrainingStream:
         )
         self._refuse(over, source, target)
         self._kept = np.flatnonzero(~over) if settings.too_long == "drop" else np.arange(count)
-        padded_source, padded_target = (  # the lengths that `collate` gives them
-            round_up(np.minimum(lengths[self._kept], limit), settings.pad_to_multiple, limit)
+        self._mix = list(mix)
+        self._draws = self._make_draws() if mix else None
+        self._padded = [  # the lengths that `collate` gives them
+            round_up(np.minimum(lengths, limit), settings.pad_to_multiple, limit)
             for lengths, limit in ((source, settings.max_source_len), (target, settings.max_target_len))
-        )
-        budget = {"max_tokens": settings.max_tokens, "accumulate": settings.accumulate}
-        build = partial(BatchPlan.build, padded_source, padded_target, seed=seed, **budget)
-        self._plan = lru_cache(maxsize=2)(build)
+        ]
+        self._plan = lru_cache(maxsize=2)(self._make_plan)
+
+    def _make_draws(self) -> Draws:
+        """Raises: DataError: all pairs of a data set are too long."""
+        bounds = np.cumsum([0, *(size for _, size, _ in self._mix)])
+        parts = tuple(self._kept[(self._kept >= first) & (self._kept < last)] for first, last in pairwise(bounds))
+        for (name, size, _), part in zip(self._mix, parts, strict=True):
+            if not len(part):
+                raise DataError(f"No training pairs of {name} are left: all {size} are too long; raise the limits.")
+        names = [name for name, _, _ in self._mix]
+        shares = tuple(share for _, _, share in self._mix)
+        return Draws(parts, shares, names.index(self.settings.path), self.seed)
+
+    def _make_plan(self, epoch: int) -> tuple[BatchPlan, NDArray[np.int64]]:
+        """Return the plan of an epoch, and the samples that it numbers."""
+        samples = self._kept if self._draws is None else self._draws.epoch(epoch)
+        source, target = (lengths[samples] for lengths in self._padded)
+        budget = {"max_tokens": self.settings.max_tokens, "accumulate": self.settings.accumulate}
+        return BatchPlan.build(source, target, seed=self.seed, epoch=epoch, **budget), samples
 
     def _refuse(self, over: NDArray[np.bool_], source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         limits = f"max_source_len {self.settings.max_source_len}, max_target_len {self.settings.max_target_len}"
@@ -133,12 +155,18 @@ class TrainingStream:
             raise DataError(f"No training pairs are left: {why}.")
 
     def describe(self) -> str:
-        """Return one line for users."""
-        return self.report.describe()
+        """Return one line for users; of a mix, also what an epoch contains of each data set."""
+        lines = [self.report.describe()]
+        if self._draws is not None:
+            lines += [
+                f"an epoch has {count:,} pairs of {name} (of {len(part):,}), {share:.0%}"
+                for (name, _, share), count, part in zip(self._mix, self._draws.counts, self._draws.parts, strict=True)
+            ]
+        return "\n".join(lines)
 
     def plan(self, epoch: int) -> BatchPlan:
-        """Return the plan of an epoch, over the kept pairs; the last two are cached."""
-        return self._plan(epoch=epoch)
+        """Return the plan of an epoch, over the kept pairs, or the pairs drawn of a mix; the last two are cached."""
+        return self._plan(epoch)[0]
 
     def rows(self, epoch: int) -> int:
         """Return the number of optimiser steps of an epoch; epochs can differ by a few."""
@@ -146,7 +174,8 @@ class TrainingStream:
 
     def sample_ids(self, epoch: int, row: int) -> list[NDArray[np.int64]]:
         """Return the positions in the store of the samples of each micro-batch."""
-        return [self._kept[share] for share in self.plan(epoch)[row]]
+        plan, samples = self._plan(epoch)
+        return [samples[share] for share in plan[row]]
 
     def at(self, epoch: int, row: int) -> list[PairBatch]:
         """Return the micro-batches of one optimiser step: at most `accumulate`, none of them empty.

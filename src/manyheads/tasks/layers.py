@@ -10,8 +10,10 @@ from manyheads.config.build import resolve
 from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.config.merge import field_types, tag_of, variants
 from manyheads.config.suggest import did_you_mean
-from manyheads.errors import ConfigError
+from manyheads.data.settings import shares_of
+from manyheads.errors import ConfigError, ModelFileError
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED
+from manyheads.tasks.initial import check_sizes, default_layer, model_layer
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.table import RUNS, task_of_folder
 from manyheads.tasks.translation.settings import TrainConfig
@@ -48,6 +50,7 @@ def resolve_run(
     files: Sequence[str] = (),
     architecture: str | None = None,
     precision: str = "bf16",
+    resume: str = "auto",
     mistakes: Sequence[str] = (),
 ) -> RunConfig:
     """Build the settings of a run.
@@ -60,6 +63,7 @@ def resolve_run(
         files: YAML files, later ones winning.
         architecture: train this kind of model instead, of the same sizes.
         precision: for presets whose sizes depend on it.
+        resume: `none` if the run begins again.
         mistakes: those that were found before, to be reported with the others.
 
     Raises: ConfigError: names that do not exist, files that cannot be read, values of the wrong type or out of range;
@@ -69,6 +73,9 @@ def resolve_run(
     base = _base(typed, preset, files, precision, found)
     is_complete = len(found) == len(mistakes)
     sources = [*base, typed]
+    _choose_path_of_mix(sources)
+    initial = None if found else _begin_from(sources, preset, architecture, resume, found)
+    base = sources[:-1]
     _use_all_of_other_data(sources)
     if architecture is not None:
         sources.insert(-1, _of_architecture(architecture, sources, found))
@@ -79,12 +86,62 @@ def resolve_run(
     if is_complete:
         try:
             config = resolve(kind, sources)
+<<<<<<< HEAD
             found += _unused_vocabulary(typed, config)
+=======
+            if initial is not None:
+                check_sizes(config, initial)
+>>>>>>> 82a6ec0 (train --init: begin from a model, with frozen parameters and a mix of data sets)
         except ConfigError as error:
             found.append(str(error))
     if found:
         raise ConfigError("\n".join(found))
     return config
+
+
+def _begin_from(
+    sources: list[Source], preset: str | None, architecture: str | None, resume: str, mistakes: list[str]
+) -> Source | None:
+    """Insert the layers of the model from which the run begins, if there is one: above the preset, below files.
+
+    Returns: the layer of the model's sizes; None if the run begins from random weights, or a mistake was found.
+    """
+    named = [_section(source, "initial").get("model") for source in sources]
+    name = next((one for one in reversed(named) if isinstance(one, str)), "")
+    if not name:
+        return None
+    if architecture is not None:
+        mistakes.append(f"--architecture {architecture} and the model {name} contradict each other; leave one out.")
+        return None
+    folders = [source.values.get("run_dir") for source in sources]
+    run_dir = next((one for one in reversed(folders) if isinstance(one, str)), RunConfig().run_dir)
+    try:
+        layer = model_layer(name, run_dir, resume)
+    except (ConfigError, ModelFileError) as error:
+        mistakes.append(str(error))
+        return None
+    if sources[0].name == str(Path(run_dir) / "config.yaml"):  # the settings of the same run come first
+        sources.insert(1, layer)
+        return layer
+    defaults = default_layer(layer.values["model"], keeps_preset=preset is not None)
+    place = int(preset is not None)
+    sources[place:place] = [defaults, layer]
+    return layer
+
+
+def _choose_path_of_mix(sources: Sequence[Source]) -> None:
+    """Where a source mixes data without naming `data.path`, it is the folder with the largest share."""
+    for source in sources:
+        section = _section(source, "data")
+        mix = section.get("mix")
+        if isinstance(mix, str):
+            section["mix"] = mix = [mix]
+        if mix and "path" not in section and isinstance(mix, list):
+            try:
+                shares = shares_of([str(entry) for entry in mix])
+            except ConfigError:
+                continue  # building the settings reports it
+            section["path"] = max(shares, key=lambda name: shares[name])
 
 
 def _base(typed: Source, preset: str | None, files: Sequence[str], precision: str, mistakes: list[str]) -> list[Source]:

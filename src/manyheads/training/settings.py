@@ -8,7 +8,14 @@ from typing import Literal
 from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, at_least, check
 from manyheads.errors import ConfigError
 
-__all__ = ["JudgingSettings", "OptimiserSettings", "RunConfig", "ScheduleSettings", "TrainingSettings"]
+__all__ = [
+    "InitialSettings",
+    "JudgingSettings",
+    "OptimiserSettings",
+    "RunConfig",
+    "ScheduleSettings",
+    "TrainingSettings",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +107,9 @@ class TrainingSettings:
         num_sampled: number of candidates that replace the whole vocabulary in the training loss (sampled softmax, Jean
             et al. 2015), for ids ordered by decreasing frequency; 0 uses the whole vocabulary. Validation always does.
         ema_decay: exponential moving average of the weights, used for validation and the model folder; 0 is off.
+        freeze: patterns of parameters that are not trained, such as `encoder.*` or `embedding.weight`; a pattern
+            without wildcards also names everything inside, as `encoder.layers.0` does. The start of a run says how many
+            there are.
         log_every: optimiser steps between two lines of metrics.
         save_every: optimiser steps between two checkpoints; 0 saves only at the end and on a signal.
         keep: checkpoints kept besides the best one; at least 2, because a crash can damage the newest.
@@ -122,6 +132,7 @@ class TrainingSettings:
     r_drop: float = 0.0
     num_sampled: int = 0
     ema_decay: float = 0.0
+    freeze: tuple[str, ...] = ()
     log_every: int = 50
     save_every: int = 1000
     keep: int = 3
@@ -155,6 +166,23 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InitialSettings:
+    """The model from which a run begins. A resumed run does not read it again.
+
+    Args:
+        model: a model folder, a run folder, or owner/name on the hub; empty: random weights. Tokenizer and sizes come
+            from it; the data must have its ids.
+        sha256: of its model.safetensors; filled in when the run begins, and recorded in config.yaml.
+        data: prepared data that the model was trained on. Its test set (or validation set) is judged before and after
+            the run, like that of the new data; empty: the data of the model's run, if that folder is there.
+    """
+
+    model: str = ""
+    sha256: str = ""
+    data: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The settings of every run. Each task adds its own sections (`tasks/*/settings.py`).
 
@@ -175,6 +203,7 @@ class RunConfig:
     num_threads: int = 0
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    initial: InitialSettings = field(default_factory=InitialSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     validation: JudgingSettings = field(default_factory=JudgingSettings)
 

@@ -17,7 +17,7 @@ from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.config.build import convert
 from manyheads.config.describe import kind_of, show_value
 from manyheads.config.files import Source
-from manyheads.config.merge import dotted_names, field_types, from_dotted
+from manyheads.config.merge import dotted_names, field_types, from_dotted, list_names
 from manyheads.config.options import REQUIRED, CommandPage, names_of
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
@@ -149,10 +149,12 @@ def make_parser(cls: type, settings: Sequence[type] = (), *, complete: bool = Fa
                 import shtab
 
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
+    several = {name for one in settings for name in list_names(one)}
     for name in _dotted(settings):
         # With underscores for completion, as the help page has them; else with dashes, see `_tokens`.
         shown = name if complete and "." in name else name.replace("_", "-")
-        parser.add_argument(f"--{shown}", nargs="?", const=True, dest=f"setting {name}")
+        number: dict[str, Any] = {"nargs": "*"} if name in several else {"nargs": "?", "const": True}
+        parser.add_argument(f"--{shown}", dest=f"setting {name}", **number)
     return parser
 
 

@@ -39,6 +39,13 @@ class TrainOptions:
     config: tuple[str, ...] = option(
         "YAML files of settings; of several, later ones win.", (), metavar="FILE ...", repeats=True
     )
+    init: str | None = option(
+        "Begin from this model, with its weights, tokenizer and sizes, a new optimiser and a lower learning rate: a"
+        " model folder, a run folder, or owner/name on the hub. Prepare the data with `prepare --tokenizer MODEL`. The"
+        " same as --initial.model.",
+        None,
+        metavar="MODEL",
+    )
     resume: str = option(
         "auto: from the newest intact checkpoint of the run's folder if there is one; latest, best, or the path of a"
         " checkpoint; none: begin again (the earlier run's files move to previous-N/).",
@@ -81,6 +88,7 @@ PAGE = CommandPage(
     (
         "manyheads train --preset debug",
         "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",
+        "manyheads train --init runs/demo --data.path data/mine --run-dir runs/mine",
     ),
 )
 
@@ -102,12 +110,15 @@ def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[T
         given.settings.values.setdefault("training", {})["max_minutes"] = options.minutes
     if options.same_arithmetic:
         given.settings.values.setdefault("training", {})["same_arithmetic"] = True
+    if options.init is not None:
+        given.settings.values.setdefault("initial", {})["model"] = options.init
     config = resolve_run(
         given.settings,
         preset=options.preset,
         files=options.config,
         architecture=options.architecture,
         precision=precision,
+        resume=options.resume,
         mistakes=given.mistakes,
     )
     return options, config

@@ -57,6 +57,8 @@ def summary(result: TrainResult) -> str:
     best = result.best()
     if best is not None:
         lines.append(("best", best))
+    for name, before, after in result.compared:
+        lines += [("before", f"{before}  ({name})"), ("after", f"{after}  ({name})")]
     if result.plots:
         lines.append(("curve", "  ".join(map(str, result.plots))))
     if result.signal_number is not None:

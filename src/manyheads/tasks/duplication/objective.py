@@ -38,7 +38,10 @@ class DuplicationObjective:
     """
 
     def __init__(self, config: TextConfig) -> None:
+        if config.data.mix:
+            raise ConfigError("data.mix is for prepared data; the duplication task computes its own. Leave it out.")
         self.data = DuplicationData(config.seed, config.data.segment_len)
+        self.digest = self.data.digest
         needed = self.data.vocabulary.vocab_size
         size = config.model.vocab_size or needed
         if size < needed:
@@ -68,6 +71,10 @@ class DuplicationObjective:
     ) -> DuplicationJudge:
         """See `Objective.judge`."""
         return DuplicationJudge(model, self.config, device, stop)
+
+    def judge_sets(self, model: LanguageModel, device: torch.device, stop: StopFlag) -> dict[str, DuplicationJudge]:
+        """See `Objective.judge_sets`."""
+        return {"duplication-task valid": DuplicationJudge(model, self.config, device, stop)}
 
     def lighter(self) -> str:
         """See `Objective.lighter`."""

@@ -11,14 +11,18 @@ from typing import Any
 import torch
 
 from manyheads.architectures.language_model import LanguageModel
+from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
 from manyheads.data.prepared_text import TextData, open_text
 from manyheads.data.progress import Progress
 from manyheads.data.segments import SegmentStream
+from manyheads.data.settings import SegmentSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
+from manyheads.tasks.data_sets import known_sets, open_sets
+from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.languages import LanguagePair
@@ -49,31 +53,51 @@ class LanguageObjective:
     """
 
     def __init__(self, config: TextConfig, data_dir: Path, progress: Progress | None = None) -> None:
-        self.data = open_text(config.data, config.vocabulary, data_dir, progress=progress)
+        self.sets, self.shares = open_sets(
+            config.data, lambda settings: open_text(settings, config.vocabulary, data_dir, progress=progress)
+        )
+        self.data = self.sets[config.data.path]
+        self.digest = mixed_digest([one.digest for one in self.sets.values()])
         vocabulary = self.data.vocabulary
-        if config.model.vocab_size and config.model.vocab_size < vocabulary.vocab_size:
+        is_too_small = 0 < config.model.vocab_size < vocabulary.vocab_size
+        if is_too_small and not config.initial.model:  # otherwise the model grows, see `training.run.initial`
             raise ConfigError(
                 f"model.vocab_size is {config.model.vocab_size}, but the vocabulary of {self.data.path} has"
                 f" {vocabulary.vocab_size} ids; set it to 0, which uses them all."
             )
-        size = config.model.vocab_size or vocabulary.vocab_size
+        size = vocabulary.vocab_size if is_too_small else config.model.vocab_size or vocabulary.vocab_size
         self.config = replace(config, model=replace(config.model, vocab_size=size))
         self.model_config, self.generation = self.config.model, self.config.generation
         self.task = "text" if vocabulary.is_text else "ids"
         self.languages: tuple[LanguagePair, ...] = ()
         self.next_command = "generate {run}" if vocabulary.is_text else "generate {run} --output FILE"
-        self.stream = SegmentStream(
-            self.data.train,
-            config.data,
-            config.seed,
-            end_id=vocabulary.end_id,
-            begin_id=vocabulary.begin_id,
-            ext_len=getattr(config.model, "ext_len", 0),
+        self.stream = self._mixed_stream() if self.shares else self._stream(self.data, config.data)
+
+    def _stream(self, data: TextData, settings: SegmentSettings) -> SegmentStream:
+        return SegmentStream(
+            data.train,
+            settings,
+            self.config.seed,
+            end_id=data.vocabulary.end_id,
+            begin_id=data.vocabulary.begin_id,
+            ext_len=getattr(self.config.model, "ext_len", 0),
         )
+
+    def _mixed_stream(self) -> MixedSegments:
+        """Raises: ConfigError: segments have context from before."""
+        settings, names = self.config.data, list(self.sets)
+        if ext_len := getattr(self.config.model, "ext_len", 0):
+            raise ConfigError(f"model.ext_len is {ext_len}, which a mix of texts cannot have; set it to 0.")
+        lanes = lanes_of([self.shares[name] for name in names], settings.lanes)
+        streams = [
+            self._stream(self.sets[name], replace(settings, mix=(), path=name, lanes=count, accumulate=1))
+            for name, count in zip(names, lanes, strict=True)
+        ]
+        return MixedSegments(streams, names, names.index(settings.path), settings.accumulate)
 
     def describe(self) -> str:
         """See `Objective.describe`."""
-        lines = [self.data.describe(), self.stream.describe()]
+        lines = [*(one.describe() for one in self.sets.values()), self.stream.describe()]
         count, valid = self.config.reading.max_tokens, self.data.valid
         if valid is not None and 0 < count < len(valid):
             lines.append(
@@ -95,6 +119,20 @@ class LanguageObjective:
     ) -> TextJudge:
         """See `Objective.judge`."""
         return TextJudge(model, self.data, self.config, device, translate, stop)
+
+    def judge_sets(self, model: LanguageModel, device: torch.device, stop: StopFlag) -> dict[str, TextJudge]:
+        """See `Objective.judge_sets`."""
+        config = replace(self.config, validation=replace(self.config.validation, num_samples=0))
+        found = {}
+        for name, data in known_sets(config.initial.data, self.sets, TextData.open).items():
+            split = chosen_split({"test": data.test, "valid": data.valid}, None)
+            if split == "test":
+                counts = data.manifest["counts"]
+                manifest = {**data.manifest, "counts": {**counts, "valid": counts["test"]}}
+                data = replace(data, valid=data.test, manifest=manifest)
+            if split is not None:
+                found[f"{name} {split}"] = TextJudge(model, data, config, device, None, stop)
+        return found
 
     def lighter(self) -> str:
         """See `Objective.lighter`."""

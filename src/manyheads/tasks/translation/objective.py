@@ -9,10 +9,13 @@ import torch
 
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
+from manyheads.data.mixing import join_pairs, mixed_digest
 from manyheads.data.prepared import TATOEBA, PreparedData, open_data
 from manyheads.data.progress import Progress
 from manyheads.data.stream import TrainingStream
 from manyheads.errors import ConfigError
+from manyheads.tasks.data_sets import known_sets, open_sets
+from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator, build_translate
 from manyheads.training.run.objective import Translate
@@ -38,7 +41,12 @@ class TranslationObjective:
     """
 
     def __init__(self, config: TrainConfig, data_dir: Path, progress: Progress | None = None) -> None:
-        self.data = open_data(config.data, config.tokenizer, config.seed, data_dir, progress=progress)
+        self.sets, self.shares = open_sets(
+            config.data,
+            lambda settings: open_data(settings, config.tokenizer, config.seed, data_dir, progress=progress),
+        )
+        self.data = self.sets[config.data.path]
+        self.digest = mixed_digest([one.digest for one in self.sets.values()])
         self.config = _resolve(config, self.data)
         self.model_config, self.generation = self.config.model, self.config.decoding
         self.task = "translation" if self.data.task is None else "parsing"
@@ -46,12 +54,17 @@ class TranslationObjective:
         self.next_command = "translate {run}"
         tokenizer = self.data.tokenizer
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+        if self.shares:
+            stores = {name: one.train for name, one in self.sets.items()}
+            mix = [(name, len(store), self.shares[name]) for name, store in stores.items()]
+            self.stream = TrainingStream(join_pairs(list(stores.values())), config.data, config.seed, **ids, mix=mix)
+            return
         available = NUM_TRAIN if config.data.path == TATOEBA else len(self.data.train)
         self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids, available=available)
 
     def describe(self) -> str:
         """See `Objective.describe`."""
-        lines = [self.data.describe(), self.stream.describe()]
+        lines = [*(one.describe() for one in self.sets.values()), self.stream.describe()]
         count, found = self.config.validation.bleu_sentences, len(self.data.valid_text)
         verb = "translates" if self.data.task is None else "parses"
         if 0 <= count < found:
@@ -69,9 +82,30 @@ class TranslationObjective:
 
     def judge(self, model: Seq2Seq, device: torch.device, stop: StopFlag, translate: Translate | None) -> Validator:
         """See `Objective.judge`."""
+        return self._judge_on(self.data, model, device, stop, translate)
+
+    def judge_sets(self, model: Seq2Seq, device: torch.device, stop: StopFlag) -> dict[str, Validator]:
+        """See `Objective.judge_sets`."""
+        found = {}
+        for name, data in known_sets(self.config.initial.data, self.sets, PreparedData.open).items():
+            split = chosen_split({"test": data.test, "valid": data.valid}, None)
+            if split == "test":
+                data = replace(data, valid=data.test, valid_text=data.test_text)
+            if split is not None:
+                found[f"{name} {split}"] = self._judge_on(data, model, device, stop)
+        return found
+
+    def _judge_on(
+        self,
+        data: PreparedData,
+        model: Seq2Seq,
+        device: torch.device,
+        stop: StopFlag,
+        translate: Translate | None = None,
+    ) -> Validator:
         if translate is None and self.config.validation.bleu_sentences:
-            translate = build_translate(model, self.data, self.config, device)
-        return Validator(model, self.data, self.config, device, translate, stop)
+            translate = build_translate(model, data, self.config, device)
+        return Validator(model, data, self.config, device, translate, stop)
 
     def lighter(self) -> str:
         """See `Objective.lighter`."""
@@ -100,9 +134,11 @@ def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
     for name, given, least in zip(
         ("source_vocab_size", "target_vocab_size"), sizes, (size, data.tokenizer.num_target_ids), strict=True
     ):
-        if given < least:
+        if given < least and not config.initial.model:  # otherwise the model grows, see `training.run.initial`
             raise ConfigError(
                 f"model.{name} is {given:,}, but the tokenizer of {data.path} gives {least:,} ids on that side; set it"
                 " to 0, which uses them all."
             )
+    needed = (size, target_size)
+    sizes = (max(sizes[0], needed[0]), max(sizes[1], needed[1])) if config.initial.model else sizes
     return replace(config, model=replace(model, source_vocab_size=sizes[0], target_vocab_size=sizes[1]))

@@ -23,7 +23,7 @@ _MUON_MOMENTS = frozenset({"momentum_buffer"})
 
 def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return parameters with weight decay (matrices of linear layers) and without (embeddings, positions, norms,
-    biases).
+    biases). Frozen parameters are in neither list.
 
     A matrix that is an embedding anywhere has no decay, even if it is also a tied output matrix.
     """
@@ -31,6 +31,8 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
     for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue  # frozen
         decays = parameter.ndim >= 2 and id(parameter) not in tables
         (decayed if decays else spared).append(parameter)
     return decayed, spared
@@ -41,7 +43,7 @@ def _is_table(module: nn.Module) -> bool:
 
 
 def build_optimiser(model: nn.Module, settings: OptimiserSettings, precision: str = "fp32") -> torch.optim.Optimizer:
-    """Return an optimiser over all parameters of `model`, on their device.
+    """Return an optimiser over all parameters of `model` that are not frozen, on their device.
 
     Args: precision: of the run, `fp32` or `bf16`; Muon computes its matrix products in it.
     """
@@ -72,7 +74,7 @@ def _build_adam(
         "betas": (settings.beta1, settings.beta2),
         "eps": settings.eps,
     }
-    groups = [group for group in groups if group["params"]]
+    groups = [group for group in groups if group["params"]] or groups[:1]  # Muon may have all there are
     try:
         return kind(groups, fused=True, **arguments)
     except RuntimeError:  # this device or build has no fused kernel

@@ -234,7 +234,7 @@ class Planner:
             return FirstStep(
                 config=assembly.config,
                 device=str(device),
-                data=assembly.objective.describe(),
+                data="\n".join([assembly.objective.describe(), *assembly.notes]),
                 shapes={name: tuple(parameter.shape) for name, parameter in named.items()},
                 num_parameters=sum(parameter.numel() for parameter in named.values()),
                 batch=tuple(batch.describe() for batch in batches),

@@ -123,7 +123,8 @@ class TrainResult:
     stopped_by: the reason; for `signal`, signal_number is the signal, and the exit code should be 128 + it. model_dir:
     the best model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
     `ValidationReport.merit`); best_by: the name of the score. next_command: a command to use the model, in which
-    `{run}` stands for the run's folder.
+    `{run}` stands for the run's folder. compared: of a run that began from a model, name, scores before and scores
+    after of each held-out set.
     """
 
     run_dir: Path
@@ -141,6 +142,7 @@ class TrainResult:
     last_validation: ValidationReport | None = None
     plots: tuple[Path, ...] = ()
     next_command: str = "translate {run}"
+    compared: tuple[tuple[str, str, str], ...] = ()
 
     def best(self) -> str | None:
         """Return a text such as `step 3,000, BLEU 31.41`; None before the first validation."""

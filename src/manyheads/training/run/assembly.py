@@ -19,8 +19,12 @@ from manyheads.distributed.group import Group
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
+<<<<<<< HEAD
 from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.capacity import check_capacity
+=======
+from manyheads.training.run.initial import begin_from, freeze
+>>>>>>> 82a6ec0 (train --init: begin from a model, with frozen parameters and a mix of data sets)
 from manyheads.training.run.memory import Memory
 from manyheads.training.run.objective import Data, Objective, OpenObjective, Stream
 from manyheads.training.run.parallel import Spread
@@ -40,6 +44,7 @@ class Assembly:
         average: None without EMA.
         memory: the recurrent model's states after the last step.
         spread: the distribution of the model over ranks.
+        notes: sentences about the beginning of the run: the model that it continues, and what is frozen.
     """
 
     objective: Objective
@@ -50,6 +55,7 @@ class Assembly:
     counters: Counters
     memory: Memory = field(default_factory=Memory)
     spread: Spread = field(init=False)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.spread = Spread.alone(self.model)
@@ -77,7 +83,7 @@ class Assembly:
         """The values that a checkpoint must match: the config as plain data and the digests of data and tokenizer."""
         return {
             "config": to_plain(self.config),
-            "data_digest": self.data.digest,
+            "data_digest": self.objective.digest,
             "tokenizer_digest": self.data.tokenizer.digest,
         }
 
@@ -99,8 +105,10 @@ def assemble(
     data_dir: Path,
     group: Group | None = None,
     progress: Progress | None = None,
+    *,
+    begins: bool = True,
 ) -> Assembly:
-    """Open the data, and build the model with the seed's weights and an optimiser over it.
+    """Open the data, and build the model, with the seed's weights or those of `initial.model`, and its optimiser.
 
     Args:
         config: of the run, with its precision resolved (see `precision.resolve_precision`).
@@ -109,8 +117,10 @@ def assemble(
         data_dir: folder for an embedded corpus after preparation, which a resumed run reads again.
         group: the ranks of the run, of which the main one prepares; None: a single process.
         progress: called with the progress, as in `data.preparing`.
+        begins: False: the weights come from a checkpoint later, so `initial.model` is not read.
 
-    Raises: DataError, ConfigError, SaveError: the data cannot be used, or the model cannot be built.
+    Raises: DataError, ConfigError, SaveError, ModelFileError: the data or the initial model cannot be used, or the
+        model cannot be built.
     """
     group = group or Group()
     with group.main_first():
@@ -120,11 +130,16 @@ def assemble(
     config = objective.config
     check_capacity(config, objective.model_config, device, group.world)
     torch.manual_seed(derive_seed(config.seed, "weights"))
-    model = build_model(objective.model_config).to(device)
+    model = build_model(objective.model_config)
+    notes = []
+    if config.initial.model and begins:
+        notes += begin_from(model, config.initial, objective.data.tokenizer)
+    notes += freeze(model, config.training.freeze)
+    model = model.to(device)
     spread = Spread.over(model, config.training.parallel, group)
     decay = config.training.ema_decay
     average = MovingAverage(named_parameters(spread.holder), decay) if decay else None
     optimiser = build_optimiser(spread.holder, config.optimiser, config.precision)
-    assembly = Assembly(objective, device, model, optimiser, average, Counters())
+    assembly = Assembly(objective, device, model, optimiser, average, Counters(), notes=tuple(notes))
     assembly.spread = spread
     return assembly

@@ -25,10 +25,12 @@ from manyheads.training.record.report import Reporter, RunStart, StopReason, Tra
 from manyheads.training.run.assembly import Assembly, assemble
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import RunClock
+from manyheads.training.run.comparison import Comparison
 from manyheads.training.run.device import computing, settled
 from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.objective import Batch, Objective, OpenObjective, Translate
 from manyheads.training.run.precision import resolve_precision, stored_precision
+from manyheads.training.run.resume import find_checkpoint
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.signals import SAME_SIGNAL_SECONDS, SharedStopFlag, StopFlag, catch_signals
 from manyheads.training.settings import RunConfig
@@ -101,7 +103,8 @@ def _run(
     stored = stored_precision(folder.checkpoints, resume) if group.is_main else None
     config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
     reporter.doing("opening the data")
-    assembly = assemble(config, open_objective, device, folder.data, group, reporter.doing)
+    begins = group.from_main(lambda: find_checkpoint(folder.checkpoints, resume)[0] is None)
+    assembly = assemble(config, open_objective, device, folder.data, group, reporter.doing, begins=begins)
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
     group.is_told_to_end = lambda: stop.signal_number is not None
     # The guard is inside: a launcher ends all ranks when one is lost, and the message must be written before that.
@@ -157,6 +160,10 @@ class Trainer:
         self._clock = RunClock(self._config.training, counters.elapsed_seconds)
         self._recorder = Recorder(self._assembly, self._folder, self._metrics, self._reporter, self._clock)
         self._reporter.start(self._describe_start())
+        self._comparison = Comparison(self._assembly, self._folder, self._reporter, self._stop)
+        if self._config.initial.model:
+            with self._as_judged():
+                self._comparison.before()
         with closing(self._recorder), settled():
             while True:
                 self._agree()
@@ -172,7 +179,7 @@ class Trainer:
             device=str(assembly.device),
             precision=config.precision,
             num_parameters=sum(parameter.numel() for parameter in assembly.model.parameters()),
-            data=assembly.objective.describe(),
+            data="\n".join([assembly.objective.describe(), *assembly.notes]),
             step=assembly.counters.step,
             max_steps=config.training.max_steps,
             max_minutes=config.training.max_minutes,
@@ -313,6 +320,7 @@ class Trainer:
         counters, folder = self._assembly.counters, self._folder
         self._reporter.doing("drawing the learning curve")
         plots = self._recorder.draw() if counters.step else ()
+        compared = self._comparison.after() if self._config.initial.model and reason != "signal" else ()
         result = TrainResult(
             run_dir=folder.path,
             step=counters.step,
@@ -329,6 +337,7 @@ class Trainer:
             best_by=self._config.validation.best_by,
             last_validation=self._last_validation,
             plots=plots,
+            compared=compared,
         )
         self._reporter.done(result)
         return result

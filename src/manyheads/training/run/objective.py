@@ -5,7 +5,7 @@ Each task implements `Objective` in `tasks/*/objective.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -98,6 +98,11 @@ class Objective(Protocol):
     def data(self) -> Data: ...
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of all training data: that of `data`, or of all data sets of a mix."""
+        ...
+
+    @property
     def stream(self) -> Stream: ...
 
     @property
@@ -129,6 +134,14 @@ class Objective(Protocol):
 
     def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> Judge:
         """Return the validator. translate: replaces the model's own search.
+
+        Raises: DataError: the held-out data cannot be used with these settings.
+        """
+        ...
+
+    def judge_sets(self, model: Any, device: torch.device, stop: StopFlag) -> Mapping[str, Judge]:
+        """Return a judge for each data set of a run that begins from a model: the run's own, those of its mix, and
+        those of the model. It uses the test set, or else the validation set; a data set without them is left out.
 
         Raises: DataError: the held-out data cannot be used with these settings.
         """

@@ -18,6 +18,8 @@ _MAY_CHANGE = (
     "num_threads",
     "precision",
     "data.path",
+    "initial.model",
+    "initial.data",
     "training.max_steps",
     "training.max_minutes",
     "training.log_every",
@@ -121,7 +123,14 @@ def check_same_run(
 
 
 def differences(before: Any, now: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Return the leaves that differ between two nested dicts, as (dotted name, "name was x, is y")."""
+    """Return the leaves that differ between two nested dicts, as (dotted name, "name was x, is y").
+
+    A setting that an older version did not record had its present default if that is empty.
+    """
+    if before is None and isinstance(now, Mapping):
+        before = {}
+    if before is None and now in ("", []):
+        return []
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         found = []
         for key in sorted({*before, *now}):

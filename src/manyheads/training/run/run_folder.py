@@ -46,6 +46,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.timing = path / "timing.jsonl"
         self.samples = path / "samples"
+        self.comparison = path / "comparison.json"
         self.plots = path / "plots"
         self.tensorboard = path / "tensorboard"
         self.checkpoints = path / "checkpoints"

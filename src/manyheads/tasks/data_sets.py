@@ -1,0 +1,55 @@
+"""The data sets of a run: one, or several that are mixed, all with the same ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from manyheads.data.settings import DataSettings, SegmentSettings, shares_of
+from manyheads.errors import ConfigError
+
+__all__ = ["known_sets", "open_sets"]
+
+Settings = TypeVar("Settings", DataSettings, SegmentSettings)
+Data = TypeVar("Data")
+
+
+def open_sets(settings: Settings, open_one: Callable[[Settings], Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    """Open `data.path`, or all folders of `data.mix`.
+
+    Args:
+        settings: of the data.
+        open_one: opens the data set that `path` names.
+
+    Returns: the data sets by their paths, and the shares of a mix; empty without one.
+    Raises: DataError: a data set cannot be opened. ConfigError: data sets of a mix have different ids.
+    """
+    shares = shares_of(settings.mix)
+    paths = list(shares) or [settings.path]
+    found = {path: open_one(replace(settings, path=path, mix=())) for path in paths}
+    main = found[settings.path]
+    for path, data in found.items():
+        if data.tokenizer.digest != main.tokenizer.digest:
+            raise ConfigError(
+                f"data.mix: {path} was prepared with another tokenizer ({data.tokenizer.digest[:12]}) than"
+                f" {settings.path} ({main.tokenizer.digest[:12]}), so their ids differ; prepare it again with"
+                f" `prepare --tokenizer {settings.path}`."
+            )
+        if getattr(data, "task", None) != getattr(main, "task", None):
+            raise ConfigError(f"data.mix: {path} and {settings.path} are prepared for different tasks; mix only one.")
+    return found, shares
+
+
+def known_sets(old: str, sets: Mapping[str, Data], open_folder: Callable[[str], Data]) -> dict[str, Data]:
+    """Return the data sets of a run, and before them that of the model from which it begins, if there is one.
+
+    Args:
+        old: `initial.data`.
+        sets: of the run.
+        open_folder: opens prepared data.
+    """
+    if not old or any(Path(old).resolve() == Path(name).resolve() for name in sets):
+        return dict(sets)
+    return {old: open_folder(old), **sets}
