@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ _SIZES = (
 )
 _NOTHING = """nothing to train yet. Start from one of the presets,
   manyheads train --preset demo             a translator from embedded sentences, in minutes
-or from your own data with the default settings (the Transformer paper's base model),
+or from your own data, with settings planned for 20 minutes (or --minutes M),
   manyheads prepare --help                  text files -> data/mine
   manyheads train --data.path data/mine
 or from a file of settings,
@@ -51,6 +51,7 @@ def resolve_run(
     architecture: str | None = None,
     precision: str = "bf16",
     resume: str = "auto",
+    plan: Callable[[Source], Source] | None = None,
     mistakes: Sequence[str] = (),
 ) -> RunConfig:
     """Build the settings of a run.
@@ -64,6 +65,8 @@ def resolve_run(
         architecture: train this kind of model instead, of the same sizes.
         precision: for presets whose sizes depend on it.
         resume: `none` if the run begins again.
+        plan: single settings -> the layer below them, for prepared data without a preset, a file or an initial model;
+            None: such data is trained with the default settings.
         mistakes: those that were found before, to be reported with the others.
 
     Raises: ConfigError: names that do not exist, files that cannot be read, values of the wrong type or out of range;
@@ -71,6 +74,8 @@ def resolve_run(
     """
     found = list(mistakes)
     base = _base(typed, preset, files, precision, found)
+    if plan is not None and not base and not found and architecture is None and not _section(typed, "initial"):
+        base = _planned(typed, resume, plan)
     is_complete = len(found) == len(mistakes)
     sources = [*base, typed]
     _choose_path_of_mix(sources)
@@ -86,12 +91,11 @@ def resolve_run(
     if is_complete:
         try:
             config = resolve(kind, sources)
-<<<<<<< HEAD
             found += _unused_vocabulary(typed, config)
-=======
+
+
             if initial is not None:
                 check_sizes(config, initial)
->>>>>>> 82a6ec0 (train --init: begin from a model, with frozen parameters and a mix of data sets)
         except ConfigError as error:
             found.append(str(error))
     if found:
@@ -183,6 +187,26 @@ def _unused_vocabulary(typed: Source, config: RunConfig) -> list[str]:
         f" prepare the data again with --{name.partition('.')[2].replace('_', '-')}."
         for name in given
     ]
+
+
+def _planned(typed: Source, resume: str, plan: Callable[[Source], Source]) -> list[Source]:
+    """The layer of a plan for prepared data, or the settings of the run that was planned for it before.
+
+    Raises: ConfigError, DataError: see `tasks.planned.plan_layer`.
+    """
+    path = _section(typed, "data").get("path")
+    if not isinstance(path, str) or not (Path(path) / "manifest.json").is_file():
+        return []
+    earlier = Path("runs") / Path(path).resolve().name / "config.yaml"
+    if resume != "none" and "run_dir" not in typed.values and any((earlier.parent / "checkpoints").glob("step-*")):
+        known = load_yaml(earlier)
+        if _section(known, "data").get("path") == path:
+            return [known]
+        raise ConfigError(
+            f"{earlier.parent} holds a run on other data ({_section(known, 'data').get('path')}); give --run-dir for"
+            " this one."
+        )
+    return [plan(typed)]
 
 
 def _section(source: Source, name: str) -> dict[str, Any]:

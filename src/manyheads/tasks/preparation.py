@@ -161,17 +161,21 @@ def smaller_than_asked(manifest: Mapping[str, Any]) -> list[str]:
     return [f"            {asked:,} were asked for, but the training text has no more that occur often enough"]
 
 
-def summary_of(folder: Path, digest: str, vocabulary: str, splits: Iterable[str], preset: str) -> str:
+def summary_of(folder: Path, digest: str, vocabulary: str, splits: Iterable[str], preset: str = "") -> str:
     """Return a summary of the prepared data, and the next command to type.
 
-    Args: vocabulary: a description. splits: the lines about all splits. preset: the one to train with.
+    Args: vocabulary: a description. splits: the lines about all splits. preset: the one to train with, where a run
+        cannot be planned.
     """
+    run = f"--run-dir runs/{folder.name}"
+    command = f"--preset {preset} --data.path {folder} {run}" if preset else f"--data.path {folder} --minutes 20"
     lines = [
         f"prepared    {folder}",
         f"digest      {digest}",
         f"vocabulary  {vocabulary}",
         *splits,
         "",
-        f"next: manyheads train --preset {preset} --data.path {folder} --run-dir runs/{folder.name}",
+        f"next: manyheads train {command}",
+        *([] if preset else ["      (20 minutes, planned for this data and this machine; more minutes learn more)"]),
     ]
     return "\n".join(lines)

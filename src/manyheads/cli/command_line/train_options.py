@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.cli.command_line.parsing import fill, option_rows, read
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.describe import describe
+from manyheads.config.files import Source
 from manyheads.config.options import CommandPage, option
 from manyheads.distributed.launch import DEFAULT_TIMEOUT
 from manyheads.errors import ConfigError
@@ -52,7 +53,13 @@ class TrainOptions:
         "auto",
         metavar="auto|latest|best|PATH|none",
     )
-    minutes: float | None = option("The same as --training.max_minutes.", None, metavar="M")
+    minutes: float | None = option(
+        "The same as --training.max_minutes. A run on prepared data with neither a preset, a file nor a model is"
+        " planned for this time.",
+        None,
+        metavar="M",
+        default_is="of a planned run 20; otherwise the preset's",
+    )
     same_arithmetic: bool = option("The same as --training.same_arithmetic.", False)
     timeout: float = option(
         "With several ranks (torchrun): seconds without a sign of life after which a rank is lost and the others end.",
@@ -83,20 +90,26 @@ class TrainOptions:
 
 PAGE = CommandPage(
     TrainOptions,
-    "Train a model. Settings come from a preset, then from files, then from single options; later ones win."
-    " The same command again continues a stopped run.",
+    "Train a model. Settings come from a preset, then from files, then from single options; later ones win. Without a"
+    " preset, a file and a model, sizes and schedule are planned for the data, the minutes and this machine. The same"
+    " command again continues a stopped run.",
     (
         "manyheads train --preset debug",
         "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",
+        "manyheads train --data.path data/mine --minutes 10",
         "manyheads train --init runs/demo --data.path data/mine --run-dir runs/mine",
     ),
 )
 
 
-def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[TrainOptions, RunConfig]:
+def read_arguments(
+    arguments: Sequence[str], precision: str = "bf16", plan: Callable[[Source], Source] | None = None
+) -> tuple[TrainOptions, RunConfig]:
     """The options and the config of a command line.
 
-    Args: precision: for presets whose sizes depend on it.
+    Args:
+        precision: for presets whose sizes depend on it.
+        plan: see `tasks.layers.resolve_run`.
 
     Raises: ConfigError: unknown options, and all that `tasks.layers.resolve_run` refuses, in one message.
     """
@@ -119,6 +132,7 @@ def read_arguments(arguments: Sequence[str], precision: str = "bf16") -> tuple[T
         architecture=options.architecture,
         precision=precision,
         resume=options.resume,
+        plan=plan,
         mistakes=given.mistakes,
     )
     return options, config

@@ -43,7 +43,14 @@ def run(arguments: Sequence[str]) -> int:
         print(stopped_message, file=sys.stderr)
         return 128 + stopped.number
     print(task.module("prepare").summary(output, manifest))
+    tokenizer = getattr(getattr(options, "vocabulary", None), "tokenizer", None)
+    if tokenizer is not None and _is_model(Path(tokenizer)):
+        print(f"or begin from that model (5 minutes): manyheads train --init {tokenizer} --data.path {output}")
     return 0
+
+
+def _is_model(folder: Path) -> bool:
+    return any((place / "model.safetensors").is_file() for place in (folder, folder / "model"))
 
 
 def _check_output(output: Path, replace: bool) -> None:

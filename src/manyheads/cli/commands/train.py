@@ -18,10 +18,10 @@ from manyheads.cli.command_line.train_options import (
 )
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.config.files import to_yaml
+from manyheads.config.files import Source, to_yaml
 from manyheads.distributed.launch import start
 from manyheads.distributed.place import Place, find_place, refuse_ranks
-from manyheads.errors import RankLostError
+from manyheads.errors import ConfigError, RankLostError
 from manyheads.training.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def run(arguments: Sequence[str]) -> int:
         given = read(TrainOptions, arguments)  # to read the settings, too, would take longer than the page
         print(settings_page(given.options.get("preset", "")))
         return 0
-    options, config = read_arguments(arguments)
     place = find_place()
+    options, config = read_arguments(arguments, plan=lambda typed: _plan(typed, place))
     if place.world == 1:
         config = size_by_precision(arguments, options, config, options.resume)
     if options.print_config:
@@ -69,6 +69,26 @@ def run(arguments: Sequence[str]) -> int:
 
         print(summary(result))
     return 0 if result.signal_number is None else 128 + result.signal_number
+
+
+def _plan(typed: Source, place: Place) -> Source:
+    """The layer of a planned run; its table goes to standard error, since --print-config needs the other stream.
+
+    Raises: ConfigError: several ranks would measure different rates; or see `tasks.planned.plan_layer`.
+    """
+    if place.world > 1:
+        raise ConfigError(
+            f"A plan is made by one process, but there are {place.world} ranks; write it to a file with"
+            " `manyheads train ... --print-config > plan.yaml`, and give all ranks --config plan.yaml."
+        )
+    set_up_machine()
+    from manyheads.tasks.planned import plan_layer
+
+    with showing_if_long() as show:
+        show("measuring training steps", 0, 0)
+        found = plan_layer(typed)
+    print(found.table, file=sys.stderr)
+    return found.layer
 
 
 def _train(arguments: Sequence[str], options: TrainOptions, config: RunConfig, place: Place) -> TrainResult:

@@ -105,4 +105,4 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
         if published != counts["tokens"]:
             lines.append(f"  {published:>13,} tokens are published: is this the whole corpus, unchanged?")
     about = f"{vocabulary.kind}, {vocabulary.vocab_size:,} ids, {vocabulary.digest[:12]}"
-    return summary_of(folder, data.digest, about, lines, "xl-demo" if vocabulary.is_text else "reformer-demo")
+    return summary_of(folder, data.digest, about, lines, "" if vocabulary.is_text else "reformer-demo")

@@ -128,7 +128,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
             lines.append(f"  {tokens:>13,} {side} tokens: {mean:.1f} a sentence, {longest:,} the longest{noted}")
     if cleaning and (told := describe_cleaning(cleaning)):
         lines += ["", *told]
-    return summary_of(folder, data.digest, vocabulary, lines, "demo")
+    return summary_of(folder, data.digest, vocabulary, lines, "" if data.task is None else "demo")
 
 
 def _cleaning(folder: Path) -> dict[str, Any]:

@@ -6,11 +6,13 @@ length, so the polynomial through the peaks of some steps gives the peak of any 
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -95,7 +97,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStep:
-    """A run and its first step.
+    """A run and its first step. step_seconds: of a step after it.
 
     shapes: every parameter's name and shape. batch: a description of each micro-batch. state_bytes: as in `Footprint`.
     peak_bytes: peak memory of the step, activations included (on a CPU: of the whole process). fault: the reason why
@@ -117,8 +119,9 @@ class FirstStep:
 
     def describe(self) -> str:
         """Return all of it as text, one line each."""
-        width = max(len(name) for name in self.shapes)
-        rows = [f"  {name:<{width}}  {' x '.join(map(str, shape))}" for name, shape in self.shapes.items()]
+        folded = _folded(self.shapes)
+        width = max(len(name) for name, _ in folded)
+        rows = [f"  {name:<{width}}  {text}" for name, text in folded]
         return "\n".join(
             [
                 self.data,
@@ -128,9 +131,44 @@ class FirstStep:
                 f"memory: {self.state_bytes / MIB:,.0f} MiB for weights, gradients and optimiser;"
                 f" {self.peak_bytes / MIB:,.0f} MiB at the peak of one step",
                 f"one step: {self.step_seconds:.2f} s, loss {self.loss:.4f} per token (nothing was saved)",
+                self.describe_time(),
                 *([f"the step fails: {self.fault}"] if self.fault else []),
             ]
         )
+
+    def describe_time(self) -> str:
+        """Return one line: the steps, passes and time of the whole run, without its validations."""
+        training = self.config.training
+        seconds = max(self.step_seconds, 1e-9)
+        limits = [(training.max_steps * seconds, training.max_steps)] if training.max_steps else []
+        limits += (
+            [(60 * training.max_minutes, int(60 * training.max_minutes / seconds))] if training.max_minutes else []
+        )
+        whole, steps = min(limits)
+        return (
+            f"the whole run: about {steps:,} steps, {steps / max(1, self.steps_per_epoch):.1f} epochs,"
+            f" {_time(whole)}, and the validations"
+        )
+
+
+def _time(seconds: float) -> str:
+    """Return a time as a person would say it."""
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size or (unit == "minutes" and seconds >= size):
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} seconds"
+
+
+def _folded(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, str]]:
+    """Return name and shape of each parameter; those that differ only in the number of their layer share a line."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, shape in shapes.items():
+        text = " x ".join(map(str, shape))
+        rows.setdefault((re.sub(r"\.\d+(?=\.)", ".*", name), text), []).append(name)
+    return [
+        (names[0], text) if len(names) == 1 else (pattern, f"{text}  ({len(names)} times)")
+        for (pattern, text), names in rows.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -227,9 +265,10 @@ class Planner:
             data_dir = folder.data if folder.data.is_dir() else Path(aside)
             assembly = assemble(config, self.open_objective, device, data_dir)
             batches = assembly.stream.at(0, 0)
-            started = time.monotonic()
-            result = assembly.stepper().take(batches, 1, 0.0)
-            seconds = time.monotonic() - started
+            stepper = assembly.stepper()
+            result = stepper.take(batches, 1, 0.0)
+            peak = peak_memory_bytes(device)
+            seconds = _median_seconds(lambda step: stepper.take(batches, step, 0.0))
             named = named_parameters(assembly.model)
             return FirstStep(
                 config=assembly.config,
@@ -240,11 +279,24 @@ class Planner:
                 batch=tuple(batch.describe() for batch in batches),
                 steps_per_epoch=assembly.stream.rows(0),
                 state_bytes=measuring.state_bytes(assembly.model, assembly.optimiser, assembly.average is not None),
-                peak_bytes=peak_memory_bytes(device),
+                peak_bytes=peak,
                 loss=result.loss_sum / result.num_tokens,
                 step_seconds=seconds,
                 fault=None if result.fault is None else str(result.fault),
             )
+
+
+def _median_seconds(take: Callable[[int], object]) -> float:
+    """Return the time of a step after the first one, which also prepares memory and kernels.
+
+    Args: take: computes a step of this number.
+    """
+    seconds: list[float] = []
+    while not seconds or (len(seconds) < 3 and sum(seconds) < 1):
+        started = time.monotonic()
+        take(2 + len(seconds))
+        seconds.append(time.monotonic() - started)
+    return median(seconds)
 
 
 def _probe_lengths(length: int, degree: int) -> tuple[int, ...]:

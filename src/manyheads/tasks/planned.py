@@ -1,0 +1,179 @@
+"""The plan of a run on one's own data: facts about data and machine, the rule of `training.plan.rule`, and a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.config.build import convert
+from manyheads.config.describe import show_value
+from manyheads.config.files import Source
+from manyheads.config.merge import from_dotted
+from manyheads.data.manifest import read_manifest
+from manyheads.data.preparing import FORMAT, FORMAT_VERSION
+from manyheads.errors import ConfigError
+from manyheads.tasks.presets import demo, xl_demo
+from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.plan.rule import REFERENCE_WIDTH, Choice, Facts, Plan, plan_run
+
+__all__ = ["DEFAULT_MINUTES", "PlannedRun", "plan_layer"]
+
+DEFAULT_MINUTES = 20.0
+_KINDS = {"translation": "pairs", "language-modelling": "text"}
+_ARCHITECTURES = {"pairs": "transformer", "text": "transformer-xl"}
+
+MeasureRate = Callable[[Any, int, int], tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """The settings of a planned run as a layer below the command line, and the table that explains them."""
+
+    layer: Source
+    table: str
+
+
+def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
+    """Plan a run on prepared data; what the command line sets is kept, and the rest follows from it.
+
+    Args:
+        typed: the settings of the command line, with `data.path`.
+        measure: (config, length, rows) -> tokens per second of training steps, and a description of the machine;
+            None: measured here.
+
+    Raises: ConfigError: the data is not of pairs or text, or another architecture is asked for; the message names a
+        preset. DataError: it cannot be read.
+    """
+    given = _leaves(typed.values)
+    folder = Path(str(given["data.path"]))
+    manifest = read_manifest(folder, kind=FORMAT, version=FORMAT_VERSION)
+    kind = _kind_of(folder, manifest, given)
+    minutes, steps = _limit_of(given)
+    config = _reference(kind, manifest, typed)
+    length, rows = (16, 128) if kind == "pairs" else (config.data.segment_len, config.data.lanes)
+    rate, machine = (measure or _measured)(config, length, rows)
+    facts = _facts(kind, manifest, minutes, steps, rate, given)
+    plan = plan_run(facts)
+    values: dict[str, Any] = {**plan.settings(), "model.architecture": _ARCHITECTURES[kind]}
+    values |= {"run_dir": f"runs/{folder.resolve().name}"}
+    chosen = {name: value for name, value in values.items() if name not in given}
+    layer = from_dotted((TrainConfig if kind == "pairs" else TextConfig,), chosen, "the plan")
+    return PlannedRun(layer, _table(plan, facts, given, machine))
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = isinstance(value, Mapping)
+        found |= _leaves(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return found
+
+
+def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    task = manifest.get("task")
+    name = task.get("name") if isinstance(task, Mapping) else "translation"
+    kind = _KINDS.get(str(name))
+    if kind == "text" and _is_of_ids(folder):
+        raise ConfigError(f"A plan is for sentence pairs and text; {folder} holds ids. Name --preset reformer-demo.")
+    if kind is None:
+        raise ConfigError(f"A plan is for sentence pairs and text; {folder} is for {name}. Name --preset demo.")
+    asked = given.get("model.architecture", _ARCHITECTURES[kind])
+    if asked != _ARCHITECTURES[kind]:
+        preset = "reformer-demo" if kind == "text" else "demo --architecture reformer"
+        raise ConfigError(
+            f"model.architecture is {asked}, but a plan for {folder} is for {_ARCHITECTURES[kind]}; name a preset, such"
+            f" as --preset {preset}."
+        )
+    return kind
+
+
+def _is_of_ids(folder: Path) -> bool:
+    try:
+        return json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("level") == "ids"
+    except (OSError, ValueError, AttributeError):
+        return False  # whoever opens the folder reports what is wrong
+
+
+def _limit_of(given: Mapping[str, Any]) -> tuple[float, int]:
+    """The minutes and steps of the run: what is given, or the default minutes."""
+    steps = convert(int, given.get("training.max_steps", 0), "training.max_steps")
+    minutes = convert(float, given.get("training.max_minutes", 0.0 if steps else DEFAULT_MINUTES), "--minutes")
+    if minutes < 0 or steps < 0 or not (minutes or steps):
+        raise ConfigError(f"--minutes is {minutes:g}; a plan needs a time above 0, such as --minutes 20.")
+    return (0.0, steps) if steps and not minutes else (minutes, 0)
+
+
+def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
+    """The run whose rate is measured: the demo presets at the reference width, with this data's vocabulary."""
+    own = {name: typed.values[name] for name in ("device", "precision", "num_threads") if name in typed.values}
+    if "num_threads" in own:
+        own["num_threads"] = convert(int, own["num_threads"], "num_threads")
+    size = manifest["tokenizer"]["vocab_size"]
+    if kind == "pairs":
+        base = demo("bf16")
+        return replace(base, **own, model=replace(base.model, source_vocab_size=size, target_vocab_size=size))
+    text = xl_demo("bf16")
+    model = text.model
+    assert isinstance(model, TransformerXLConfig)
+    width = {"d_model": REFERENCE_WIDTH, "head_dim": REFERENCE_WIDTH // 4, "d_ff": 4 * REFERENCE_WIDTH}
+    return replace(text, **own, model=replace(model, vocab_size=size, dropout=0.0, **width))
+
+
+def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
+    import torch
+
+    from manyheads.decoding.device import choose_device
+    from manyheads.tasks.table import task_of
+    from manyheads.training.plan.rate import tokens_per_second
+    from manyheads.training.run.precision import resolve_precision
+
+    device = choose_device(config.device)
+    config = resolve_precision(config, device)
+    rate = tokens_per_second(task_of(config).module("plan").Trial(config), length, rows, device)
+    threads = f", {config.num_threads or torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    return rate, f"{device}, {config.precision}{threads}"
+
+
+def _facts(
+    kind: str, manifest: Mapping[str, Any], minutes: float, steps: int, rate: float, given: Mapping[str, Any]
+) -> Facts:
+    counts = manifest["counts"]["train"]
+    fixed = dict(given)
+    for name in ("model.d_model", "data.max_tokens"):
+        if name in fixed:
+            fixed[name] = convert(int, fixed[name], name)
+            if fixed[name] < 1:
+                raise ConfigError(f"{name} is {fixed[name]}; it must be at least 1.")
+    common: dict[str, Any] = {"minutes": minutes, "steps": steps, "tokens_per_second": rate, "given": fixed}
+    if kind == "text":
+        return Facts(kind="text", num_samples=max(1, counts["documents"]), tokens=counts["tokens"], **common)
+    pairs = counts["pairs"]
+    return Facts(
+        kind="pairs",
+        num_samples=pairs,
+        tokens=max(counts["source_tokens"] + pairs, counts["target_tokens"] + 2 * pairs),
+        longest_source=counts["source_longest"] + 1,
+        longest_target=counts["target_longest"] + 2,
+        **common,
+    )
+
+
+def _table(plan: Plan, facts: Facts, given: Mapping[str, Any], machine: str) -> str:
+    """A line about the data and the machine, and one for each choice."""
+    what = f"{facts.num_samples:,} pairs, " if facts.kind == "pairs" else ""
+    limit = f"{facts.minutes:g} minutes" if facts.minutes else f"{facts.steps:,} steps"
+    head = (
+        f"plan for {what}{facts.tokens:,} training tokens and {limit}: about {plan.num_steps:,} steps,"
+        f" {plan.num_epochs:.1f} passes\nmeasured: {facts.tokens_per_second:,.0f} tokens/s at d_model {REFERENCE_WIDTH}"
+        f" ({machine})"
+    )
+    typed = [Choice(name, value, "given on the command line") for name, value in given.items() if "." in name]
+    rows = [(one.setting, show_value(one.value), one.reason) for one in (*typed, *plan.choices) if one.reason]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {reason}" for name, value, reason in rows]
+    return "\n".join([head, *lines, "all settings: config.yaml in the run's folder, or --print-config"])
