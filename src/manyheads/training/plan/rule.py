@@ -7,11 +7,13 @@ passes over the data. Nothing here measures or reads anything, so a plan can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 __all__ = ["REFERENCE_WIDTH", "Choice", "Facts", "Plan", "plan_run"]
+
+N = TypeVar("N", int, float)
 
 REFERENCE_WIDTH = 256
 """d_model of the model whose rate is measured."""
@@ -109,7 +111,7 @@ def plan_run(facts: Facts) -> Plan:
     d_model = int(facts.given.get("model.d_model") or width.d_model)
     steps = _steps(facts, d_model, width.num_layers, step_tokens)
     if facts.kind == "pairs" and "data.max_tokens" not in facts.given:
-        step_tokens = 8192 if steps >= 24_000 else 4096 if steps >= 6_000 else _STEP_TOKENS
+        step_tokens = _first_below(steps, ((250, 1024), (6_000, 2048), (24_000, 4096)), 8192)
         step_tokens = max(step_tokens, _limit(facts.longest_source), _limit(facts.longest_target))
         steps = _steps(facts, d_model, width.num_layers, step_tokens)
     epochs = steps * step_tokens / max(1, facts.tokens)
@@ -141,7 +143,8 @@ def _shape(facts: Facts, width: _Width, d_model: int, steps: int) -> list[Choice
     reason = f"about {steps:,} steps of {facts.tokens:,} training tokens"
     if wider:
         needed = wider[-1]
-        reason += f"; {needed.d_model} needs {needed.least_steps:,} steps and {needed.least_tokens:,} tokens"
+        tokens = f" and {needed.least_tokens:,} tokens" if needed.least_tokens else ""
+        reason += f"; {needed.d_model} needs {needed.least_steps:,} steps{tokens}"
     heads = max((count for count in (8, 4, 2, 1) if d_model % count == 0 and d_model // count >= 32), default=1)
     heads = min(heads, 4) if d_model <= REFERENCE_WIDTH else heads
     names = ("num_encoder_layers", "num_decoder_layers") if facts.kind == "pairs" else ("num_layers",)
@@ -221,11 +224,12 @@ def _validations(facts: Facts) -> int:
     return 5 if facts.steps else max(2, min(10, round(facts.minutes / 2)))
 
 
-def _first_below(value: float, bounds: tuple[tuple[float, float], ...], last: float) -> float:
+def _first_below(value: float, bounds: tuple[tuple[float, N], ...], last: N) -> N:
+    """Return what belongs to the first bound above a value."""
     return next((found for bound, found in bounds if value < bound), last)
 
 
 def _round(value: float) -> int:
     """One or two digits, as a person would choose."""
-    step: Callable[[float], int] = lambda size: 5 if size < 100 else 10 if size < 1000 else 100  # noqa: E731
-    return round(value / step(value)) * step(value)
+    unit = _first_below(value, ((100, 5), (1000, 10)), 100)
+    return round(value / unit) * unit

@@ -1,0 +1,189 @@
+"""The plan of a run: what the rule chooses, what the command line keeps, and what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.cli.command_line.train_options import read_arguments
+from manyheads.config.files import Source, to_yaml
+from manyheads.data.prepared import prepare_corpus
+from manyheads.data.preparing_ids import prepare_ids
+from manyheads.data.preparing_pairs import PairList
+from manyheads.data.preparing_text import prepare_text
+from manyheads.data.raw_files import RawFiles
+from manyheads.data.texts import TextBlock
+from manyheads.errors import ConfigError
+from manyheads.tasks.planned import PlannedRun, plan_layer
+from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.text.settings import IdSettings, TokenizerSettings, VocabularySettings
+from manyheads.training.plan.rule import Facts, Plan, plan_run
+
+
+def plan(**facts: Any) -> tuple[Plan, dict[str, Any]]:
+    usual: dict[str, Any] = {
+        "kind": "pairs", "num_samples": 20_000, "tokens": 330_000, "longest_source": 40, "longest_target": 45,
+        "minutes": 10.0, "tokens_per_second": 3000.0, "given": {},
+    }  # fmt: skip
+    made = plan_run(Facts(**{**usual, **facts}))
+    return made, made.settings()
+
+
+def test_a_faster_machine_or_more_minutes_give_a_wider_model() -> None:
+    widths = [plan(tokens_per_second=rate)[1]["model.d_model"] for rate in (300, 1200, 8000, 80_000)]
+    assert widths == [128, 192, 256, 256]  # wider ones need more data
+    assert plan(tokens_per_second=80_000, tokens=5_000_000)[1]["model.d_model"] == 384
+    assert plan(tokens_per_second=80_000, tokens=50_000_000, minutes=120)[1]["model.d_model"] == 512
+    assert plan(tokens_per_second=1200, minutes=60)[1]["model.d_model"] == 256
+
+
+def test_more_passes_over_the_data_give_more_dropout() -> None:
+    found = [plan(tokens=tokens)[1]["model.dropout"] for tokens in (3_000_000, 300_000, 151_000, 40_000)]
+    assert found == [0.0, 0.1, 0.2, 0.3]
+
+
+def test_the_plan_states_steps_and_passes() -> None:
+    made, values = plan()
+    assert made.num_steps == pytest.approx(600 * 0.85 * 3000 / 2048, rel=0.01)
+    assert made.num_epochs == pytest.approx(made.num_steps * 2048 / 330_000)
+    assert (values["training.max_minutes"], values["training.max_steps"]) == (10.0, 0)
+    assert values["schedule.warmup_steps"] == made.num_steps // 20
+    assert 2 <= made.num_steps / values["validation.every_steps"] <= 12
+
+
+def test_few_steps_are_made_smaller_and_many_larger() -> None:
+    assert plan(minutes=1.0, tokens_per_second=500)[1]["data.max_tokens"] == 1024
+    assert plan(minutes=600.0, tokens_per_second=20_000)[1]["data.max_tokens"] == 8192
+
+
+def test_long_sentences_fit_into_a_step() -> None:
+    values = plan(longest_source=5000, longest_target=130, minutes=1.0, tokens_per_second=500)[1]
+    assert (values["data.max_source_len"], values["data.max_target_len"]) == (256, 144)
+    assert values["data.max_tokens"] >= 256
+
+
+def test_what_is_given_is_left_out_and_the_rest_follows_from_it() -> None:
+    _, values = plan(given={"model.d_model": 512, "optimiser.name": "adam"}, minutes=3.0)
+    assert "model.d_model" not in values
+    assert "optimiser.name" not in values
+    assert values["model.d_ff"] == 2048
+    steps = plan(given={"model.d_model": 512}, minutes=3.0)[0].num_steps
+    assert steps < plan(minutes=3.0)[0].num_steps
+    by_steps = plan(minutes=0.0, steps=700)[1]
+    assert "training.max_minutes" not in by_steps
+
+
+def test_text_has_no_more_lanes_than_it_can_fill() -> None:
+    assert plan(kind="text", tokens=200_000)[1]["data.lanes"] == 16
+    assert plan(kind="text", tokens=4000)[1]["data.lanes"] == 3
+    assert plan(kind="text", tokens=50)[1]["data.lanes"] == 1
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planned")
+    lines = [(f"a b c {number}", f"x y {number} z w") for number in range(50)]
+    splits: dict[str, Any] = {"train": PairList("t", lines), "valid": PairList("v", lines[:3])}
+    prepare_corpus(folder / "pairs", **splits, tokenizer=TokenizerSettings(kind="word", vocab_size=40))
+    blocks = [TextBlock("t", b"one two three. " * 300), TextBlock("v", b"four five. " * 9)]
+    prepare_text(folder / "text", train=blocks[0], valid=blocks[1], vocabulary=VocabularySettings(level="bytes"))
+    (folder / "ids.bin").write_bytes(bytes(range(250)) * 4)
+    ids = RawFiles(paths=[folder / "ids.bin"], form="bytes")
+    prepare_ids(folder / "ids", train=ids, settings=IdSettings(form="bytes"))
+    return folder
+
+
+@pytest.fixture
+def read(folders: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Any, list[PlannedRun]]]:
+    """The config of a command line on some data, and the plans that were made for it; in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(data: str, *more: str, rate: float = 3000.0) -> tuple[Any, list[PlannedRun]]:
+        made: list[PlannedRun] = []
+
+        def layer(typed: Source) -> Source:
+            made.append(plan_layer(typed, lambda config, length, rows: (rate, "a machine")))
+            return made[-1].layer
+
+        return read_arguments(["--data.path", str(folders / data), *more], plan=layer)[1], made
+
+    return call
+
+
+def test_a_plan_becomes_the_settings(read: Callable[..., tuple[Any, list[PlannedRun]]]) -> None:
+    config, [made] = read("pairs")
+    assert isinstance(config, TrainConfig)
+    assert (config.run_dir, config.training.max_minutes, config.optimiser.name) == ("runs/pairs", 20.0, "muon")
+    assert "plan for 50 pairs" in made.table
+    assert "passes over the data; more passes need more" in made.table
+    config, [made] = read("text", "--minutes", "3")
+    assert isinstance(config, TextConfig)
+    assert (config.model.architecture, config.training.max_minutes, config.data.lanes) == ("transformer-xl", 3.0, 3)
+
+
+def test_the_command_line_wins(read: Callable[..., tuple[Any, list[PlannedRun]]]) -> None:
+    config, [made] = read("pairs", "--model.d_model", "96", "--optimiser.learning_rate", "0.5", "--run-dir", "runs/x")
+    assert (config.model.d_model, config.model.d_ff, config.optimiser.learning_rate) == (96, 384, 0.5)
+    assert config.run_dir == "runs/x"
+    assert "given on the command line" in made.table
+    config, _ = read("pairs", "--training.max_steps", "40")
+    assert (config.training.max_steps, config.training.max_minutes) == (40, 0.0)
+
+
+@pytest.mark.parametrize("more", [("--preset", "debug"), ("--architecture", "reformer")])
+def test_no_plan_is_made_where_something_else_is_asked_for(
+    read: Callable[..., tuple[Any, list[PlannedRun]]], more: tuple[str, ...]
+) -> None:
+    assert read("pairs", *more)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "message"),
+    [
+        ("ids", (), "holds ids. Name --preset reformer-demo"),
+        ("pairs", ("--model.architecture", "reformer-seq2seq"), "--preset demo --architecture reformer"),
+        ("text", ("--model.architecture", "reformer"), "--preset reformer-demo"),
+        ("pairs", ("--minutes", "0"), "needs a time above 0"),
+        ("pairs", ("--minutes", "-3"), "-3"),
+        ("pairs", ("--training.max_steps", "many"), "training.max_steps is 'many'"),
+        ("pairs", ("--model.d_model", "0"), "model.d_model is 0"),
+    ],
+)
+def test_what_cannot_be_planned(
+    read: Callable[..., tuple[Any, list[PlannedRun]]], data: str, more: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(data, *more)
+    assert message in str(caught.value)
+
+
+def test_the_same_command_goes_on_with_the_plan_of_the_run(
+    read: Callable[..., tuple[Any, list[PlannedRun]]], folders: Path
+) -> None:
+    first, _ = read("pairs")
+    run = Path("runs/pairs")
+    (run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (run / "config.yaml").write_text(to_yaml(first))
+    again, made = read("pairs", rate=90_000.0)
+    assert again == first
+    assert made == []
+    assert read("pairs", "--resume", "none")[1] != []
+    (run / "config.yaml").write_text(to_yaml(first).replace(str(folders / "pairs"), "elsewhere"))
+    with pytest.raises(ConfigError, match="holds a run on other data"):
+        read("pairs")
+
+
+def test_the_rate_is_measured(folders: Path) -> None:
+    """With few tokens a step, since a real measurement takes seconds."""
+    import torch
+
+    from manyheads.tasks.presets import debug
+    from manyheads.tasks.translation.plan import Trial
+    from manyheads.training.plan.rate import tokens_per_second
+
+    trial = Trial(debug()).at(8)
+    assert tokens_per_second(trial, 8, 2, torch.device("cpu")) > 0
