@@ -30,6 +30,7 @@ NO_PICTURES = "--training.plots false --training.tensorboard false"
 CUTS = [
     # What the page says, for a reader with minutes -> what the test does, in seconds.
     (r"(?<=--preset demo)(.*) --minutes \d+", rf"\1 {FEW_STEPS}"),
+    (r"(train --data.path data/mine.*) --minutes \d+", rf"\1 {FEW_STEPS}"),
     (r"(?<=--run-dir runs/demo) --resume none", r"\g<0> --data.num_train_pairs 4000"),
     (r"(?<=manyheads train)(?! --preset base)", f" {NO_PICTURES}"),
     (r"--memory-len 0 32 64|--num-hashes 1 4 full", r"\g<0> --max-tokens 4000"),

@@ -168,14 +168,14 @@ def summary_of(folder: Path, digest: str, vocabulary: str, splits: Iterable[str]
         cannot be planned.
     """
     run = f"--run-dir runs/{folder.name}"
-    command = f"--preset {preset} --data.path {folder} {run}" if preset else f"--data.path {folder} --minutes 20"
+    command = f"--preset {preset} --data.path {folder} {run}" if preset else f"--data.path {folder} {run}"
     lines = [
         f"prepared    {folder}",
         f"digest      {digest}",
         f"vocabulary  {vocabulary}",
         *splits,
         "",
+        *([] if preset else ["train plans a run of 20 minutes for this data and this machine, or of --minutes M"]),
         f"next: manyheads train {command}",
-        *([] if preset else ["      (20 minutes, planned for this data and this machine; more minutes learn more)"]),
     ]
     return "\n".join(lines)
