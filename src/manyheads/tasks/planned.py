@@ -55,7 +55,8 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     minutes, steps = _limit_of(given)
     config = _reference(kind, manifest, typed)
     length, rows = (16, 128) if kind == "pairs" else (config.data.segment_len, config.data.lanes)
-    rate, machine = (measure or _measured)(config, length, rows)
+    # A number of steps is what it is on any machine.
+    rate, machine = (0.0, "") if steps else (measure or _measured)(config, length, rows)
     facts = _facts(kind, manifest, minutes, steps, rate, given)
     plan = plan_run(facts)
     values: dict[str, Any] = {**plan.settings(), "model.architecture": _ARCHITECTURES[kind]}
@@ -93,9 +94,10 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
 
 def _is_of_ids(folder: Path) -> bool:
     try:
-        return json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("level") == "ids"
-    except (OSError, ValueError, AttributeError):
+        record = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False  # whoever opens the folder reports what is wrong
+    return isinstance(record, dict) and record.get("level") == "ids"
 
 
 def _limit_of(given: Mapping[str, Any]) -> tuple[float, int]:
@@ -164,9 +166,10 @@ def _table(plan: Plan, facts: Facts, given: Mapping[str, Any], machine: str) -> 
     limit = f"{facts.minutes:g} minutes" if facts.minutes else f"{facts.steps:,} steps"
     head = (
         f"plan for {what}{facts.tokens:,} training tokens and {limit}: about {plan.num_steps:,} steps,"
-        f" {plan.num_epochs:.1f} passes\nmeasured: {facts.tokens_per_second:,.0f} tokens/s at d_model {REFERENCE_WIDTH}"
-        f" ({machine})"
+        f" {plan.num_epochs:.1f} passes"
     )
+    if machine:
+        head += f"\nmeasured: {facts.tokens_per_second:,.0f} tokens/s at d_model {REFERENCE_WIDTH} ({machine})"
     typed = [Choice(name, value, "given on the command line") for name, value in given.items() if "." in name]
     rows = [(one.setting, show_value(one.value), one.reason) for one in (*typed, *plan.choices) if one.reason]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

@@ -57,6 +57,9 @@ def test_the_other_sets_are_read_to_their_end_before_they_repeat() -> None:
     old = [one for epoch in range(10) for one in epoch_of(stream, epoch) if one < 100]
     assert Counter(old) == Counter(range(100))
     assert len(set(old[:50])) == 50
+    assert sorted(old[:10]) != list(range(10))
+    later = [one for epoch in range(10, 20) for one in epoch_of(stream, epoch) if one < 100]
+    assert set(later[:10]) != set(old[:10])
 
 
 def test_a_small_set_repeats_within_an_epoch() -> None:

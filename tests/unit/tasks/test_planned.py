@@ -130,7 +130,8 @@ def test_the_command_line_wins(read: Callable[..., tuple[Any, list[PlannedRun]]]
     assert (config.model.d_model, config.model.d_ff, config.optimiser.learning_rate) == (96, 384, 0.5)
     assert config.run_dir == "runs/x"
     assert "given on the command line" in made.table
-    config, _ = read("pairs", "--training.max_steps", "40")
+    config, [made] = read("pairs", "--training.max_steps", "40")
+    assert "measured" not in made.table
     assert (config.training.max_steps, config.training.max_minutes) == (40, 0.0)
 
 

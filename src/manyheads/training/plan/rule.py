@@ -67,7 +67,7 @@ class Facts:
         longest_source, longest_target: tokens of the longest sentences, special tokens included; 0 for a text.
         minutes: limit of the run; 0 if it is limited by steps.
         steps: number of steps, if that is the limit.
-        tokens_per_second: of training steps with the reference model on this machine.
+        tokens_per_second: of training steps with the reference model on this machine; not used if `steps` is given.
         given: settings that the user has fixed, by dotted names.
     """
 
