@@ -50,12 +50,10 @@ class DataSettings:
     mix: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-<<<<<<< HEAD
         check(self, "data.", between(8, MOST_UNITS), "max_tokens")
         check(self, "data.", between(2, MOST_UNITS), "max_source_len")
         check(self, "data.", between(3, MOST_UNITS), "max_target_len")
         check(self, "data.", between(1, MOST_UNITS), "accumulate", "pad_to_multiple")
-=======
         _check_mix(self.mix, self.path)
         if self.mix and self.num_train_pairs:
             raise ConfigError(
@@ -63,11 +61,6 @@ class DataSettings:
                 " num_train_pairs to 0.",
                 fields=("num_train_pairs", "mix"),
             )
-        check(self, "data.", at_least(8), "max_tokens")
-        check(self, "data.", at_least(2), "max_source_len")
-        check(self, "data.", at_least(3), "max_target_len")
-        check(self, "data.", at_least(1), "accumulate", "pad_to_multiple")
->>>>>>> 82a6ec0 (train --init: begin from a model, with frozen parameters and a mix of data sets)
         check(self, "data.", at_least(0), "num_train_pairs")
         longest = max(self.max_source_len, self.max_target_len)
         if self.max_tokens // self.accumulate < longest:
@@ -112,12 +105,9 @@ class SegmentSettings:
     mix: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-<<<<<<< HEAD
         check(self, "data.", between(1, MOST_LANES), "lanes")
         check(self, "data.", between(1, MOST_UNITS), "segment_len", "accumulate")
-=======
         _check_mix(self.mix, self.path)
-        check(self, "data.", at_least(1), "lanes", "segment_len", "accumulate")
         if len(self.mix) > self.lanes:
             raise ConfigError(
                 f"data.mix names {len(self.mix)} folders, but data.lanes is {self.lanes}; each folder needs a lane of"
@@ -130,7 +120,6 @@ class SegmentSettings:
                 " or data.documents to 'joined'.",
                 fields=("mix", "segment_lengths", "documents", "order"),
             )
->>>>>>> 82a6ec0 (train --init: begin from a model, with frozen parameters and a mix of data sets)
         if self.accumulate > self.lanes:
             raise ConfigError(
                 f"data.accumulate is {self.accumulate}, but data.lanes is {self.lanes}; accumulate must be at most"

@@ -93,7 +93,6 @@ def resolve_run(
             config = resolve(kind, sources)
             found += _unused_vocabulary(typed, config)
 
-
             if initial is not None:
                 check_sizes(config, initial)
         except ConfigError as error:

@@ -18,12 +18,15 @@ from typing import Any
 import pytest
 import yaml
 
+from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.cli import main
 from manyheads.cli.command_line import parsing
 from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.cli.commands.inspect import KINDS
 from manyheads.cli.main import COMMANDS
+from manyheads.config.files import Source, to_plain
 from manyheads.errors import ManyHeadsError
+from manyheads.tasks import layers
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
@@ -105,7 +108,9 @@ def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     if arguments[0] == "train":
         if cut_short:
             arguments = [*arguments, "--preset", "debug"]
-        return said_by(lambda: read_arguments(arguments[1:]))
+        with monkeypatch.context() as patch:
+            patch.setattr(layers, "model_layer", _of_some_model)
+            return said_by(lambda: read_arguments(arguments[1:]))
 
     def reads(page: Any, given: Any, *told: Any) -> Any:
         unknown = [one for one in parsing.read(page.options, given).mistakes if "There is no option" in one]
@@ -123,6 +128,11 @@ def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
                 patch.setattr(module, "set_up_machine", lambda: None)
         rest = arguments[2:] if arguments[0] == "inspect" else arguments[1:]
         return said_by(lambda: module_of(arguments).run(rest))
+
+
+def _of_some_model(name: str, run_dir: str, resume: str) -> Source:
+    """The layer of a model that need not exist."""
+    return Source({"model": to_plain(TransformerConfig()), "initial": {"model": name}}, f"the model {name}")
 
 
 def said_by(call: Any) -> str:

@@ -19,12 +19,9 @@ from manyheads.distributed.group import Group
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
-<<<<<<< HEAD
 from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.capacity import check_capacity
-=======
 from manyheads.training.run.initial import begin_from, freeze
->>>>>>> 82a6ec0 (train --init: begin from a model, with frozen parameters and a mix of data sets)
 from manyheads.training.run.memory import Memory
 from manyheads.training.run.objective import Data, Objective, OpenObjective, Stream
 from manyheads.training.run.parallel import Spread
