@@ -20,9 +20,10 @@ CHINESE = README.with_name("README.zh-CN.md")
 BLOCKS = re.findall(r"<!-- test -->\n```(\w*)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 # By steps and not by minutes, in fp32 and without Muon, so that every machine does the same work.
+TOKENIZER = " --tokenizer.vocab_size 1000"
 FEW_STEPS = (
     "--training.max_minutes 0 --training.max_steps 50 --data.max_tokens 768"
-    " --tokenizer.vocab_size 1000 --model.d_model 64 --model.d_ff 128 --model.num_heads 2 --model.num_encoder_layers 1"
+    f"{TOKENIZER} --model.d_model 64 --model.d_ff 128 --model.num_heads 2 --model.num_encoder_layers 1"
     " --model.num_decoder_layers 2 --precision fp32 --optimiser.name adamw --optimiser.learning_rate 0.01"
     " --schedule.warmup_steps 20 --validation.bleu_sentences 4"
 )
@@ -30,7 +31,7 @@ NO_PICTURES = "--training.plots false --training.tensorboard false"
 CUTS = [
     # What the page says, for a reader with minutes -> what the test does, in seconds.
     (r"(?<=--preset demo)(.*) --minutes \d+", rf"\1 {FEW_STEPS}"),
-    (r"(train --data.path data/mine.*) --minutes \d+", rf"\1 {FEW_STEPS}"),
+    (r"(train --data.path data/mine.*) --minutes \d+", rf"\1 {FEW_STEPS.replace(TOKENIZER, '')}"),
     (r"(?<=--run-dir runs/demo) --resume none", r"\g<0> --data.num_train_pairs 4000"),
     (r"(?<=manyheads train)(?! --preset base)", f" {NO_PICTURES}"),
     (r"--memory-len 0 32 64|--num-hashes 1 4 full", r"\g<0> --max-tokens 4000"),
