@@ -49,12 +49,15 @@ PEERS: Mapping[str, type[Peer]] = _Peers(
         "d2l/TransformerEncoderBlock": "manyheads.interop.d2l:BlockPeer",
         "d2l/attention": "manyheads.interop.d2l:AllOfD2l",
         "d2l/masked_softmax": "manyheads.interop.d2l:SoftmaxPeer",
+        "fairseq/Transformer": "manyheads.interop.fairseq:Fairseq",
         "fused-qkv/MultiheadAttention": "manyheads.interop.fused_qkv:FusedQkv",
+        "joeynmt/Transformer": "manyheads.interop.joeynmt:JoeyNMT",
         "kimiyoung/TransformerXL": "manyheads.interop.kimiyoung_transformer_xl:OfficialTransformerXL",
         "kimiyoung/sample_logits": "manyheads.interop.kimiyoung_sample_logits:SampleLogits",
         "labml/MultiHeadAttention": "manyheads.interop.labml:MultiHeadPeer",
         "labml/RelativeMultiHeadAttention": "manyheads.interop.labml:RelativePeer",
         "labml/attention": "manyheads.interop.labml:AllOfLabml",
+        "opennmt-py/Transformer": "manyheads.interop.opennmt_py:OpenNMT",
         "reformer-pytorch/LSHAttention": "manyheads.interop.reformer_pytorch:BareAttentionPeer",
         "reformer-pytorch/LSHSelfAttention": "manyheads.interop.reformer_pytorch:SelfAttentionPeer",
         "tf/Transformer-XL": "manyheads.interop.tf_transformer_xl:TensorFlowXL",
@@ -119,6 +122,21 @@ FORMATS: Mapping[str, Format] = {
         architecture="transformer-xl",
         description="--from only: the original TensorFlow code; a checkpoint and corpus-info.json, with --from-pickle"
         " also the vocabulary in cache.pkl",
+        is_written=False,
+    ),
+    "fairseq/Transformer": Format(
+        architecture="transformer",
+        description="--from only: a checkpoint with --from-pickle, dict.LANG.txt and a sentencepiece model",
+        is_written=False,
+    ),
+    "opennmt-py/Transformer": Format(
+        architecture="transformer",
+        description="--from only: a checkpoint with --from-pickle, weights only",
+        is_written=False,
+    ),
+    "joeynmt/Transformer": Format(
+        architecture="transformer",
+        description="--from only: config.yaml, a checkpoint with --from-pickle, vocabularies, a sentencepiece model",
         is_written=False,
     ),
 }

@@ -29,8 +29,9 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
-from manyheads.interop import FORMATS, PEERS, marian_folder
+from manyheads.interop import FORMATS, PEERS, marian_folder, peer_files
 from manyheads.interop.kimiyoung_transformer_xl import options_of_module
+from manyheads.interop.legacy_pickle import Saved, read_saved
 from manyheads.interop.tensorflow import find_prefix, read_checkpoint, verifies_data
 from manyheads.interop.tf_corpus import CACHE, CorpusFiles, find_beside, read_corpus_files
 from manyheads.interop.tf_transformer_xl import PUBLISHED_LANES, TensorFlowXL, find_checkpoint
@@ -45,6 +46,7 @@ PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
 _OFFICIAL_PICKLE = "model.pt"
 _MOST_JSON_BYTES = 4 << 20
+_FIRST_PICKLES = ("pytorch_model.bin", _OFFICIAL_PICKLE, "best.ckpt", "checkpoint_best.pt")  # of several
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -101,9 +103,13 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
     more: dict[str, bytes] = {}
     if peer == TENSORFLOW_XL:
         config, weights = _read_tensorflow(source, notes)
+    elif peer in peer_files.TRAINED_BY:
+        saved = _read_weights(source, from_pickle)
+        weights, config = saved.tensors, {"model": peer_files.read_options(peer, source, saved)}
     else:
-        weights, settings_of_module = _read_weights(source, from_pickle)
-        config = _read_config(source, peer, weights, settings_of_module)
+        saved = _read_weights(source, from_pickle)
+        weights = saved.tensors
+        config = _read_config(source, peer, weights, saved.settings)
     model = PEERS[peer].from_peer(config, weights).module
     config = config["model"] if FORMATS[peer].model_type else config
     tokenizer: TranslationTokenizer | SymbolVocabulary | None = None
@@ -127,6 +133,10 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
             "Layers that hash draw random rotations of their own, so logits differ from the peer's draw by draw;"
             " docs/converting.md says how to compare them exactly."
         )
+    if peer in peer_files.TRAINED_BY:
+        sizes = model.config.source_vocab_size, model.config.target_vocab_size
+        tokenizer = peer_files.read_tokenizer(peer, source, config["model"], sizes, notes)
+        next_command = f"manyheads translate {output}" if tokenizer is not None else ""
     if tokenizer is None:
         does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
         notes.append(f"There was no tokenizer, so the model {does} ids, not text.")
@@ -259,20 +269,20 @@ def _read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_weights(folder: Path, from_pickle: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors, and the settings of a module that was saved whole.
+def _read_weights(folder: Path, from_pickle: bool) -> Saved:
+    """Return tensors, and what a pickle says besides.
 
     Raises: ModelFileError: there are none, they are damaged, or there is only a pickle and it was not requested.
     """
     file = folder / "model.safetensors"
     if file.is_file():
         try:
-            return load_file(file), {}
+            return Saved(load_file(file), {}, {})
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{file} is not an intact safetensors file: {error}.") from error
     pickles = sorted(path for path in folder.iterdir() if path.suffix in _PICKLES and path.is_file())
     if len(pickles) > 1:
-        pickles = [path for path in pickles if path.name in ("pytorch_model.bin", _OFFICIAL_PICKLE)] or pickles
+        pickles = [path for path in pickles if path.name in _FIRST_PICKLES] or pickles
     if not pickles:
         shards = " (its weights in several files are not read)" if list(folder.glob("*.index.json")) else ""
         raise ModelFileError(
@@ -287,10 +297,7 @@ def _read_weights(folder: Path, from_pickle: bool) -> tuple[dict[str, Tensor], d
     if len(pickles) > 1:
         names = ", ".join(path.name for path in pickles)
         raise ModelFileError(f"{folder} has several pickles: {names}; keep the one that holds the model.")
-    from manyheads.interop.legacy_pickle import read_saved
-
-    saved = read_saved(pickles[0])
-    return saved.tensors, saved.settings
+    return read_saved(pickles[0])
 
 
 def _count(model: nn.Module) -> int:

@@ -52,10 +52,12 @@ class Saved:
 
     tensors: by name. settings: for a module that was saved whole, the numbers, booleans and flat lists among the
         attributes of it and its submodules, by dotted name (`layers.0.dec_attn.n_head`); empty otherwise.
+    options: what a training script saved under `args`, `cfg` or `opt`, by dotted name (`args.encoder_layers`).
     """
 
     tensors: dict[str, Tensor]
     settings: dict[str, Any]
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_saved(path: Path) -> Saved:
     """Return the tensors of a file that torch.save wrote, by name, contiguous in CPU memory, without shared memory.
 
-    The file may contain a state dict, a state dict under the key `state_dict`, `model_state_dict` or `model` (then only
-    that is read), a whole module of a known class (its parameters and saved buffers), or nested dicts and lists, whose
-    keys are joined by dots. The zip format and the older format of torch since 0.1.10 are supported.
+    The file may contain a state dict, a state dict under the key `state_dict`, `model_state_dict`, `model_state` or
+    `model` (then only that is read, and `generator` beside it), a whole module of a known class (its parameters and
+    saved buffers), or nested dicts and lists, whose keys are joined by dots. The zip format and the older format of
+    torch since 0.1.10 are supported.
 
     Args: path: the file.
 
@@ -164,7 +167,7 @@ def _assemble(folder: Path, size: int) -> Saved:
             if key not in rows:
                 rows[key] = reader.get_tensor(key).clone()  # a copy is aligned for every dtype
             tensors[name] = _look(rows[key], _DTYPES[dtype], offset, shape, stride)
-    return Saved(tensors, dict(settings))
+    return Saved(tensors, dict(settings), dict(index["options"]))
 
 
 def _look(row: Tensor, dtype: torch.dtype, offset: int, shape: list[int], stride: list[int]) -> Tensor:

@@ -37,16 +37,20 @@ _LEGACY_PROTOCOL = 1001
 _MOST_SETTINGS = 50_000
 _MOST_ITEMS = 1_000
 
-Contents = tuple[dict[str, View], dict[str, Any], dict[str, tuple[int, int]], Callable[[str], Iterator[bytes]]]
-"""Tensors, settings, (items, bytes) of each storage, and how to read one in chunks."""
+Contents = tuple[
+    dict[str, View], dict[str, dict[str, Any]], dict[str, tuple[int, int]], Callable[[str], Iterator[bytes]]
+]
+"""Tensors, settings and options, (items, bytes) of each storage, and how to read one in chunks."""
 
 
 def find_tensors(root: Any) -> dict[str, View]:
     """Return the state dict: under a usual key, of a whole module, or of all nested tensors with dotted names."""
     if isinstance(root, dict):
-        for key in ("state_dict", "model_state_dict", "model"):
+        for key in ("state_dict", "model_state_dict", "model_state", "model"):
             inner = root.get(key)
             found = _tensors(inner) if isinstance(inner, dict | Stub) else {}
+            if found and isinstance(root.get("generator"), dict):  # OpenNMT-py stores the output layer beside the model
+                found |= _tensors({"generator": root["generator"]})
             if found:
                 return found
     return _tensors(root)
@@ -76,6 +80,29 @@ def find_settings(root: Any) -> dict[str, Any]:
                 found[_name((*path, name))] = item
         if len(found) > _MOST_SETTINGS:
             raise RefusedError(f"its modules have more than {_MOST_SETTINGS:,} settings")
+    return found
+
+
+def _facts(root: Any) -> dict[str, dict[str, Any]]:
+    return {"settings": find_settings(root), "options": find_options(root)}
+
+
+def find_options(root: Any) -> dict[str, Any]:
+    """Return numbers, booleans, None, short texts and flat lists of them from the options that a training script saved
+    under `args`, `cfg` or `opt`, by dotted names.
+    """
+    found: dict[str, Any] = {}
+    for key in ("args", "cfg", "opt") if isinstance(root, dict) else ():
+        waiting: list[tuple[tuple[Any, ...], Any]] = [((key,), root.get(key))]
+        while waiting and len(found) <= _MOST_SETTINGS:
+            path, value = waiting.pop()
+            inner = value.attributes if isinstance(value, Stub) else value
+            if isinstance(inner, dict) and len(path) <= _MOST_DEPTH:
+                waiting += [((*path, name), item) for name, item in inner.items() if type(name) is str]
+            elif len(path) > 1 and (_is_plain(value) or (type(value) is str and len(value) <= _MOST_NAME)):
+                found[_name(path)] = value
+    if len(found) > _MOST_SETTINGS:
+        raise RefusedError(f"it has more than {_MOST_SETTINGS:,} options")
     return found
 
 
@@ -169,7 +196,7 @@ def read_zip(file: IO[bytes], size: int) -> Contents:
             while chunk := part.read(_CHUNK_BYTES):
                 yield chunk
 
-    return find_tensors(root), find_settings(root), machine.storages, chunks
+    return find_tensors(root), _facts(root), machine.storages, chunks
 
 
 def read_legacy(data: mmap.mmap) -> Contents:
@@ -202,17 +229,17 @@ def read_legacy(data: mmap.mmap) -> Contents:
         for begin in range(start, end, _CHUNK_BYTES):
             yield data[begin : min(begin + _CHUNK_BYTES, end)]
 
-    return find_tensors(root), find_settings(root), machine.storages, chunks
+    return find_tensors(root), _facts(root), machine.storages, chunks
 
 
 def write(
     folder: str,
     tensors: dict[str, View],
-    settings: dict[str, Any],
+    facts: dict[str, dict[str, Any]],
     storages: dict[str, tuple[int, int]],
     chunks: Callable[[str], Iterator[bytes]],
 ) -> None:
-    """Write every storage that a tensor needs as a row of bytes in a safetensors file; views and settings as JSON."""
+    """Write every storage that a tensor needs as a row of bytes in a safetensors file; views and facts as JSON."""
     header, end = {}, 0
     for key in dict.fromkeys(view.key for view in tensors.values()):
         begin, end = end, end + storages[key][1]
@@ -225,7 +252,7 @@ def write(
             for chunk in chunks(key):
                 out.write(chunk)
     views = [[name, v.key, v.dtype, v.offset, v.size, v.stride] for name, v in tensors.items()]
-    write_index(folder, {"tensors": views, "settings": settings})
+    write_index(folder, {"tensors": views, **facts})
 
 
 def write_index(folder: str, index: dict[str, Any]) -> None:

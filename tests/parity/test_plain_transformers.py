@@ -1,0 +1,93 @@
+"""Random models that fairseq, OpenNMT-py and JoeyNMT made, from their checkpoints (`make_plain_transformers.py`)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from marian_models import write_peer_folder
+from safetensors.torch import load_file
+
+from manyheads.architectures.pretrained import load
+from manyheads.cli.main import main
+from manyheads.decoding.translator import Translator
+from manyheads.text.sides import load_tokenizer
+
+FOLDER = Path(__file__).parent / "fixtures"
+PEERS = {"fairseq": "fairseq/Transformer", "opennmt": "opennmt-py/Transformer", "joeynmt": "joeynmt/Transformer"}
+CASES = [f"{peer}-{number}" for peer in PEERS for number in range(3)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_converted_checkpoint_has_the_logits_of_the_peer(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer = PEERS[case.partition("-")[0]]
+    arguments = ["convert", str(FOLDER / case), "--from", peer, "--from-pickle", "--output", str(tmp_path / "ours")]
+    assert main(arguments) == 0, capsys.readouterr().err
+    model = load(tmp_path / "ours")
+    expected = load_file(FOLDER / case / "expected.safetensors")
+    with torch.no_grad():
+        lengths = expected["src_mask"].sum(1)
+        found = model.log_probs(expected["src"], lengths, expected["decoder_input_ids"])
+    wanted = expected["logits"].log_softmax(-1)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("case", "start"), [("fairseq-0", 2), ("joeynmt-1", 2)])
+def test_vocabularies_and_a_sentencepiece_model_make_a_tokenizer(
+    case: str, start: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """fairseq starts from </s>, JoeyNMT from <s>; both have the id 2."""
+    pytest.importorskip("sentencepiece")
+    folder = tmp_path / "theirs"
+    shutil.copytree(FOLDER / case, folder)
+    shutil.copy(write_peer_folder(tmp_path / "marian") / "source.spm", folder / "spm.model")
+    arguments = ["convert", str(folder), "--from", PEERS[case.partition("-")[0]], "--from-pickle"]
+    assert main([*arguments, "--output", str(tmp_path / "ours")]) == 0
+    assert f"next: manyheads translate {tmp_path / 'ours'}" in capsys.readouterr().out
+    tokenizer = load_tokenizer(tmp_path / "ours")
+    assert (tokenizer.target.bos_id, tokenizer.target.pad_id) == (start, 1)
+    assert tokenizer.target.eos_id == {"fairseq-0": 2, "joeynmt-1": 3}[case]
+    assert tokenizer.target.decode([4, 5]) == "w0w1"
+    assert len(Translator.from_pretrained(tmp_path / "ours").translate(["w0 w1"])) == 1
+
+
+def test_a_vocabulary_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "theirs"
+    shutil.copytree(FOLDER / "fairseq-0", folder)
+    (folder / "spm.model").write_bytes(b"")
+    (folder / "dict.en.txt").write_text("".join(f"w{number} 1\n" for number in range(40)))
+    arguments = ["convert", str(folder), "--from", PEERS["fairseq"], "--from-pickle", "--output", str(tmp_path / "x")]
+    assert main(arguments) == 2
+    assert "has 44 pieces, the model 11" in capsys.readouterr().err
+
+
+def test_a_pickle_is_read_only_if_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["convert", str(FOLDER / "fairseq-0"), "--from", "fairseq/Transformer", "--output", str(tmp_path / "x")]
+    assert main(arguments) == 2
+    assert "With --from-pickle its tensors are read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("case", "old", "new", "said"),
+    [
+        ("joeynmt-0", "alpha: 1.0", "alpha: 0.8", "encoder.alpha is 0.8"),
+        ("joeynmt-0", "type: transformer", "type: recurrent", "type is 'recurrent'"),
+        ("joeynmt-0", "activation: relu", "activation: swiss", "the activation is 'swiss'"),
+    ],
+)
+def test_what_our_model_does_not_have_is_named(
+    case: str, old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "theirs"
+    shutil.copytree(FOLDER / case, folder)
+    text = (folder / "config.yaml").read_text()
+    text = text.replace("  encoder:\n", f"  encoder:\n    {new}\n") if old not in text else text.replace(old, new)
+    (folder / "config.yaml").write_text(text)
+    arguments = ["convert", str(folder), "--from", PEERS["joeynmt"], "--from-pickle", "--output", str(tmp_path / "x")]
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
