@@ -8,11 +8,16 @@ from pathlib import Path
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ModelFileError
 
-__all__ = ["resolve_model_path"]
+__all__ = ["FETCHED", "is_hub_name", "resolve_model_path"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Never pickles or scripts: other files of a repository are not downloaded.
-_FETCHED = ["*.safetensors", "*.json", "*.spm", "*.md"]
+FETCHED = ["*.safetensors", "*.json", "*.spm", "*.md"]
+
+
+def is_hub_name(text: str) -> bool:
+    """Return whether a text has the form owner/name."""
+    return _HUB_NAME.fullmatch(text) is not None
 
 
 def resolve_model_path(path: str | Path, *, revision: str | None = None) -> Path:
@@ -31,7 +36,7 @@ def resolve_model_path(path: str | Path, *, revision: str | None = None) -> Path
         return folder
     if folder.exists():
         raise ModelFileError(f"{folder} is a file; a model is a folder with config.json and model.safetensors.")
-    if not _HUB_NAME.fullmatch(str(path)) or str(path).startswith((".", "/")):
+    if not is_hub_name(str(path)):
         raise ModelFileError(
             f"there is no folder {folder}; give a model folder, a run folder, or owner/name on the hub."
         )
@@ -45,7 +50,7 @@ def resolve_model_path(path: str | Path, *, revision: str | None = None) -> Path
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(path), revision=revision, allow_patterns=_FETCHED))
+        return Path(snapshot_download(str(path), revision=revision, allow_patterns=FETCHED))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ModelFileError(

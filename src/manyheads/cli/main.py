@@ -34,6 +34,7 @@ COMMANDS = {
     "average": "average the weights of a run's checkpoints into a model",
     "convert": "models of other implementations into ours, and back",
     "export": "a model in the formats of other runtimes",
+    "push": "a model to the Hugging Face hub, with a card",
     "info": "what is in a model, a run or prepared data",
     "doctor": "is this machine ready: versions, devices, speed",
     "completion": "tab completion for bash, zsh or fish",

@@ -151,16 +151,18 @@ class Generator:
         precision: Precision = "fp32",
         *,
         compile_steps: bool = False,
+        revision: str | None = None,
     ) -> Self:
         """Load a generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
+        `revision` is a branch, tag or commit of a model on the hub.
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
         On a CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is not a language model.
             ConfigError, DataError: the content of a file is invalid.
         """
-        folder = resolve_model_path(path)
+        folder = resolve_model_path(path, revision=revision)
         chosen = choose_device(device)
         if not has_tokenizer(folder):
             raise ModelFileError(

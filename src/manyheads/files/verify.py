@@ -24,6 +24,7 @@ __all__ = [
     "list_folders",
     "make_manifest",
     "read_manifest",
+    "render_manifest",
     "verify_folder",
 ]
 
@@ -73,10 +74,11 @@ def make_manifest(folder: Path) -> str:
         name: {"sha256": file_sha256(folder / name), "size": (folder / name).stat().st_size}
         for name in list_files(folder)
     }
-    return _render(files)
+    return render_manifest(files)
 
 
-def _render(files: dict[str, dict[str, Any]]) -> str:
+def render_manifest(files: dict[str, dict[str, Any]]) -> str:
+    """Return the manifest's text for these files: name -> sha256 and size."""
     return json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1, sort_keys=True) + "\n"
 
 
@@ -164,7 +166,7 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
         raise CheckpointError(
             f"{folder} is damaged: {MANIFEST} has an entry that is not a plain name with sha256 and size."
         )
-    if text != _render(files).encode():  # equivalent JSON is not enough
+    if text != render_manifest(files).encode():  # equivalent JSON is not enough
         raise CheckpointError(f"{folder} is damaged: {MANIFEST} was changed after it was written.")
     return files
 

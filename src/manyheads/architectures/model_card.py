@@ -1,0 +1,105 @@
+"""The card of a model on the Hugging Face hub: README.md with the metadata that the hub reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from manyheads.errors import ConfigError
+
+__all__ = ["CardFacts", "make_card"]
+
+_PIPELINES = {"transformer": "translation", "transformer-xl": "text-generation", "reformer": "text-generation"}
+_BLEU = {"bleu": "BLEU", "chrf": "chrF"}
+_OF_LANGUAGE_MODELS = {"perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """What a person says about a model. licence: its identifier on the hub. datasets: names of the training data.
+    evaluation: what `manyheads evaluate --json` printed.
+    """
+
+    licence: str | None = None
+    datasets: Sequence[str] = ()
+    evaluation: Mapping[str, Any] | None = None
+
+
+def make_card(
+    name: str,
+    config: Any,
+    languages: Sequence[tuple[str, str]],
+    num_parameters: int,
+    example: str,
+    facts: CardFacts,
+) -> str:
+    """Return README.md.
+
+    Args:
+        name: owner/name.
+        config: the model's config.
+        languages: source and target of each direction that it translates.
+        example: Python code that uses the model.
+
+    Raises: ConfigError: the evaluation is not of `manyheads evaluate --json`.
+    """
+    architecture = config.architecture
+    pipeline = _PIPELINES.get(architecture, "text-generation")
+    spoken = list(dict.fromkeys(language for pair in languages for language in pair))
+    head: dict[str, Any] = {"library_name": "manyheads", "pipeline_tag": pipeline, "tags": [architecture]}
+    head |= {"language": spoken} if spoken else {}
+    head |= {"license": facts.licence} if facts.licence else {}
+    head |= {"datasets": list(facts.datasets)} if facts.datasets else {}
+    results = [] if facts.evaluation is None else _results(facts.evaluation)
+    if results:
+        data = {"name": facts.evaluation["protocol"].get("data", "unknown"), "type": "text"}  # type: ignore[index]
+        one = {"task": {"type": pipeline}, "dataset": data, "metrics": results}
+        head |= {"metrics": sorted({result["type"] for result in results})}
+        head |= {"model-index": [{"name": name.rpartition("/")[2], "results": [one]}]}
+    lines = ["---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", f"# {name}", ""]
+    directions = ", ".join(f"{source} to {target}" for source, target in languages)
+    what = f"It translates from {directions}. " if directions else ""
+    lines += [f"A {architecture} of manyheads with {num_parameters:,} parameters. {what}".rstrip(), ""]
+    lines += ["## Usage", "", "```", "pip install manyheads", "```", "", "```python", example, "```", ""]
+    if results:
+        lines += ["## Evaluation", "", "| metric | value | signature |", "|---|---|---|"]
+        lines += [f"| {one['name']} | {one['value']:.4g} | {_signature(one)} |" for one in results] + [""]
+    lines += ["## Limits", "", *_limits(config, facts)]
+    return "\n".join(lines) + "\n"
+
+
+def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the metrics of a model-index, with the signature of sacreBLEU among the arguments."""
+    if not isinstance(evaluation.get("protocol"), Mapping):
+        raise ConfigError("the evaluation has no 'protocol'; give the output of `manyheads evaluate MODEL --json`.")
+    results: list[dict[str, Any]] = []
+    for key, title in _BLEU.items():
+        if isinstance(found := evaluation.get(key), Mapping):
+            arguments = {"signature": str(found.get("signature"))}
+            results.append({"type": key, "name": title, "value": float(found["score"]), "args": arguments})
+    records = evaluation.get("results")
+    for key, title in _OF_LANGUAGE_MODELS.items() if isinstance(records, list) and records else ():
+        if isinstance(records[0], Mapping) and key in records[0]:
+            results.append({"type": key, "name": title, "value": float(records[0][key])})
+    if not results:
+        raise ConfigError("the evaluation has neither BLEU and chrF nor perplexity; evaluate a model, then push it.")
+    return results
+
+
+def _signature(result: Mapping[str, Any]) -> str:
+    return f"`{result['args']['signature']}`" if "args" in result else ""
+
+
+def _limits(config: Any, facts: CardFacts) -> list[str]:
+    if _PIPELINES.get(config.architecture) == "translation":
+        most = config.longest_input
+        longest = f"Sources and translations have at most {most:,} tokens. " if most else ""
+        lines = [f"- {longest}Each line is translated by itself, without the lines before it."]
+    else:
+        lines = ["- It continues text by likelihood; what it writes may be wrong, offensive or copied from its data."]
+    lines += [] if facts.datasets else ["- The training data is not stated."]
+    lines += [] if facts.licence else ["- No licence is stated; ask the owner before you use it."]
+    return lines

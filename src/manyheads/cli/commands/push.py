@@ -1,0 +1,68 @@
+"""`manyheads push MODEL owner/name`: a model folder to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.cli.command_line.parsing import parse
+from manyheads.config.options import CommandPage, argument, option
+from manyheads.errors import ModelFileError
+
+__all__ = ["PAGE", "PushOptions", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    """Options of `manyheads push`."""
+
+    model: str = argument("A model folder or a run folder.", metavar="MODEL")
+    name: str = argument("The repository, owner/name; it is created if it does not exist.", metavar="NAME")
+    revision: str | None = option(
+        "The branch to write to; it is created if it does not exist.", default=None, metavar="NAME", default_is="main"
+    )
+    private: bool = option("Create the repository as a private one.", default=False)
+    license: str | None = option("The licence, as the hub names it: mit, apache-2.0.", default=None, metavar="ID")
+    dataset: tuple[str, ...] = option("Names of the training data.", default=(), metavar="NAME ...")
+    evaluation: str | None = option(
+        "The output of `evaluate --json`; its figures and signatures go into the card.", default=None, metavar="FILE"
+    )
+    dry_run: bool = option("Print what would be uploaded, and the card; upload nothing.", default=False)
+
+
+PAGE = CommandPage(
+    PushOptions,
+    """Upload a model to the Hugging Face hub in one commit: the files that its manifest lists, as far as a model is
+read from them, and a card with licence, languages, data and figures. Every file is first compared with the manifest.
+The token comes from `hf auth login` or HF_TOKEN.""",
+    (
+        "manyheads push runs/demo owner/demo-en-de --license mit --dry-run",
+        "manyheads push runs/demo owner/demo-en-de --license mit --dataset tatoeba --evaluation figures.json",
+    ),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Push a model. Returns: the exit code."""
+    options = parse(PAGE, arguments, "push")
+    if not Path(options.model).is_dir():
+        raise ModelFileError(f"there is no folder {options.model}; give a model folder or a run folder.")
+    from manyheads.architectures.hub import resolve_model_path
+    from manyheads.architectures.model_card import CardFacts
+    from manyheads.architectures.push import make_upload, read_evaluation, send
+
+    evaluation = None if options.evaluation is None else read_evaluation(options.evaluation)
+    facts = CardFacts(licence=options.license, datasets=options.dataset, evaluation=evaluation)
+    upload = make_upload(resolve_model_path(options.model), options.name, facts)
+    for file in upload.left_out:
+        print(f"manyheads: {file} is left out; no model is read from such a file.", file=sys.stderr)
+    if options.dry_run:
+        print(f"would upload to {upload.name}, {options.revision or 'main'}:")
+        print("\n".join(f"  {upload.size(file):>15,} bytes  {file}" for file in upload.files))
+        card = upload.files["README.md"]
+        print(card.decode("utf-8") if isinstance(card, bytes) else "")
+        return 0
+    print(f"pushed {len(upload.files)} files: {send(upload, revision=options.revision, private=options.private)}")
+    return 0

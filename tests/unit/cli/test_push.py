@@ -1,0 +1,147 @@
+"""`manyheads push` against a hub on loopback, and the model back from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hub_server import FakeHub, running_hub
+
+from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.cli.main import main
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
+
+EVALUATION = {
+    "bleu": {"score": 27.5, "signature": "nrefs:1|case:mixed|tok:13a", "length": 9, "reference_length": 9},
+    "protocol": {"data": "newstest2014"},
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.train(["a b c"] * 3, TokenizerSettings(kind="word"))
+    size = tokenizer.vocab_size
+    config = TransformerConfig(
+        source_vocab_size=size, target_vocab_size=size, d_model=8, num_heads=2, d_ff=8, num_encoder_layers=1,
+        num_decoder_layers=1,
+    )  # fmt: skip
+    more = {"test.txt": b"a\n"}
+    save_pretrained(build_model(config), tmp_path / "model", tokenizer=tokenizer, more=more, languages=[("en", "de")])
+    (tmp_path / "figures.json").write_text(json.dumps(EVALUATION))
+    return tmp_path / "model"
+
+
+def _run(hub: FakeHub, home: Path, *arguments: object, token: str = "hf_right") -> subprocess.CompletedProcess[str]:
+    return _start(hub, home, ["-m", "manyheads", *map(str, arguments)], token)
+
+
+def _python(hub: FakeHub, home: Path, code: str) -> subprocess.CompletedProcess[str]:
+    return _start(hub, home, ["-c", f"from manyheads import Translator; {code}"], "hf_right")
+
+
+def _start(hub: FakeHub, home: Path, arguments: list[str], token: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        **{"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"},
+        **{"HF_HUB_DISABLE_PROGRESS_BARS": "1", "no_proxy": "127.0.0.1"},
+    }
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=120)
+
+
+def test_a_pushed_model_comes_back(model: Path, tmp_path: Path) -> None:
+    with running_hub() as hub:
+        more = ["--license", "mit", "--dataset", "wmt14", "--evaluation", tmp_path / "figures.json", "--private"]
+        done = _run(hub, tmp_path / "home", "push", model, "owner/name", *more)
+        assert done.returncode == 0, done.stderr
+        assert "pushed 5 files" in done.stdout
+        assert "test.txt is left out" in done.stderr
+        sent = hub.files["main"]
+        listed = json.loads((model / "manifest.json").read_text())["files"]
+        assert sent.keys() == (listed.keys() | {"manifest.json"}) - {"test.txt"}
+        assert all(sent[name] == (model / name).read_bytes() for name in ("config.json", "model.safetensors"))
+        assert hub.created[0].get("visibility", hub.created[0].get("private")) in ("private", True)
+        info = _run(hub, tmp_path / "home", "info", "owner/name")
+        assert info.returncode == 0, info.stderr
+        assert "d_model 8" in info.stdout
+        branch = _run(hub, tmp_path / "home", "push", model, "owner/name", "--revision", "v2")
+        assert branch.returncode == 0, branch.stderr
+        assert hub.files["v2"].keys() == sent.keys()
+        hub.files["v2"]["config.json"] = b"{}"
+        bad = _python(hub, tmp_path / "home", "Translator.from_pretrained('owner/name', revision='v2')")
+        assert "CheckpointError" in bad.stderr or "ModelFileError" in bad.stderr
+        hub.files["main"]["evil.pkl"] = b"never fetched"
+        good = _python(hub, tmp_path / "home2", "print(Translator.from_pretrained('owner/name').translate(['a']))")
+        assert good.returncode == 0, good.stderr
+        assert not any("evil.pkl" in request for request in hub.requests if "/resolve/" in request)
+
+
+def test_the_hub_refuses(model: Path, tmp_path: Path) -> None:
+    with running_hub() as hub:
+        done = _run(hub, tmp_path / "home", "push", model, "owner/name", token="hf_wrong")
+    assert done.returncode == 2
+    assert "pushing to owner/name failed" in done.stderr
+    assert "hf auth login" in done.stderr
+    assert not hub.files
+
+
+def test_a_dry_run_prints_files_and_card(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["push", str(model), "owner/name", "--license", "mit", "--dry-run"]
+    assert main([*arguments, "--dataset", "wmt14", "--evaluation", str(tmp_path / "figures.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "model.safetensors" in shown
+    head: dict[str, Any] = yaml.safe_load(shown.split("---\n")[1])
+    assert (head["library_name"], head["pipeline_tag"], head["license"]) == ("manyheads", "translation", "mit")
+    assert (head["language"], head["datasets"], head["metrics"]) == (["en", "de"], ["wmt14"], ["bleu"])
+    result = head["model-index"][0]["results"][0]
+    assert result["dataset"]["name"] == "newstest2014"
+    assert result["metrics"][0]["value"] == 27.5
+    assert result["metrics"][0]["args"]["signature"] == EVALUATION["bleu"]["signature"]  # type: ignore[index]
+    assert 'from_pretrained("owner/name")' in shown
+    assert "## Limits" in shown
+    assert "No licence" not in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "said"),
+    [
+        (lambda folder: None, "name", "'name' is not a name on the hub"),
+        (lambda folder: (folder / "more.json").write_text("{}"), "owner/name", "more.json"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "owner/name", "config.json"),
+        (lambda folder: (folder / "manifest.json").unlink(), "owner/name", "manifest.json"),
+    ],
+)
+def test_what_is_not_pushed(
+    change: Callable[[Path], object], name: str, said: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(model)
+    assert main(["push", str(model), name, "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "one JSON object"),
+        ("{", "cannot be read as JSON"),
+        ("{}", "no 'protocol'"),
+        ('{"protocol": {}}', "neither"),
+    ],
+)
+def test_an_evaluation_that_is_none(
+    content: str, said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "figures.json").write_text(content)
+    assert main(["push", str(model), "owner/name", "--evaluation", str(tmp_path / "figures.json"), "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
