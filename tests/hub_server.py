@@ -14,8 +14,6 @@ from typing import Any
 
 __all__ = ["FakeHub", "running_hub"]
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
 
 class FakeHub:
     """What was sent. files: of each revision, by name. requests: method and path of each."""
@@ -27,6 +25,15 @@ class FakeHub:
         self.requests: list[str] = []
         self.token = "hf_right"
         self.url = ""
+
+    def commit(self, revision: str) -> str:
+        """Return the commit of a revision, which may be one itself."""
+        is_commit = any(self.commit(one) == revision for one in self.files) if len(revision) == 40 else False
+        return revision if is_commit else hashlib.sha1(revision.encode()).hexdigest()
+
+    def files_of(self, revision: str) -> dict[str, bytes] | None:
+        """Return the files of a branch or a commit; None: there is none."""
+        return next((files for name, files in self.files.items() if revision in (name, self.commit(name))), None)
 
 
 @contextmanager
@@ -95,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.state.requests.append(f"{self.command} {self.path}")
         if found := re.match(r"/api/models/owner/name(?:/(?:revision|tree)/([^/?]+))?", self.path):
             revision = found[1] or "main"
-            files = self.state.files.get("main" if revision == COMMIT else revision)
+            files = self.state.files_of(revision)
             if files is None:
                 self._send({"error": "Revision Not Found"}, 404, extra={"X-Error-Code": "RevisionNotFound"})
             elif "/tree/" in self.path:
@@ -104,10 +111,11 @@ class _Handler(BaseHTTPRequestHandler):
                 )
             else:
                 siblings = [{"rfilename": name} for name in files]
-                self._send({"id": "owner/name", "sha": COMMIT, "siblings": siblings})
+                self._send({"id": "owner/name", "sha": self.state.commit(revision), "siblings": siblings})
         elif found := re.fullmatch(r"/owner/name/resolve/([^/]+)/(.+)", self.path):
-            content = self.state.files["main" if found[1] == COMMIT else found[1]][found[2]]
-            self._send(content, extra={"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'})
+            content = (self.state.files_of(found[1]) or {})[found[2]]
+            commit = self.state.commit(found[1])
+            self._send(content, extra={"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'})
         else:
             self._send({"error": "no such place"}, 404)
 
@@ -121,7 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
                 files[line["value"]["path"]] = b64decode(line["value"]["content"])
             elif line["key"] == "lfsFile":
                 files[line["value"]["path"]] = self.state.large[line["value"]["oid"]]
-        self._send({"success": True, "commitOid": COMMIT, "commitUrl": f"{self.state.url}/owner/name/commit/{COMMIT}"})
+        commit = self.state.commit(revision)
+        self._send({"success": True, "commitOid": commit, "commitUrl": f"{self.state.url}/owner/name/commit/{commit}"})
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":

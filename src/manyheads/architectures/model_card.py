@@ -81,9 +81,10 @@ def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
             arguments = {"signature": str(found.get("signature"))}
             results.append({"type": key, "name": title, "value": float(found["score"]), "args": arguments})
     records = evaluation.get("results")
-    for key, title in _OF_LANGUAGE_MODELS.items() if isinstance(records, list) and records else ():
-        if isinstance(records[0], Mapping) and key in records[0]:
-            results.append({"type": key, "name": title, "value": float(records[0][key])})
+    first = records[0] if isinstance(records, list) and records else None
+    for key, title in _OF_LANGUAGE_MODELS.items():
+        if isinstance(first, Mapping) and key in first:
+            results.append({"type": key, "name": title, "value": float(first[key])})
     if not results:
         raise ConfigError("the evaluation has neither BLEU and chrF nor perplexity; evaluate a model, then push it.")
     return results

@@ -72,9 +72,9 @@ def test_a_pushed_model_comes_back(model: Path, tmp_path: Path) -> None:
         assert sent.keys() == (listed.keys() | {"manifest.json"}) - {"test.txt"}
         assert all(sent[name] == (model / name).read_bytes() for name in ("config.json", "model.safetensors"))
         assert hub.created[0].get("visibility", hub.created[0].get("private")) in ("private", True)
-        info = _run(hub, tmp_path / "home", "info", "owner/name")
-        assert info.returncode == 0, info.stderr
-        assert "d_model 8" in info.stdout
+        loaded = _python(hub, tmp_path / "home", "import manyheads; print(manyheads.load('owner/name').config.d_model)")
+        assert loaded.returncode == 0, loaded.stderr
+        assert loaded.stdout == "8\n"
         branch = _run(hub, tmp_path / "home", "push", model, "owner/name", "--revision", "v2")
         assert branch.returncode == 0, branch.stderr
         assert hub.files["v2"].keys() == sent.keys()
