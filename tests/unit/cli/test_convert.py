@@ -181,7 +181,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "other sizes": (lambda folder: edited(folder, "config.json", encoder_ffn_dim=21), "encoder.layers.0.fc1"),
     "a text for a number": (lambda folder: edited(folder, "config.json", d_model="16"), "d_model"),
-    "enormous": (lambda folder: edited(folder, "config.json", decoder_layers=10**15), "do not belong together"),
+    "enormous": (lambda folder: edited(folder, "config.json", decoder_layers=10**15), "from 1 to 1,024"),
+    "too many layers": (lambda folder: edited(folder, "config.json", decoder_layers=1000), "do not belong together"),
     "pre-norm": (lambda folder: edited(folder, "config.json", normalize_before=True), "normalize_before"),
     "beams in words": (lambda folder: edited(folder, "generation_config.json", num_beams="four"), "num_beams"),
     "the Annotated Transformer, garbled": (
