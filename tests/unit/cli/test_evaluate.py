@@ -10,6 +10,7 @@ import pytest
 
 from manyheads.decoding.translator import Translator
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
+from manyheads.evaluation.likelihood import Likelihood
 
 Cli = Callable[..., int]
 Told = Callable[[], dict[str, list[str]]]
@@ -178,3 +179,24 @@ def test_mistakes(
         assert message in captured.err
         assert captured.out == ""
         assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(("exchanged", "is_told"), [(3.6, False), (3.4, True)])
+def test_exchanged_files_are_noticed(
+    manyheads: Callable[..., int],
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    exchanged: float,
+    is_told: bool,
+) -> None:
+    def likelihood(translator: object, pairs: list[tuple[str, str]], *more: object, **named: object) -> Likelihood:
+        return Likelihood(4.0 if pairs[0][0] == "a cat" else exchanged, 1)
+
+    monkeypatch.setattr("manyheads.tasks.translation.evaluate.likelihood_of", likelihood)
+    source, reference = tmp_path / "source", tmp_path / "reference"
+    source.write_text("a cat\n")
+    reference.write_text("eine Katze\n")
+    assert manyheads("evaluate", model_folder, "--source", source, "--reference", reference) == 0
+    assert ("Are --source and --reference exchanged?" in capsys.readouterr().err) == is_told

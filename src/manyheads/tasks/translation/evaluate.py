@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,9 +19,9 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import counted_truncations, naming_lines
-from manyheads.distributed.place import refuse_ranks
+from manyheads.distributed.place import find_place, refuse_ranks
 from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_lines
-from manyheads.errors import DataError
+from manyheads.errors import DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.tasks.held_out import held_out_pairs, own_data
@@ -32,6 +33,10 @@ __all__ = ["TranslationReport", "evaluate"]
 
 BLOCK_PAIRS = 256
 """Pairs that one of several ranks judges at once."""
+DIRECTION_PAIRS, DIRECTION_CHARACTERS = 50, 200
+"""Number and length of the pairs that tell whether the two sides are exchanged."""
+CLEARLY_LIKELIER = 0.5
+"""Nats a token by which the exchanged direction must be likelier."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,11 @@ def _run_model(
         translator = options.run_on.load(Translator.from_pretrained, options.model)
         overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
         settings = translator.options(**overrides)
+        if find_place().is_main and _looks_exchanged(translator, pairs, settings):
+            sys.stderr.write(
+                "manyheads: warning: the model finds the sources as translations of the references likelier than the"
+                " references as translations of the sources. Are --source and --reference exchanged?\n"
+            )
         judged = _judge(translator, pairs, settings, overrides, options, show)
     if judged is None:
         return None
@@ -150,6 +160,20 @@ def _run_model(
         "compiled": options.run_on.compile,
     }
     return translations, likelihood, protocol
+
+
+def _looks_exchanged(translator: Translator, pairs: list[tuple[str, str]], settings: DecodingSettings) -> bool:
+    """Whether the first pairs are clearly likelier in the other direction."""
+    short = [pair for pair in pairs if all(0 < len(side.strip()) <= DIRECTION_CHARACTERS for side in pair)]
+    some = short[:DIRECTION_PAIRS]
+    if not some:
+        return False
+    try:
+        given = likelihood_of(translator, some, settings)
+        exchanged = likelihood_of(translator, [(target, source) for source, target in some], settings)
+    except RequestError:  # even these texts are too long for the model; the search names the line
+        return False
+    return exchanged.nats_per_token + CLEARLY_LIKELIER < given.nats_per_token
 
 
 def _judge(
