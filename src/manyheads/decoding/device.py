@@ -13,13 +13,16 @@ from manyheads.errors import RequestError
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.int8 import PackedInt8, measure_int8
 from manyheads.nn.kernels.linear import Packed
-from manyheads.nn.kernels.precision import FixedPrecision, measure_precision
+from manyheads.nn.kernels.precision import measure_precision
 from manyheads.nn.linear import Linear
 
-__all__ = ["Precision", "choose_device", "choose_precision", "inference", "narrow", "pack"]
+__all__ = ["InferencePrecision", "Precision", "choose_device", "choose_precision", "inference", "narrow", "pack"]
 
-Precision = Literal["auto", "fp32", "bf16"]
+InferencePrecision = Literal["fp32", "bf16", "int8"]
+Precision = Literal["auto", "fp32", "bf16", "int8"]
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
@@ -40,15 +43,21 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     return device
 
 
-def choose_precision(name: str, device: torch.device) -> FixedPrecision:
-    """Return `fp32` or `bf16`: the name itself, or for `auto` the faster one on the device (see `kernels.precision`).
+def choose_precision(name: str, device: torch.device) -> InferencePrecision:
+    """Return the precision itself, or for `auto` the faster one of fp32 and bf16 (see `kernels.precision`).
 
-    Raises: RequestError: the precision is unknown, or the device has no bf16 products.
+    Raises: RequestError: the precision is unknown, the device has no bf16 products, or int8 is not faster on it.
     """
     if name == "fp32":
         return "fp32"
     if name not in get_args(Precision):
         raise RequestError(f"precision is {name!r}; use {', '.join(get_args(Precision))}.")
+    if name == "int8":
+        if device.type != "cpu":
+            raise RequestError(f"precision is int8, which runs on a CPU, but the device is {device}; use fp32 or auto.")
+        if reason := measure_int8().reason:
+            raise RequestError(f"precision is int8, but {reason}; use fp32, bf16 or auto.")
+        return "int8"
     measured = measure_precision(device)
     if name == "auto":
         return measured.choice
@@ -57,7 +66,7 @@ def choose_precision(name: str, device: torch.device) -> FixedPrecision:
     return "bf16"
 
 
-def narrow(model: nn.Module, precision: FixedPrecision) -> None:
+def narrow(model: nn.Module, precision: InferencePrecision) -> None:
     """For `bf16`, cast the weights of a model's linear layers in place once, instead of in every call under autocast.
 
     The results are identical bit for bit. Embeddings are not cast, so a head that is tied to one gets a copy. Use this
@@ -73,12 +82,16 @@ def narrow(model: nn.Module, precision: FixedPrecision) -> None:
                     setattr(module, name, nn.Parameter(wide.detach().to(torch.bfloat16), requires_grad=False))
 
 
-def pack(model: nn.Module) -> None:
-    """Keep a second copy of the weights of linear layers in oneDNN's layout where it is faster: see `nn.linear.Packed`.
+def pack(model: nn.Module, precision: InferencePrecision = "fp32") -> None:
+    """Keep a second copy of the weights of linear layers where products with it are faster: see `kernels.linear`.
 
-    Use this only for inference, after `narrow`. If weights change later, the new values are used; but a change through
-    `weight.data` is not detected: call this function again.
+    For `int8` the copy has 8 bits and is used for all large products (see `kernels.int8`); otherwise it is in oneDNN's
+    layout. Use this only for inference, after `narrow`. If weights change later, the new values are used; but a change
+    through `weight.data` is not detected: call this function again.
+
+    Raises: RequestError: precision is int8, and no linear layer of the model is large enough for it.
     """
+    kind, num_packed = PackedInt8 if precision == "int8" else Packed, 0
     for module in model.modules():
         if isinstance(module, MultiHeadAttention | RelativeAttention):
             maps: tuple[nn.Module, ...] = (module.q_proj, module.k_proj, module.v_proj)
@@ -86,11 +99,17 @@ def pack(model: nn.Module) -> None:
             maps = (module,)
         else:
             continue
-        module.packed = Packed(*maps) if Packed.is_worthwhile(*maps) else None
+        module.packed = kind(*maps) if kind.is_worthwhile(*maps) else None
+        num_packed += module.packed is not None
+    if precision == "int8" and not num_packed:
+        raise RequestError(
+            f"precision is int8, but the model has no linear layer of {policy.LEAST_INT8_WEIGHT:,} weights or more; in"
+            " smaller ones int8 is not faster. Use fp32 or auto."
+        )
 
 
 @contextmanager
-def inference(device: torch.device, precision: FixedPrecision) -> Iterator[None]:
+def inference(device: torch.device, precision: InferencePrecision) -> Iterator[None]:
     """Disable gradients and, for `bf16`, enable autocast."""
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         yield

@@ -114,7 +114,8 @@ class Generator:
         vocabulary: the model's vocabulary.
         settings: default options of all calls; default `GenerationSettings()`.
         device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one on the device.
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `int8`: large products
+            with weights and rows quantised to 8 bits, on a CPU where that is faster.
         compile_steps: compile a step with torch's compiler (see `decoding.compiled`): slow at first, then faster. The
             model's weights must not change.
 
@@ -133,10 +134,12 @@ class Generator:
     ) -> None:
         self.device = choose_device(device)
         self.model = model.to(self.device).eval()
-        self._stepping: Any = CompiledSteps(self.model) if compile_steps else self.model
         self.vocabulary = vocabulary
         self.settings = GenerationSettings() if settings is None else settings
         self.precision = choose_precision(precision, self.device)
+        if self.precision == "int8":
+            pack(self.model, "int8")
+        self._stepping: Any = CompiledSteps(self.model) if compile_steps else self.model
 
     def __repr__(self) -> str:
         config, vocabulary = self.model.config, self.vocabulary
@@ -179,7 +182,7 @@ class Generator:
             )
         chosen_precision = choose_precision(precision, chosen)
         narrow(model, chosen_precision)
-        pack(model)
+        pack(model, chosen_precision)
         settings = read_settings(folder, GenerationSettings)
         return cls(model, vocabulary, settings, chosen, chosen_precision, compile_steps=compile_steps)
 

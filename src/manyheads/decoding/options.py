@@ -16,10 +16,17 @@ from manyheads.distributed.place import find_place, local_device
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
-    from manyheads.nn.kernels.precision import FixedPrecision
+    from manyheads.decoding.device import InferencePrecision
     from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["DecodingOptions", "DeviceOptions", "GenerationOptions", "SamplingOptions", "SearchDeviceOptions"]
+__all__ = [
+    "DecodingOptions",
+    "DeviceOptions",
+    "GenerationOptions",
+    "InferenceDeviceOptions",
+    "SamplingOptions",
+    "SearchDeviceOptions",
+]
 
 L = TypeVar("L")
 
@@ -40,10 +47,11 @@ class DeviceOptions:
         """Load a model on the device. from_pretrained: of `Translator`, `Generator` or the like."""
         return from_pretrained(model, local_device(self.device), self.fixed_precision())
 
-    def fixed_precision(self) -> FixedPrecision:
-        """fp32 or bf16: what `auto` means here. Warns if bf16 is asked for where it is slower.
+    def fixed_precision(self) -> InferencePrecision:
+        """The precision, which for `auto` is fp32 or bf16. Warns if bf16 is asked for where it is slower.
 
-        Raises: RequestError: the device has no bf16 products. ConfigError: `auto` with several processes.
+        Raises: RequestError: the device has no bf16 products, or int8 is not faster on it. ConfigError: `auto` with
+            several processes.
         """
         if self.precision == "fp32":
             return "fp32"
@@ -57,6 +65,8 @@ class DeviceOptions:
             )
         device = choose_device(local_device(self.device))
         chosen = choose_precision(self.precision, device)
+        if chosen == "int8":
+            return chosen
         factor = measure_precision(device).bf16_factor
         if chosen == "bf16" and factor is not None and factor < 1 and place.is_main:
             sys.stderr.write(
@@ -67,7 +77,18 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchDeviceOptions(DeviceOptions):
+class InferenceDeviceOptions(DeviceOptions):
+    """Device and precision of a model whose output is wanted, not a look into it."""
+
+    precision: Literal["auto", "fp32", "bf16", "int8"] = option(
+        "bf16 computes in mixed precision; auto takes it where this device is faster in it. int8 rounds weights and"
+        " inputs of large linear layers to 8 bits; for CPUs.",
+        default="fp32",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchDeviceOptions(InferenceDeviceOptions):
     """Device and precision."""
 
     compile: bool = option(

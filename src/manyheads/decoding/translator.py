@@ -49,7 +49,8 @@ class Translator:
         tokenizer: of both sides: a `Tokenizer` for both languages, or another toolkit's.
         settings: default decoding options of all calls; default `DecodingSettings()`.
         device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one on the device.
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `int8`: large products
+            with weights and rows quantised to 8 bits, on a CPU where that is faster.
         compile_steps: compile a step of the search (see `compiled.CompiledSteps`); the first batch is slow.
 
     Attributes: languages: source and target of each direction that the model folder records; empty if unknown.
@@ -73,6 +74,8 @@ class Translator:
         self.tokenizer = tokenizer
         self.settings = DecodingSettings() if settings is None else settings
         self.precision = choose_precision(precision, self.device)
+        if self.precision == "int8" and isinstance(self.model, torch.nn.Module):
+            pack(self.model, "int8")
         self.languages: tuple[LanguagePair, ...] = ()
         self._searched: Searchable = CompiledSteps(self.model) if compile_steps else self.model
 
@@ -118,7 +121,7 @@ class Translator:
         _check_vocabularies(model.config, tokenizer, folder)
         chosen_precision = choose_precision(precision, chosen)
         narrow(model, chosen_precision)
-        pack(model)
+        pack(model, chosen_precision)
         made = cls(model, tokenizer, load_settings(folder), chosen, chosen_precision, compile_steps=compile_steps)
         made.languages = read_languages(folder)
         return made

@@ -44,7 +44,7 @@ class ServingSettings:
         source_lang: language code of the sources of translation models that record none.
         target_lang: the same for the targets.
         device: `auto`, `cpu`, `cuda`, ...
-        precision: `fp32`, `bf16` or `auto`.
+        precision: `fp32`, `bf16`, `auto` or `int8`.
         api_key_file: a file with one key per line; a request must then present one of them. Empty: no keys.
         allowed_hosts: permitted values of the Host header, without port; `*` permits all.
         allowed_origins: permitted values of the Origin header besides the server's own address.

@@ -40,7 +40,9 @@ class ServeOptions:
     source_lang: str = option("Language of sources, if the model does not say.", default="", metavar="CODE")
     target_lang: str = option("Language of translations, if the model does not say.", default="", metavar="CODE")
     device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
-    precision: Literal["auto", "fp32", "bf16"] = option("auto takes the faster one on this device.", default="fp32")
+    precision: Literal["auto", "fp32", "bf16", "int8"] = option(
+        "auto takes the faster one of fp32 and bf16 on this device; int8 is for CPUs.", default="fp32"
+    )
     deadline_seconds: float = option(
         "Seconds until a request must be answered; then 504.", default=60.0, metavar="S", name="deadline"
     )

@@ -126,7 +126,7 @@ class Packed:
         self._weights = [one.detach() for _, name, one, _ in self._made_of if name == "weight"]
         self._biases = [one.detach() for _, name, one, _ in self._made_of if name == "bias"]
         self._dtype, self._out_features = self._weights[0].dtype, sum(len(weight) for weight in self._weights)
-        self._packed: tuple[Tensor, Tensor | None] | None = None
+        self._packed: tuple[Any, Tensor | None] | None = None
         # The lowest free number, so that the next run assigns the same numbers and finds the compiled program.
         self._number = next(number for number in itertools.count() if number not in _BY_NUMBER)
         _BY_NUMBER[self._number] = self
@@ -136,12 +136,17 @@ class Packed:
 
     @staticmethod
     def is_worthwhile(*maps: nn.Module) -> bool:
-        """Return whether these maps can be one product and are faster when packed."""
+        """Return whether these maps can be one product, and are faster when packed."""
+        weights = Packed.joinable(*maps)
+        return weights is not None and policy.packs(*weights)
+
+    @staticmethod
+    def joinable(*maps: nn.Module) -> list[Tensor] | None:
+        """Return the weights of these maps if they can be one product, otherwise None."""
         weights = [cast(Tensor, one.weight) for one in maps]
         biased = [one.bias is not None for one in maps]
-        if len({(w.shape[1:], w.dtype, w.device) for w in weights}) != 1 or any(biased) != all(biased):
-            return False
-        return all(policy.packs(weight) for weight in weights)
+        differ = len({(w.shape[1:], w.dtype, w.device) for w in weights}) != 1 or any(biased) != all(biased)
+        return None if differ else weights
 
     def serves(self, x: Tensor, *maps: nn.Module) -> bool:
         """Return whether to multiply x by this copy: it was made of these maps, and they are unchanged.
@@ -150,12 +155,16 @@ class Packed:
         """
         if policy.is_compiled():  # first, because a compiler would also trace the following lines
             return policy.compiles_a_step()
-        if maps != self._maps or not policy.uses_packed(x, self._dtype, self._out_features):
+        if maps != self._maps or not self.takes(x):
             return False
         for owner, name, parameter, version in self._made_of:
             if owner.get(name) is not parameter or parameter._version != version:
                 return False
         return True
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether this product is faster for x, and follows the rules that x is computed by."""
+        return policy.uses_packed(x, self._dtype, self._out_features)
 
     def linear(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
         """Return the outputs of the maps, concatenated."""
@@ -163,14 +172,22 @@ class Packed:
             # A compiler cannot store packed weights in its cache, so the program contains their number.
             x = x.to(self._dtype)
             return cast(Tensor, torch.ops.manyheads.packed_linear(x, self._number, self._out_features))
-        return onednn_linear(x.to(self._dtype), *self.made())
+        return self.multiply(x.to(self._dtype))
 
-    def made(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias for oneDNN, made at the first call."""
+    def multiply(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
+        """Return the product of x in the weights' type."""
+        return onednn_linear(x, *self.made())
+
+    def made(self) -> tuple[Any, Tensor | None]:
+        """Return weight and bias as the library takes them; made at the first call."""
         if self._packed is None:
-            weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), _PACKED_ROWS)
-            self._packed = weight, torch.cat(self._biases) if self._biases else None
+            with torch.no_grad():
+                self._packed = self.make(torch.cat(self._weights), torch.cat(self._biases) if self._biases else None)
         return self._packed
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> tuple[Any, Tensor | None]:
+        """Convert the joined weight and bias for the library."""
+        return torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS), bias
 
 
 _BY_NUMBER: WeakValueDictionary[int, Packed] = WeakValueDictionary()
@@ -186,11 +203,10 @@ def define_packed_linear() -> None:
     Call it before compiling, not on import, because it loads the compiler.
     """
     torch.library.define("manyheads::packed_linear", "(Tensor x, int number, int out_features) -> Tensor")
-    multiply: Any = torch.ops.mkldnn._linear_pointwise.default if policy.has_packing() else None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # it would otherwise be compiled with the graph
     def multiplied(x: Tensor, number: int, out_features: int) -> Tensor:
-        return cast(Tensor, multiply(x, *_BY_NUMBER[number].made(), "none", [], ""))
+        return _BY_NUMBER[number].multiply(x)
 
     def shaped(x: Tensor, number: int, out_features: int) -> Tensor:
         return x.new_empty(*x.shape[:-1], out_features)

@@ -1,8 +1,8 @@
 """Selects the fastest implementation: the only file that asks about processors, compilers, dtypes and sizes for speed.
 
-A kernel asks one question and uses the implementation that the answer names. The rules are fixed and cite their
-measurements, because a resumed run must compute as before. Only `kernels.precision` measures at run time, and the run
-stores the result.
+A kernel asks one question and uses the implementation that the answer names. The rules of training are fixed and cite
+their measurements, because a resumed run must compute as before. `kernels.precision` measures at run time, and the run
+stores the result. For inference alone, packed weights and int8 are also chosen by measurement.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from manyheads.nn.kernels.measuring import mean_gain
 
 __all__ = [
     "KEYS_MULTIPLE",
@@ -38,13 +40,16 @@ __all__ = [
     "lsh_piece",
     "lsh_rows_at_once",
     "onednn_is_faster",
+    "packing_gain",
     "pads_rows_to",
     "packs",
+    "quantises",
     "relative_path",
     "runs_flex_eagerly",
     "sdpa_zeroes_empty_rows",
     "searches_blocks",
     "shares_draws",
+    "uses_int8",
     "uses_onednn",
     "uses_packed",
     "uses_torch_dropout",
@@ -89,6 +94,14 @@ def is_compiled() -> bool:
 # Smaller products take microseconds in either library, and oneDNN compiles a kernel for each new shape. With a packed
 # weight oneDNN is faster for smaller products too.
 _LEAST_WORK, _LEAST_PACKED_WORK = 1 << 20, 1 << 17
+# Where oneDNN is not faster in general, weights of so many numbers are measured (decision 023). Smaller ones were about
+# as fast in either layout, so a measurement would decide by chance, and the last digits of results with it.
+_LEAST_MEASURED_WEIGHT, _MOST_MEASURED_WEIGHT = 1 << 19, 1 << 21
+_LEAST_PACKING_GAIN = 1.2
+# Rows of the products that are measured: steps of a search with 1 and 4 beams. More rows do not use such weights.
+_MEASURED_ROWS = (32, 128)
+# Numbers of a weight from which on products of 32 rows were faster in int8 than in fp32: quantising rows takes time.
+LEAST_INT8_WEIGHT = 1 << 17
 
 
 @cache
@@ -137,11 +150,43 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def packs(weight: Tensor) -> bool:
-    """Return whether products with this weight are faster with a packed copy."""
-    if weight.device.type != "cpu" or weight.is_inference():
+def packs(*weights: Tensor) -> bool:
+    """Return whether products with these weights, one below the other, are faster from a packed copy of them."""
+    first = weights[0]
+    if first.device.type != "cpu" or any(weight.is_inference() for weight in weights):
         return False
-    return onednn_is_faster() if weight.dtype is torch.float32 else weight.dtype is torch.bfloat16 and has_bf16()
+    if first.dtype is not torch.float32:
+        return first.dtype is torch.bfloat16 and has_bf16()
+    return onednn_is_faster() or _packing_is_faster(sum(len(weight) for weight in weights), first.shape[1])
+
+
+def _packing_is_faster(out_features: int, in_features: int) -> bool:
+    """Whether a step of a search with such a float32 weight is faster from a packed copy, as measured here."""
+    if out_features * in_features < _LEAST_MEASURED_WEIGHT or not has_packing():
+        return False
+    return packing_gain(min(out_features, _MOST_MEASURED_WEIGHT // in_features), in_features) >= _LEAST_PACKING_GAIN
+
+
+@cache
+def packing_gain(out_features: int, in_features: int) -> float:
+    """How many times as fast products of few rows are with a packed float32 weight; 0 if there are none."""
+    weight = torch.ones(max(1, out_features), in_features)
+    inputs = [torch.ones(rows, in_features) for rows in _MEASURED_ROWS]
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _MEASURED_ROWS[-1])
+        multiply = torch.ops.mkldnn._linear_pointwise
+        return mean_gain(
+            *((partial(F.linear, x, weight), partial(multiply, x, packed, None, "none", [], "")) for x in inputs)
+        )
+    except RuntimeError:
+        return 0.0
+
+
+def quantises(*weights: Tensor) -> bool:
+    """Whether products with these weights, one below the other, are large enough for int8 to be faster."""
+    numbers = sum(weight.numel() for weight in weights)
+    is_plain = all(weight.dtype is torch.float32 and weight.device.type == "cpu" for weight in weights)
+    return is_plain and numbers >= LEAST_INT8_WEIGHT and not any(weight.is_inference() for weight in weights)
 
 
 def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
@@ -149,7 +194,19 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
     compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     least = 0 if dtype is torch.bfloat16 else _LEAST_PACKED_WORK
     is_large = x.numel() * out_features >= least
+    if dtype is torch.float32 and not onednn_is_faster() and x.numel() > _MEASURED_ROWS[-1] * x.shape[-1]:
+        return False  # the weight was packed because of its measurement, which says nothing about so many rows
     return compute is dtype and not torch.is_grad_enabled() and is_large and _is_plain(x)
+
+
+def uses_int8(x: Tensor) -> bool:
+    """Whether x is multiplied by a weight of 8 bits: not for gradients, and not under autocast."""
+    return (
+        x.dtype is torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.is_grad_enabled()
+        and _is_plain(x)
+    )
 
 
 def joins_weights(rows: int, out_features: int) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.options import CommandPage, argument, given_options, group, option
-from manyheads.decoding.options import DecodingOptions, DeviceOptions, SearchDeviceOptions
+from manyheads.decoding.options import DecodingOptions, InferenceDeviceOptions, SearchDeviceOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 
@@ -174,7 +174,7 @@ class ScoreOptions:
         "A side that does not fit: stop and name its line, or cut it, score what is left and say how many were cut.",
         default="fail",
     )
-    run_on: DeviceOptions = group(DeviceOptions)
+    run_on: InferenceDeviceOptions = group(InferenceDeviceOptions)
 
     @property
     def inputs(self) -> tuple[str, ...]:

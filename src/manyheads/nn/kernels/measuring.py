@@ -1,0 +1,45 @@
+"""Times implementations against each other on this machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["least_seconds", "mean_gain"]
+
+ROUNDS = 7
+"""Calls of each implementation that are timed; one more comes first, in which libraries prepare their kernels."""
+
+
+@torch.no_grad()
+def least_seconds(*calls: Callable[[], object]) -> list[float]:
+    """Call the functions in turn and return the least time of each.
+
+    Other programs on the machine only ever add to a time. One thread does it: on a busy machine two threads wait for
+    each other for longer than a small product takes, and the wait would be measured.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        least = [math.inf] * len(calls)
+        for number in range(1 + ROUNDS):
+            for index, call in enumerate(calls):
+                started = time.perf_counter()
+                call()
+                if number:
+                    least[index] = min(least[index], time.perf_counter() - started)
+        return [max(seconds, 1e-9) for seconds in least]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def mean_gain(*pairs: tuple[Callable[[], object], Callable[[], object]]) -> float:
+    """How many times as fast the second function of a pair is as the first: the geometric mean over the pairs."""
+    gains = []
+    for plain, fast in pairs:
+        slow_seconds, fast_seconds = least_seconds(plain, fast)
+        gains.append(slow_seconds / fast_seconds)
+    return math.prod(gains) ** (1 / len(gains))
