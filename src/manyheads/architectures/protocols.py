@@ -16,6 +16,7 @@ __all__ = [
     "Output",
     "PlannedStep",
     "PlansSteps",
+    "Restrictable",
     "Scorable",
     "SearchState",
     "Searchable",
@@ -201,6 +202,15 @@ class PlansSteps(Protocol):
 
     def compute(self, step: Any) -> Tensor:
         """Compute the rest of the step and return log-probabilities, (rows, vocab_size) in float32."""
+        ...
+
+
+@runtime_checkable
+class Restrictable(Protocol):
+    """A searchable model that can compute the probabilities of a part of its vocabulary."""
+
+    def restricted(self, ids: Tensor) -> Searchable:
+        """Return a model whose target id i is `ids[i]`; probabilities are normalised over these ids. ids: (count,)"""
         ...
 
 

@@ -12,7 +12,7 @@ from manyheads.data.batch import PairBatch
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["Seq2Seq"]
+__all__ = ["RestrictedSeq2Seq", "Seq2Seq"]
 
 
 class Seq2Seq(nn.Module):
@@ -99,6 +99,10 @@ class Seq2Seq(nn.Module):
         hidden, state = self.body.step(tokens, state)
         return self.head.log_probs(hidden[:, -1]), state
 
+    def restricted(self, ids: Int[Tensor, " count"]) -> RestrictedSeq2Seq:
+        """See `protocols.Restrictable.restricted`."""
+        return RestrictedSeq2Seq(self, ids)
+
     @property
     def plans_steps(self) -> bool:
         """See `protocols.PlansSteps`: all but the Reformer, whose hashing depends on numbers."""
@@ -111,3 +115,29 @@ class Seq2Seq(nn.Module):
     def compute(self, step: Any) -> Tensor:
         """See `protocols.PlansSteps`."""
         return self.head.log_probs(self.body.compute(step)[:, -1])
+
+
+class RestrictedSeq2Seq:
+    """A composite whose target vocabulary is a part of the real one, for one search; see `protocols.Restrictable`.
+
+    Args:
+        model: the whole composite, whose body is used.
+        ids: the real ids; target id i is ids[i] here. (count,)
+    """
+
+    def __init__(self, model: Seq2Seq, ids: Int[Tensor, " count"]) -> None:
+        self._model, self._ids, self._head = model, ids, model.head.restricted(ids)
+
+    @property
+    def max_len(self) -> int | None:
+        """See `protocols.Searchable.max_len`."""
+        return self._model.max_len
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> Any:
+        """See `protocols.Searchable.start`. source: real ids."""
+        return self._model.start(source, source_lengths)
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """See `protocols.Searchable.step`. tokens: as numbered here; so are the columns of the result."""
+        hidden, state = self._model.body.step(self._ids[tokens], state)
+        return self._head.log_probs(hidden[:, -1]), state

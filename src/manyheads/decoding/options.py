@@ -26,6 +26,7 @@ __all__ = [
     "InferenceDeviceOptions",
     "SamplingOptions",
     "SearchDeviceOptions",
+    "TranslationDeviceOptions",
 ]
 
 L = TypeVar("L")
@@ -107,6 +108,35 @@ class SearchDeviceOptions(InferenceDeviceOptions):
         if self.compile:
             _keep_compiled()
             sys.stderr.write("Compiling: half a minute the first time, some seconds from the cache.\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationDeviceOptions(SearchDeviceOptions):
+    """Device, precision and shortlist."""
+
+    shortlist: int | None = option(
+        "Choose among likely words only: the N most frequent ones, and N translations of each word of a batch."
+        " Learned by `manyheads shortlist`.",
+        default=None,
+        metavar="N",
+        default_is="the whole vocabulary",
+    )
+
+    def __post_init__(self) -> None:
+        if self.shortlist is not None and self.shortlist < 1:
+            raise ConfigError(
+                f"--shortlist is {self.shortlist}; it must be at least 1. To search the whole vocabulary, leave it out."
+            )
+        if self.shortlist is not None and self.compile:
+            raise ConfigError(
+                "--shortlist changes the vocabulary of every batch, so steps with it cannot be compiled; leave out"
+                " --compile or --shortlist."
+            )
+
+    def load(self, from_pretrained: Callable[..., L], model: str) -> L:
+        """See `DeviceOptions.load`."""
+        given = {"compile_steps": self.compile, "shortlist": self.shortlist}
+        return from_pretrained(model, local_device(self.device), self.fixed_precision(), **given)
 
 
 def _keep_compiled() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import RULES, Rules
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps, length_limits, run_to_end
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.shortlist import Candidates, Shortlist
+from manyheads.errors import RequestError
 
 __all__ = ["run_to_end", "search_all", "search_steps"]
 
@@ -34,6 +36,7 @@ def search_steps(
     grammar: Grammar | None = None,
     stop: Callable[[], bool] | None = None,
     report_early: bool = False,
+    shortlist: Shortlist | None = None,
 ) -> SearchSteps:
     """Return the search of one batch as a generator of steps: greedy (num_beams 1), with a beam, or by sampling.
 
@@ -52,15 +55,25 @@ def search_steps(
         grammar: the permitted outputs; default all.
         stop: called before each step.
         report_early: yield each sentence in the step that finishes it, not when it leaves the batch.
+        shortlist: restricts the vocabulary to candidates for the batch; default all of it.
 
     Yields: see `SearchSteps`; for each sentence 1 to num_return_sequences hypotheses, best first.
-    Raises: SearchStopped: `stop` returned true. NonFiniteError: the model gives NaN.
+    Raises: SearchStopped: `stop` returned true. NonFiniteError: the model gives NaN. RequestError: a shortlist together
+        with a grammar, or for a model that cannot use one.
     """
+    limits = length_limits(source_lengths, settings, model.max_len)
+    candidates: Candidates | None = None
+    if shortlist is not None:
+        if grammar is not None:
+            raise RequestError("a grammar needs the whole vocabulary; leave the shortlist out.")
+        candidates = shortlist.of_batch(source, [pad_id, bos_id, eos_id, *settings.forced_prefix_ids])
+        model, settings = candidates.restrict(model), candidates.settings(settings)
+        pad_id, bos_id, eos_id = map(candidates.place, (pad_id, bos_id, eos_id))
     problem = SearchProblem(
         model=model,
         source=source,
         source_lengths=source_lengths,
-        limits=length_limits(source_lengths, settings, model.max_len),
+        limits=limits,
         indices=range(source.size(0)) if indices is None else indices,
         settings=settings,
         pad_id=pad_id,
@@ -71,7 +84,19 @@ def search_steps(
         stop=stop,
         report_early=report_early,
     )
-    return beam_search_steps(problem) if settings.num_beams > 1 else greedy_and_sampling_steps(problem)
+    steps = beam_search_steps(problem) if settings.num_beams > 1 else greedy_and_sampling_steps(problem)
+    return steps if candidates is None else _with_real_ids(steps, candidates)
+
+
+def _with_real_ids(steps: SearchSteps, candidates: Candidates) -> SearchSteps:
+    """The same steps; their hypotheses have the ids that the candidates stand for."""
+    dropped: Collection[int] | None = None
+    while True:
+        try:
+            finished = steps.send(dropped)
+        except StopIteration:
+            return
+        dropped = yield [(sentence, candidates.real(hypotheses)) for sentence, hypotheses in finished]
 
 
 def search_all(
@@ -88,6 +113,7 @@ def search_all(
     grammar: Grammar | None = None,
     stop: Callable[[], bool] | None = None,
     told: Callable[[int], None] | None = None,
+    shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
     """Search any number of sentences: sort by length, split into batches of `settings.max_tokens`, restore the order.
 
@@ -115,6 +141,7 @@ def search_all(
             rules=rules,
             grammar=grammar,
             stop=stop,
+            shortlist=shortlist,
         )
         for place, hypotheses in zip(batch, run_to_end(steps), strict=True):
             results[place] = hypotheses

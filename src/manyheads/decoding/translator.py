@@ -24,6 +24,7 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.scoring import token_log_probs
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
+from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.translation import Scored, Translation, one_line
 from manyheads.decoding.truncation import check_target_limit, fit, scored_limit, source_limit
 from manyheads.errors import ModelFileError, RequestError
@@ -52,6 +53,7 @@ class Translator:
         precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `int8`: large products
             with weights and rows quantised to 8 bits, on a CPU where that is faster.
         compile_steps: compile a step of the search (see `compiled.CompiledSteps`); the first batch is slow.
+        shortlist: search only candidates for each batch and not the whole vocabulary; not with compile_steps.
 
     Attributes: languages: source and target of each direction that the model folder records; empty if unknown.
 
@@ -68,6 +70,7 @@ class Translator:
         precision: Precision = "fp32",
         *,
         compile_steps: bool = False,
+        shortlist: Shortlist | None = None,
     ) -> None:
         self.device = choose_device(device)
         self.model = model.to(self.device).eval() if isinstance(model, torch.nn.Module) else model
@@ -77,6 +80,9 @@ class Translator:
         if self.precision == "int8" and isinstance(self.model, torch.nn.Module):
             pack(self.model, "int8")
         self.languages: tuple[LanguagePair, ...] = ()
+        if shortlist is not None:
+            _check_shortlist(shortlist, tokenizer, compile_steps)
+        self._shortlist = shortlist
         self._searched: Searchable = CompiledSteps(self.model) if compile_steps else self.model
 
     def __repr__(self) -> str:
@@ -94,12 +100,15 @@ class Translator:
         *,
         compile_steps: bool = False,
         revision: str | None = None,
+        shortlist: int | None = None,
     ) -> Self:
         """Load a translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
         `revision` is a branch, tag or commit of a model on the hub.
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
         On a CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
+
+        Args: shortlist: use the folder's shortlist, with so many frequent words and translations of each source word.
 
         Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: the content of a file is
             invalid.
@@ -118,11 +127,23 @@ class Translator:
             )
         tokenizer = load_tokenizer(folder)
         model = cast(Seq2Seq, load(folder, device=chosen))
+        words: Shortlist | None = None
+        if shortlist is not None:
+            sizes = model.config.source_vocab_size, model.config.target_vocab_size
+            words = Shortlist.load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
         _check_vocabularies(model.config, tokenizer, folder)
         chosen_precision = choose_precision(precision, chosen)
         narrow(model, chosen_precision)
         pack(model, chosen_precision)
-        made = cls(model, tokenizer, load_settings(folder), chosen, chosen_precision, compile_steps=compile_steps)
+        made = cls(
+            model,
+            tokenizer,
+            load_settings(folder),
+            chosen,
+            chosen_precision,
+            compile_steps=compile_steps,
+            shortlist=words,
+        )
         made.languages = read_languages(folder)
         return made
 
@@ -392,6 +413,7 @@ class Translator:
                 grammar=self.grammar(settings),
                 stop=stop,
                 told=told,
+                shortlist=self._shortlist,
             )
         for place, hypotheses in zip(full, found, strict=True):
             results[place] = hypotheses
@@ -441,4 +463,20 @@ def _check_vocabularies(config: Any, tokenizer: TranslationTokenizer, folder: Pa
         raise ModelFileError(
             f"{folder}: the model knows {config.source_vocab_size:,} source and {config.target_vocab_size:,} target"
             f" ids, its tokenizer {tokenizer.source.vocab_size:,} and {target.vocab_size:,}; they do not fit."
+        )
+
+
+def _check_shortlist(shortlist: Shortlist, tokenizer: TranslationTokenizer, compile_steps: bool) -> None:
+    """Raises: RequestError: the shortlist cannot be used with this tokenizer, or with compiled steps."""
+    if compile_steps:
+        raise RequestError(
+            "a shortlist changes the vocabulary of every batch, so steps with it cannot be compiled;"
+            " leave out --compile or --shortlist."
+        )
+    if isinstance(tokenizer, ParsingTokenizer):
+        raise RequestError("shortlists are for translators; this model is a parser, so leave out --shortlist.")
+    if shortlist.vocabulary != tokenizer.digest:
+        raise RequestError(
+            f"the shortlist was learned with another vocabulary ({shortlist.vocabulary[:12]}) than the model's"
+            f" ({tokenizer.digest[:12]}); learn it again: manyheads shortlist."
         )

@@ -10,7 +10,7 @@ from manyheads.config.build import build
 from manyheads.config.options import argument, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.options import DecodingOptions, SearchDeviceOptions
+from manyheads.decoding.options import DecodingOptions, TranslationDeviceOptions
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder
@@ -49,7 +49,7 @@ class TranslateOptions:
     )
     verbose: bool = option("Print the settings and the speed on standard error.", default=False, aliases=("-v",))
     document: DocumentOptions = group(DocumentOptions)
-    run_on: SearchDeviceOptions = group(SearchDeviceOptions)
+    run_on: TranslationDeviceOptions = group(TranslationDeviceOptions)
     decoding: DecodingOptions = group(DecodingOptions)
 
     def __post_init__(self) -> None:

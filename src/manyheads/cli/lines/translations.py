@@ -148,6 +148,7 @@ class TranslationLines:
             "form": form,
             "precision": self.translator.precision,
             "compiled": options.run_on.compile,
+            "shortlist": options.run_on.shortlist,
         }
         source = LinesOf(options.input, options.lines_at_once, options.on_bad_utf8)
         return LineWork(source, work, identity, {"text": options.input})

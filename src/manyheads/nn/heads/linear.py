@@ -59,6 +59,18 @@ class LinearHead(nn.Module):
         logits = self.logits(hidden)
         return torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
+    def restricted(self, ids: Int[Tensor, " count"]) -> LinearHead:
+        """Return a head for inference over these tokens alone, with copies of their rows: its token i is ids[i]."""
+        with torch.device("meta"):
+            head = LinearHead(self.weight.shape[1], len(ids), bias=self.bias is not None)
+        with torch.inference_mode(False), torch.no_grad():  # a packed copy can be made of normal tensors only
+            places = ids.clone()
+            head.weight = nn.Parameter(self.weight.index_select(0, places), requires_grad=False)
+            if self.bias is not None:
+                head.bias = nn.Parameter(self.bias.index_select(0, places), requires_grad=False)
+        head.packed = None if self.packed is None else type(self.packed)(head)
+        return head
+
     def loss(
         self,
         hidden: Float[Tensor, "*rows d_model"],

@@ -78,10 +78,14 @@ class TranslationReport:
         return [
             *lines,
             model_line(protocol),
-            f"  search     {search_line(protocol['decoding'])}",
+            f"  search     {search_line(protocol['decoding'])}{_shortlist_note(protocol)}",
             f"  truncated  {protocol['truncated_sources']} sources, {protocol['truncated_references']} references",
             *machine_lines(protocol),
         ]
+
+
+def _shortlist_note(protocol: dict[str, Any]) -> str:
+    return f", shortlist {protocol['shortlist']}" if "shortlist" in protocol else ""
 
 
 def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | None:
@@ -158,6 +162,7 @@ def _run_model(
         "truncated_references": num_references,
         "decoding": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
         "compiled": options.run_on.compile,
+        **({} if options.run_on.shortlist is None else {"shortlist": options.run_on.shortlist}),
     }
     return translations, likelihood, protocol
 

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.options import CommandPage, argument, given_options, group, option
-from manyheads.decoding.options import DecodingOptions, InferenceDeviceOptions, SearchDeviceOptions
+from manyheads.decoding.options import (
+    DecodingOptions,
+    InferenceDeviceOptions,
+    SearchDeviceOptions,
+    TranslationDeviceOptions,
+)
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 
@@ -128,6 +133,7 @@ class EvaluateOptions(SearchEvaluateOptions):
         "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
     )
     lowercase: bool = option("Ignore case in BLEU and chrF.", default=False)
+    run_on: TranslationDeviceOptions = group(TranslationDeviceOptions)
 
     def __post_init__(self) -> None:
         if self.hypotheses is not None and (self.model or self.source is not None):

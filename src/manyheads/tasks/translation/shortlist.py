@@ -1,0 +1,145 @@
+"""Learning of the shortlist of a translator: which target words translate which source words."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from manyheads.architectures.hub import resolve_model_path
+from manyheads.architectures.pretrained import read_config
+from manyheads.architectures.table import ARCHITECTURES
+from manyheads.data.lexicon import Lexicon, learn_lexicon
+from manyheads.data.prepared import COPY_TASK, TATOEBA, PreparedData
+from manyheads.data.progress import Progress
+from manyheads.data.readers import read_pairs
+from manyheads.decoding.shortlist import SHORTLIST, Shortlist
+from manyheads.errors import ConfigError, DataError, ModelFileError
+from manyheads.files.commit import write_folder
+from manyheads.files.verify import MANIFEST, list_files, verify_folder
+from manyheads.tasks.held_out import own_data, run_file
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+
+__all__ = ["LearnedShortlist", "learn_shortlist"]
+
+_LINES_AT_ONCE = 1000
+_Ids = list[int]
+
+
+@dataclass(frozen=True)
+class LearnedShortlist:
+    """What was written. lexicon: what was learned. folder: the model folder that now holds the shortlist."""
+
+    lexicon: Lexicon
+    folder: Path
+
+
+def learn_shortlist(
+    model: str,
+    *,
+    data: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    max_pairs: int,
+    show: Progress,
+) -> LearnedShortlist:
+    """Learn a shortlist from training pairs, and write it into the model folder, which is replaced in one step.
+
+    Args:
+        model: a model folder or a run folder.
+        data: prepared data, an embedded corpus or the copy task; None: the data of the run, or the two files.
+        source: a file of sentences; target: a file of their translations.
+        max_pairs: pairs that are read at most.
+        show: displays the progress.
+
+    Raises: ModelFileError: the folder holds no translator, or it is damaged. ConfigError: no data is known. DataError:
+        the data has other ids than the model, or no pairs. SaveError: the folder could not be written.
+    """
+    folder = resolve_model_path(model)
+    if not Path(model).is_dir():
+        raise ConfigError(f"{model} is no folder; copy the model here first, because a shortlist is written into it.")
+    verify_folder(folder)
+    config = read_config(folder)
+    if ARCHITECTURES[config.architecture].task != "translation" or not has_tokenizer(folder):
+        raise ModelFileError(f"{folder} holds no translator with its tokenizer; shortlists are for translators.")
+    tokenizer = load_tokenizer(folder)
+    if isinstance(tokenizer, ParsingTokenizer):
+        raise ModelFileError(f"{folder} holds a parser; shortlists are for translators.")
+    if source is not None and target is not None:
+        pairs = _encoded(read_pairs(source, target), tokenizer)
+    else:
+        pairs = _training_pairs(model, data, tokenizer)
+    found = list(islice(_counted(pairs, max_pairs, show), max_pairs))
+    if not found:
+        raise DataError("There are no training pairs, so no words to learn.")
+    lexicon = learn_lexicon(found, config.source_vocab_size, config.target_vocab_size, show)
+    shortlist = Shortlist(
+        frequent=torch.from_numpy(lexicon.frequent).int(),
+        offsets=torch.from_numpy(lexicon.offsets),
+        candidates=torch.from_numpy(lexicon.candidates).int(),
+        is_shared=tokenizer.source is tokenizer.target,
+        vocabulary=tokenizer.digest,
+    )
+    _write(folder, shortlist.to_bytes())
+    return LearnedShortlist(lexicon, folder)
+
+
+def _training_pairs(model: str, data: str | None, tokenizer: TranslationTokenizer) -> Iterator[tuple[_Ids, _Ids]]:
+    """Raises: ConfigError: the data is unknown. DataError: it was prepared with another tokenizer."""
+    if data is None and run_file(model) is None:
+        raise ConfigError(
+            f"{model} is no run folder, so its training pairs are unknown; give --data, or --source and --target."
+        )
+    path, seed = (data, 1) if data is not None else own_data(model)
+    if path == TATOEBA:
+        from manyheads.data.corpora.tatoeba import load_tatoeba
+
+        yield from _encoded(load_tatoeba("train"), tokenizer)
+        return
+    if path == COPY_TASK:
+        from manyheads.data.copy_task import copy_pairs
+
+        yield from _encoded(copy_pairs(seed)["train"], tokenizer)
+        return
+    prepared = PreparedData.open(path)
+    if prepared.tokenizer.digest != tokenizer.digest:
+        raise DataError(
+            f"{path} was prepared with another tokenizer ({prepared.tokenizer.digest[:12]}) than the model's"
+            f" ({tokenizer.digest[:12]}), so its ids mean other words; give --source and --target."
+        )
+    for index in range(len(prepared.train)):
+        source, target = prepared.train[index]
+        yield source.tolist(), target.tolist()
+
+
+def _encoded(pairs: Iterable[tuple[str, str]], tokenizer: TranslationTokenizer) -> Iterator[tuple[_Ids, _Ids]]:
+    remaining = iter(pairs)
+    while block := list(islice(remaining, _LINES_AT_ONCE)):
+        sources = tokenizer.source.encode_batch([source for source, _ in block])
+        targets = tokenizer.target.encode_batch([target for _, target in block])
+        yield from zip(sources, targets, strict=True)
+
+
+def _counted(pairs: Iterable[tuple[_Ids, _Ids]], most: int, show: Progress) -> Iterator[tuple[_Ids, _Ids]]:
+    for number, pair in enumerate(pairs):
+        if number % _LINES_AT_ONCE == 0:
+            show("reading pairs", number, most)
+        yield pair
+
+
+def _write(folder: Path, content: bytes) -> None:
+    """Replace the folder by one that also holds the shortlist; its manifest covers it."""
+    kept = [name for name in list_files(folder) if name not in (MANIFEST, SHORTLIST)]
+
+    def write(new: Path) -> None:
+        for name in kept:
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, new / name)
+        (new / SHORTLIST).write_bytes(content)
+
+    write_folder(folder, write, needed_bytes=len(content) + sum((folder / name).stat().st_size for name in kept))
