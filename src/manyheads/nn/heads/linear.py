@@ -60,15 +60,15 @@ class LinearHead(nn.Module):
         return torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
     def restricted(self, ids: Int[Tensor, " count"]) -> LinearHead:
-        """Return a head for inference over these tokens alone, with copies of their rows: its token i is ids[i]."""
+        """Return a head for inference over these tokens alone, with copies of their rows: its token i is ids[i].
+
+        Its weight is not packed: making a packed copy takes longer than a search of one batch saves by it.
+        """
         with torch.device("meta"):
             head = LinearHead(self.weight.shape[1], len(ids), bias=self.bias is not None)
-        with torch.inference_mode(False), torch.no_grad():  # a packed copy can be made of normal tensors only
-            places = ids.clone()
-            head.weight = nn.Parameter(self.weight.index_select(0, places), requires_grad=False)
-            if self.bias is not None:
-                head.bias = nn.Parameter(self.bias.index_select(0, places), requires_grad=False)
-        head.packed = None if self.packed is None else type(self.packed)(head)
+        head.weight = nn.Parameter(self.weight.detach().index_select(0, ids), requires_grad=False)
+        if self.bias is not None:
+            head.bias = nn.Parameter(self.bias.detach().index_select(0, ids), requires_grad=False)
         return head
 
     def loss(
