@@ -1,0 +1,150 @@
+"""`manyheads shortlist`, `--shortlist N` and `--precision int8`, as a user gives them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyheads.decoding.shortlist import SHORTLIST
+from manyheads.files.verify import make_manifest, verify_folder
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.int8 import OVERRIDE, has_int8
+from manyheads.text.tokenizer import Tokenizer
+
+Cli = Callable[..., int]
+
+
+@pytest.fixture
+def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> tuple[Path, Path]:
+    for name, column in (("source", 0), ("target", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[column]}\n" for pair in pairs), encoding="utf-8")
+    return tmp_path / "source", tmp_path / "target"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model_folder: Path) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+
+def test_learned_kept_and_used(
+    manyheads: Cli, folder: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, target = files
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+    assert manyheads("shortlist", folder, "--source", source, "--target", target) == 0
+    told = capsys.readouterr().out
+    assert f"{folder}/{SHORTLIST}: " in told
+    assert "pairs\nnext: manyheads evaluate" in told
+    verify_folder(folder)
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+    assert manyheads("translate", folder, source, "--output", tmp_path / "full") == 0
+    assert manyheads("translate", folder, source, "--output", tmp_path / "listed", "--shortlist", "1000") == 0
+    assert (tmp_path / "full").read_bytes() == (tmp_path / "listed").read_bytes()
+    assert manyheads("translate", folder, source, "--output", tmp_path / "few", "--shortlist", "1") == 0
+    assert (tmp_path / "full").read_bytes() != (tmp_path / "few").read_bytes()
+
+    capsys.readouterr()
+    given = ("evaluate", folder, "--source", source, "--reference", target, "--shortlist", "1")
+    assert manyheads(*given, "--output", tmp_path / "judged") == 0
+    assert ", shortlist 1\n" in capsys.readouterr().out
+    assert (tmp_path / "judged").read_bytes() == (tmp_path / "few").read_bytes()
+    assert manyheads(*given, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["protocol"]["shortlist"] == 1
+
+    assert manyheads("shortlist", folder, "--source", source, "--target", target, "--max-pairs", "1") == 0
+    assert "from 1 pairs" in capsys.readouterr().out
+    verify_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("translate", "MODEL", "FILE", "--shortlist", "0"), "--shortlist is 0; it must be at least 1."),
+        (("evaluate", "MODEL", "--shortlist", "-3"), "--shortlist is -3; it must be at least 1."),
+        (("translate", "MODEL", "FILE", "--shortlist", "5"), "has no shortlist.safetensors; learn one first"),
+        (("translate", "MODEL", "FILE", "--shortlist", "5", "--compile"), "leave out --compile or --shortlist"),
+        (("shortlist", "MODEL"), "its training pairs are unknown; give --data, or --source and --target"),
+        (("shortlist", "MODEL", "--source", "FILE"), "--source and --target belong together"),
+        (("shortlist", "MODEL", "--max-pairs", "0"), "--max-pairs is 0"),
+        (("shortlist", "nowhere"), "there is no folder nowhere"),
+        (("shortlist", "MODEL", "--source", "EMPTY", "--target", "EMPTY"), "no training pairs"),
+    ],
+)
+def test_refused_with_one_sentence(
+    manyheads: Cli,
+    folder: Path,
+    files: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    (tmp_path / "empty").touch()
+    names = {"MODEL": folder, "FILE": files[0], "EMPTY": tmp_path / "empty"}
+    assert manyheads(*(names.get(word, word) for word in arguments)) == 2
+    told = capsys.readouterr()
+    assert message in told.err
+    assert "Traceback" not in told.err
+    assert told.out == ""
+    assert not (folder / SHORTLIST).exists()
+
+
+def test_a_shortlist_of_another_model(
+    manyheads: Cli, folder: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Put there by hand, with a manifest that covers it; and damaged."""
+    assert manyheads("shortlist", folder, "--source", files[0], "--target", files[1]) == 0
+    content = (folder / SHORTLIST).read_bytes()
+    digest = Tokenizer.load(folder / "tokenizer.json").digest.encode()
+    assert digest in content
+
+    def told_with(changed: bytes, *, listed: bool) -> str:
+        (folder / SHORTLIST).write_bytes(changed)
+        if listed:
+            (folder / "manifest.json").unlink()
+            (folder / "manifest.json").write_text(make_manifest(folder), encoding="utf-8")
+        capsys.readouterr()
+        assert manyheads("translate", folder, files[0], "--shortlist", "5") == 2
+        return capsys.readouterr().err
+
+    other = content.replace(digest, b"0" * len(digest))
+    assert "was learned with another vocabulary (000000000000) than the model's" in told_with(other, listed=True)
+    assert f"contents of {SHORTLIST} differ from their SHA-256" in told_with(content[:-1] + b"\1", listed=False)
+
+
+@pytest.mark.skipif(not has_int8(), reason="this processor or build of torch has no FBGEMM")
+def test_precision_int8(
+    manyheads: Cli,
+    folder: Path,
+    files: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(OVERRIDE, "on")
+    source, target = files
+    assert manyheads("translate", folder, source, "--precision", "int8") == 2
+    assert "no linear layer of 131,072 weights or more" in capsys.readouterr().err
+    monkeypatch.setattr(policy, "LEAST_INT8_WEIGHT", 1)
+    evaluated = ("evaluate", folder, "--source", source, "--reference", target, "--json")
+    nats = []
+    for precision in ("fp32", "int8"):
+        assert manyheads(*evaluated, "--precision", precision) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert record["protocol"]["precision"] == precision
+        nats.append(record["likelihood"]["nats_per_token"])
+    assert nats[0] != nats[1]
+    assert nats[1] == pytest.approx(nats[0], rel=0.02)
+    for command in (("translate", folder, source), ("score", folder, "--source", source, "--target", target)):
+        assert manyheads(*command, "--precision", "int8") == 0
+        assert capsys.readouterr().out.count("\n") >= 8
+    assert manyheads("inspect", "shapes", folder, "--precision", "int8") == 2
+    assert manyheads("train", "--preset", "debug", "--precision", "int8") == 2
+    assert "precision is 'int8'; choose one of: auto, fp32, bf16" in capsys.readouterr().err
+    monkeypatch.setenv(OVERRIDE, "off")
+    assert manyheads("translate", folder, source, "--precision", "int8") == 2
+    assert "precision is int8, but the environment variable MANYHEADS_INT8 is off" in capsys.readouterr().err
