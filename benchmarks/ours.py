@@ -11,6 +11,7 @@ set_up_machine()  # before torch is imported, as the command line does
 
 import itertools  # noqa: E402
 import json  # noqa: E402
+import math  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from contextlib import ExitStack  # noqa: E402
 from functools import partial  # noqa: E402
@@ -34,6 +35,8 @@ from manyheads.data.segments import SegmentBatch  # noqa: E402
 from manyheads.decoding.compiled import CompiledSteps  # noqa: E402
 from manyheads.decoding.device import inference, narrow, pack  # noqa: E402
 from manyheads.decoding.search import run_to_end, search_steps  # noqa: E402
+from manyheads.decoding.settings import DecodingSettings  # noqa: E402
+from manyheads.decoding.shortlist import Shortlist  # noqa: E402
 from manyheads.interop import PEERS  # noqa: E402
 from manyheads.interop.marian import Marian  # noqa: E402
 from manyheads.interop.marian_generation import settings_from_peer  # noqa: E402
@@ -47,6 +50,7 @@ from manyheads.training.run.step import Stepper  # noqa: E402
 from manyheads.training.settings import OptimiserSettings, RunConfig, TrainingSettings  # noqa: E402
 
 Precision = Literal["fp32", "bf16"]
+DecodingPrecision = Literal["fp32", "bf16", "int8"]
 
 CPU = torch.device("cpu")
 RATE = 1e-4
@@ -132,7 +136,7 @@ def reformer(precision: Precision, length: int) -> Step:
     return Step(step, length, 1, precision, parameters, work)
 
 
-def decode(folder: str, precision: Precision = "fp32", compiles: bool = False) -> Step:
+def decode(folder: str, precision: DecodingPrecision = "fp32", compiles: bool = False) -> Step:
     """Decoding with a peer's weights, the source and the beams that it left in a folder.
 
     Args: compiles: with the steps of the search compiled, before anything is timed.
@@ -147,7 +151,7 @@ def decode(folder: str, precision: Precision = "fp32", compiles: bool = False) -
     model = marian.module.eval()
     parameters = _count(model)
     narrow(model, precision)
-    pack(model)
+    pack(model, precision)
     searched = CompiledSteps(model) if compiles else model
     source, length = torch.tensor(told["source"]), len(told["found"][0])
     lengths = torch.full((len(source),), source.shape[1])
@@ -166,6 +170,43 @@ def decode(folder: str, precision: Precision = "fp32", compiles: bool = False) -
         raise RuntimeError(f"{different} of {len(source)} outputs have other ids than MarianMT's; nothing is timed.")
     work = flops.decoding(model.config, len(source), source.shape[1], length, settings.num_beams)
     return Step(step, len(source) * length, 1, precision, parameters, work)
+
+
+def shortlisted(vocab_size: int, count: int = 0, precision: DecodingPrecision = "fp32") -> Step:
+    """Greedy search with random weights and words that are as frequent as in text (Zipf's law), also as candidates.
+
+    Args: count: of the shortlist, as `--shortlist` takes it; 0: the whole vocabulary.
+    """
+    torch.manual_seed(0)
+    config = TransformerConfig(**PAIRS | {"source_vocab_size": vocab_size, "target_vocab_size": vocab_size})
+    model = build_model(config).eval()
+    pack(model, precision)
+    sentences, length, special = 32, 32, 3
+    frequencies = 1 / torch.arange(1, vocab_size - special + 1)
+
+    def words(*shape: int) -> Tensor:
+        return special + torch.multinomial(frequencies, math.prod(shape), replacement=True).view(shape)
+
+    shortlist = None
+    if count:
+        candidates = words(vocab_size, count)
+        shortlist = Shortlist(
+            frequent=torch.arange(vocab_size),
+            offsets=torch.arange(0, candidates.numel() + 1, count),
+            candidates=candidates.flatten(),
+            is_shared=False,
+            vocabulary="",
+            count=count,
+        )
+    source, lengths = words(sentences, length), torch.full((sentences,), length)
+    settings = DecodingSettings(num_beams=1, max_new_tokens=2 * length, min_new_tokens=2 * length)
+
+    def step() -> None:
+        with inference(CPU, precision):
+            steps = search_steps(model, source, lengths, settings, pad_id=0, bos_id=1, eos_id=2, shortlist=shortlist)
+            run_to_end(steps)
+
+    return Step(step, sentences * 2 * length, 1, precision, _count(model))
 
 
 def attention(kind: str, precision: Precision, batch: int, length: int) -> Step:

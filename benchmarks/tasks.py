@@ -129,12 +129,40 @@ def _decoding(task: str, how: str) -> Comparison:
         for compiles in (False, True)
         for precision in ("fp32", "bf16")
     ]
+    int8 = Entry("manyheads, int8", "ours:decode", {"precision": "int8"}, shares=True)
     others = [_peer(task, f"CTranslate2 {kind}", named=f"CTranslate2, {kind}") for kind in ("float32", "int8")]
     return Comparison(
         title=f"Decoding {how}, MarianMT's weights, in fp32 the same ids: 32 sentences of 32 tokens, 64 tokens forced",
         unit="tokens/s",
-        entries=(marian, *ours, *others),
-        pairs=tuple((side.name, peer.name) for side in ours for peer in (marian, *others)),
+        entries=(marian, *ours, int8, *others),
+        pairs=(
+            *((side.name, peer.name) for side in (*ours, int8) for peer in (marian, *others)),
+            *((int8.name, side.name) for side in ours),
+        ),
+    )
+
+
+def _shortlist(vocab_size: int) -> Comparison:
+    """Without peers: what a shortlist gains, alone and with int8."""
+    counts, precisions = (0, 50, 100), ("fp32", "int8")
+    sides = {
+        (precision, count): Entry(
+            f"{f'shortlist {count}' if count else 'the whole vocabulary'}, {precision}",
+            "ours:shortlisted",
+            {"vocab_size": vocab_size, "count": count, "precision": precision},
+        )
+        for precision in precisions
+        for count in counts
+    }
+    return Comparison(
+        title=f"Decoding greedily with a shortlist, vocabulary {vocab_size:,}: 3 + 3 layers, 256/1024, 4 heads,"
+        " 32 sentences of 32 tokens, 64 tokens forced",
+        unit="tokens/s",
+        entries=tuple(sides.values()),
+        pairs=tuple(
+            (sides[precision, count].name, sides[precision, 0].name) for precision in precisions for count in counts[1:]
+        ),
+        has_products=False,
     )
 
 
@@ -164,6 +192,7 @@ TASKS: dict[str, tuple[Comparison, ...]] = {
     "reformer-train-16k": (_reformer(16_384, "bf16"), _reformer(16_384, "fp32")),
     "decode-greedy": (_decoding("decode-greedy", "greedily"),),
     "decode-beam4": (_decoding("decode-beam4", "with 4 beams"),),
+    "decode-shortlist": (_shortlist(8000), _shortlist(32_000)),
     "attention": tuple(
         _attention(batch, length, precision)
         for batch, length in ((8, 512), (64, 64), (300, 14))

@@ -125,7 +125,8 @@ def _places(source: _Side, target: _Side, target_vocab_size: int) -> Iterator[tu
 
 def _together(source: _Side, target: _Side, target_vocab_size: int) -> tuple[_Ints, _Floats]:
     """How often each source id stands in a pair with each target id; sorted by code, see `_places`."""
-    keys, counts = np.empty(0, np.int64), np.empty(0)
+    keys: _Ints = np.empty(0, np.int64)
+    counts: _Floats = np.empty(0)
     for codes, _, _ in _places(source, target, target_vocab_size):
         new, new_counts = np.unique(codes, return_counts=True)
         both, places = np.unique(np.concatenate([keys, new]), return_inverse=True)

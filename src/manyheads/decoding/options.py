@@ -23,7 +23,7 @@ __all__ = [
     "DecodingOptions",
     "DeviceOptions",
     "GenerationOptions",
-    "InferenceDeviceOptions",
+    "InspectionDeviceOptions",
     "SamplingOptions",
     "SearchDeviceOptions",
     "TranslationDeviceOptions",
@@ -37,8 +37,10 @@ class DeviceOptions:
     """Where the model runs."""
 
     device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "bf16 computes in mixed precision; auto takes it where this device is faster in it.", default="fp32"
+    precision: Literal["auto", "fp32", "bf16", "int8"] = option(
+        "bf16 computes in mixed precision; auto takes it where this device is faster in it. int8 rounds weights and"
+        " inputs of large linear layers to 8 bits; for CPUs.",
+        default="fp32",
     )
 
     def announce(self) -> None:
@@ -78,18 +80,16 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceDeviceOptions(DeviceOptions):
-    """Device and precision of a model whose output is wanted, not a look into it."""
+class InspectionDeviceOptions(DeviceOptions):
+    """Device and precision of a model that is looked into: not int8, which is only an approximation of it."""
 
-    precision: Literal["auto", "fp32", "bf16", "int8"] = option(
-        "bf16 computes in mixed precision; auto takes it where this device is faster in it. int8 rounds weights and"
-        " inputs of large linear layers to 8 bits; for CPUs.",
-        default="fp32",
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "bf16 computes in mixed precision; auto takes it where this device is faster in it.", default="fp32"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchDeviceOptions(InferenceDeviceOptions):
+class SearchDeviceOptions(DeviceOptions):
     """Device and precision."""
 
     compile: bool = option(

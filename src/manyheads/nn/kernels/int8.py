@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -112,8 +112,7 @@ def _measured_factor() -> float:
     plain = nn.Linear(_IN_FEATURES, _OUT_FEATURES, bias=False)
     packed = PackedInt8(plain)
     inputs = [torch.linspace(-1, 1, rows * _IN_FEATURES).view(rows, _IN_FEATURES) for rows in _ROWS]
-    pairs = [(lambda x=x: F.linear(x, plain.weight), lambda x=x: packed.multiply(x)) for x in inputs]
-    return mean_gain(*pairs)  # type: ignore[arg-type]  # the lambdas bind their own x
+    return mean_gain(*((partial(F.linear, x, plain.weight), partial(packed.multiply, x)) for x in inputs))
 
 
 def _quantised(weight: Tensor) -> Any:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from manyheads.config.options import CommandPage, argument, given_options, group, option
 from manyheads.data.lines import OnBadUtf8
-from manyheads.decoding.options import InferenceDeviceOptions
+from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 
@@ -178,7 +178,7 @@ class EvaluateOptions:
         "Read the first segments only, and print how much time and memory the whole would take.", default=False
     )
     json: bool = option("Print one JSON object.", default=False)
-    run_on: InferenceDeviceOptions = group(InferenceDeviceOptions)
+    run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:
         if self.dry_run and self.num_hashes:
@@ -211,7 +211,7 @@ class ScoreOptions:
         "A line that is not UTF-8: fail, replace its bad bytes, or skip (it is scored as an empty one).", default="fail"
     )
     max_rows: int = option("Lines that are read side by side.", default=64, metavar="N")
-    run_on: InferenceDeviceOptions = group(InferenceDeviceOptions)
+    run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:

@@ -8,7 +8,7 @@ from typing import Literal
 from manyheads.config.options import CommandPage, argument, given_options, group, option
 from manyheads.decoding.options import (
     DecodingOptions,
-    InferenceDeviceOptions,
+    DeviceOptions,
     SearchDeviceOptions,
     TranslationDeviceOptions,
 )
@@ -180,7 +180,7 @@ class ScoreOptions:
         "A side that does not fit: stop and name its line, or cut it, score what is left and say how many were cut.",
         default="fail",
     )
-    run_on: InferenceDeviceOptions = group(InferenceDeviceOptions)
+    run_on: DeviceOptions = group(DeviceOptions)
 
     @property
     def inputs(self) -> tuple[str, ...]:

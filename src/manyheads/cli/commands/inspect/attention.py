@@ -11,7 +11,7 @@ from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds, picture_option
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage, argument, group, option
-from manyheads.decoding.options import DeviceOptions
+from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class AttentionOptions:
         "In pictures: the layer, counted from 1.", default=None, metavar="N", default_is="the last"
     )
     max_cells: int = option("Rows and columns of a picture; longer texts are thinned.", default=512, metavar="N")
-    run_on: DeviceOptions = group(DeviceOptions)
+    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
 
 
 PAGE = CommandPage(

@@ -10,7 +10,7 @@ from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage, argument, group, option
-from manyheads.decoding.options import DeviceOptions
+from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.errors import RequestError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class BucketsOptions:
     )
     head: int = option("The head whose tokens are drawn sorted, counted from 1.", default=1, metavar="N")
     output: tuple[str, ...] = picture_option("buckets.png")
-    run_on: DeviceOptions = group(DeviceOptions)
+    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
 
 
 PAGE = CommandPage(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage, argument, group, option
-from manyheads.decoding.options import DeviceOptions
+from manyheads.decoding.options import InspectionDeviceOptions
 
 if TYPE_CHECKING:
     from manyheads.architectures.tracing import TracedTensor
@@ -30,7 +30,7 @@ class ShapesOptions:
     )
     every_layer: bool = option("All layers, also those that repeat an earlier one.", default=False)
     json: bool = option("Print a JSON array of objects with module, name, shape and equation.", default=False)
-    run_on: DeviceOptions = group(DeviceOptions)
+    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
 
 
 PAGE = CommandPage(
