@@ -129,9 +129,9 @@ def _together(source: _Side, target: _Side, target_vocab_size: int) -> tuple[_In
     counts: _Floats = np.empty(0)
     for codes, _, _ in _places(source, target, target_vocab_size):
         new, new_counts = np.unique(codes, return_counts=True)
-        both, places = np.unique(np.concatenate([keys, new]), return_inverse=True)
-        counts = np.bincount(places, np.concatenate([counts, new_counts]), minlength=len(both))
-        keys = both
+        joined, places = np.unique(np.concatenate([keys, new]), return_inverse=True)
+        counts = np.bincount(places, np.concatenate([counts, new_counts]), minlength=len(joined))
+        keys = joined
         least = 1
         while len(keys) > _MOST_ENTRIES:
             least += 1

@@ -101,7 +101,7 @@ class Shortlist:
             source: ids with padding, of any shape.
             always: target ids that are always among them, such as EOS.
         """
-        words: Tensor = torch.unique(source.cpu())  # type: ignore[no-untyped-call]
+        words: Tensor = torch.unique(source.cpu())
         starts = self.offsets[words]
         counts = (self.offsets[words + 1] - starts).clamp_max(self.count)
         # The places of all ranges, one after the other.
