@@ -17,7 +17,7 @@ MOST_CANDIDATES = 256
 """Target ids that are kept of each source id."""
 
 _ITERATIONS = 4
-# (source id, target id) entries that the table has at most: 0.4 GB. If there are more, the rarest ones are left out.
+# (source id, target id) entries that the table has at most: 0.5 GB. If there are more, the rarest ones are left out.
 _MOST_ENTRIES = 1 << 24
 # (source token, target token) places that are worked on at once.
 _PLACES_AT_ONCE = 1 << 21
@@ -78,7 +78,7 @@ def learn_lexicon(
         target_vocab_size: every target id is below it.
         show: called with what is done, how much of it, and the total.
 
-    Cost: memory 16 bytes a token and 0.4 GB; time (iterations + 1) x the sum of source_len x target_len.
+    Cost: memory 16 bytes a token and 0.5 GB; time (iterations + 1) x the sum of source_len x target_len.
     """
     known = list(pairs)
     sides = _Side.of([source for source, _ in known]), _Side.of([target for _, target in known])

@@ -17,7 +17,7 @@ from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import inference, pack
 from manyheads.decoding.grammar import Grammar
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.search import search, search_all, search_steps
+from manyheads.decoding.search import run_to_end, search_all, search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ModelFileError, RequestError
@@ -137,7 +137,7 @@ def test_the_probabilities_are_those_of_the_model_over_the_candidates(model: Any
     allowed = listed.of_batch(source, [0, 1, 2, *prefix]).ids
     settings = DecodingSettings(**{"num_beams": 1, "max_len_offset": 3, **options})
     with inference(CPU, "fp32"):
-        found = search(model, source, lengths, settings, **SPECIAL, shortlist=listed)
+        found = run_to_end(search_steps(model, source, lengths, settings, **SPECIAL, shortlist=listed))
         for row, hypotheses in enumerate(found):
             for one in hypotheses:
                 assert set(one.ids) <= set(allowed.tolist())
@@ -175,7 +175,7 @@ def test_sentences_can_be_dropped_and_reported_early(model: Any) -> None:
         steps = search_steps(
             model, source, lengths, settings, **SPECIAL, report_early=True, shortlist=shortlist_of(VOCAB)
         )
-        whole = search(model, source, lengths, settings, **SPECIAL)
+        whole = run_to_end(search_steps(model, source, lengths, settings, **SPECIAL))
         told = dict(next(steps))
         try:
             told |= dict(steps.send([0]))
@@ -191,14 +191,14 @@ def test_sentences_can_be_dropped_and_reported_early(model: Any) -> None:
 def test_what_cannot_have_a_shortlist(model: Any, hash_model: Any) -> None:
     source, lengths = padded(sources(2))
     with pytest.raises(RequestError, match="a HashModel cannot be searched with a shortlist"):
-        search(hash_model(VOCAB), source, lengths, DecodingSettings(), **SPECIAL, shortlist=shortlist_of(3))
+        search_steps(hash_model(VOCAB), source, lengths, DecodingSettings(), **SPECIAL, shortlist=shortlist_of(3))
 
     class Any_(Grammar):  # noqa: N801
         def of(self, source: Tensor, source_lengths: Tensor) -> Any:
             return self
 
     with pytest.raises(RequestError, match="a grammar needs the whole vocabulary"):
-        search(model, source, lengths, DecodingSettings(), **SPECIAL, shortlist=shortlist_of(3), grammar=Any_())
+        search_steps(model, source, lengths, DecodingSettings(), **SPECIAL, shortlist=shortlist_of(3), grammar=Any_())
     with pytest.raises(RequestError, match="shortlist is 0; it must be at least 1"):
         shortlist_of(0)
 
