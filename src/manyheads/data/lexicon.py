@@ -130,7 +130,7 @@ def _together(source: _Side, target: _Side, target_vocab_size: int) -> tuple[_In
     for codes, _, _ in _places(source, target, target_vocab_size):
         new, new_counts = np.unique(codes, return_counts=True)
         joined, places = np.unique(np.concatenate([keys, new]), return_inverse=True)
-        counts = np.bincount(places, np.concatenate([counts, new_counts]), minlength=len(joined))
+        counts = np.bincount(places, np.concatenate([counts, new_counts]), len(joined)).astype(np.float64)
         keys = joined
         least = 1
         while len(keys) > _MOST_ENTRIES:
