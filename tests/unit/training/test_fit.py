@@ -13,6 +13,7 @@ from tiny_run import TINY, TINY_TEXT, changed
 
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
+from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.runs import planner
 from manyheads.training.plan.planner import MIB, Footprint, Planner
 from manyheads.training.run.device import free_memory_bytes
@@ -20,8 +21,35 @@ from manyheads.training.run.device import free_memory_bytes
 
 def footprint(total: int, length: int, rows: int) -> Footprint:
     return Footprint(
-        program_bytes=total, state_bytes=0, step_bytes=0, length=length, rows=rows, precision="fp32", probes=(length,)
+        program_bytes=0, state_bytes=0, step_bytes=total, length=length, rows=rows, precision="fp32", probes=(length,)
     )
+
+
+def test_a_tiny_model_grows_although_the_size_of_the_process_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three footprints as they were measured: the program and the overhead vary by more than the steps grow."""
+    measured = {
+        16: Footprint(
+            program_bytes=371_253_248, state_bytes=496_980, step_bytes=1_973_334, length=16, rows=2, precision="fp32",
+            probes=(16,), overhead=3.0,
+        ),
+        32: Footprint(
+            program_bytes=368_246_784, state_bytes=496_980, step_bytes=511_962, length=32, rows=2, precision="fp32",
+            probes=(32,),
+        ),
+        64: Footprint(
+            program_bytes=354_419_456, state_bytes=496_980, step_bytes=1_022_746, length=64, rows=2, precision="fp32",
+            probes=(64,),
+        ),
+    }  # fmt: skip
+    monkeypatch.setattr(Planner, "memory", lambda self, length, rows: measured[length])
+    planned = planner(PRESETS["xl-debug"]())
+    knob = next(one for one in planned.trial.knobs() if one.setting == "data.segment_len")
+    monkeypatch.setattr(type(planned.trial), "knobs", lambda self: [knob])
+    few, more = (planned.largest(mib * MIB)[0] for mib in (1000, 20_000))
+    # A step of 1,024 tokens takes 73 MiB besides the program.
+    assert 1024 < few.value < more.value < 50_000
+    for fit, mib in ((few, 1000), (more, 20_000)):
+        assert 0.9 * mib * MIB < fit.predicted_bytes <= mib * MIB
 
 
 def test_largest_values_meet_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,6 @@ def _memory(options: InfoOptions, length: int) -> str:
     if not options.json:
         return found.describe()
     record = asdict(found)
-    probes = record.pop("probes")
+    probes, _ = record.pop("probes"), record.pop("overhead")
     record = {"path": str(options.path), **record, "total_bytes": found.total_bytes, "probed_lengths": probes}
     return json.dumps(record, indent=2)

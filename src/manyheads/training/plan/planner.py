@@ -36,7 +36,7 @@ LONGEST_PROBE = 8192
 
 MIB = 2**20
 _SHORT = 64
-_MOST_BESIDES = 3.0
+_MOST_OVERHEAD = 3.0
 _SHARE = 0.9
 """Of what is free: a prediction is accurate to some percent, and other processes need memory too."""
 
@@ -47,7 +47,7 @@ class Footprint:
 
     program_bytes: Python, torch and this package. state_bytes: weights, gradients, the optimiser's state and averages.
     step_bytes: the additional peak memory of a step. length, rows: of a micro-batch. probes: lengths of the measured
-    steps.
+    steps. overhead: what a step takes in all, as a factor of the tensors that were counted in it.
     """
 
     program_bytes: int
@@ -57,6 +57,7 @@ class Footprint:
     rows: int
     precision: str
     probes: tuple[int, ...]
+    overhead: float = 1.0
 
     @property
     def total_bytes(self) -> int:
@@ -213,15 +214,16 @@ class Planner:
         peaks, states = zip(*found, strict=True)
         counted = _polynomial(dict(zip(probes, peaks, strict=True)), length)
         # Kernels and gaps between memory blocks are not part of the counted tensors.
-        share = min(max(real / peaks[-1], 1.0), _MOST_BESIDES)
+        overhead = min(max(real / peaks[-1], 1.0), _MOST_OVERHEAD)
         return Footprint(
             program_bytes=program,
             state_bytes=states[0],
-            step_bytes=max(0, round(counted * share) - states[0]),
+            step_bytes=max(0, round(counted * overhead) - states[0]),
             length=length,
             rows=rows,
             precision=config.precision,
             probes=probes,
+            overhead=overhead,
         )
 
     def largest(self, limit_bytes: float) -> list[Fit]:
@@ -231,7 +233,15 @@ class Planner:
         """
         found: dict[str, Fit] = {}
         for knob in self.trial.knobs():
-            peaks = {size: self.memory(*step).total_bytes for size, step in knob.steps.items()}
+            found_at = {size: self.memory(*step) for size, step in sorted(knob.steps.items())}
+            # Only the counted tensors grow with the size. The program and the overhead vary from step to step, most of
+            # all in small ones, and a polynomial through their sum would be anything.
+            program = max(one.program_bytes for one in found_at.values())
+            overhead = [one.overhead for one in found_at.values()][-1]
+            peaks = {
+                size: program + overhead * (one.state_bytes + one.step_bytes) / one.overhead
+                for size, one in found_at.items()
+            }
             fit = _largest(knob, peaks, limit_bytes)
             if knob.setting not in found or fit.value < found[knob.setting].value:
                 found[knob.setting] = fit
