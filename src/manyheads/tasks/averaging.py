@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from manyheads.architectures.pretrained import load_portable_state, read_config, read_languages, save_pretrained
-from manyheads.architectures.table import build_model
+from manyheads.architectures.pretrained import (
+    EXAMPLES,
+    load_portable_state,
+    read_config,
+    read_languages,
+    save_pretrained,
+)
+from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.average import average_tensors, select_checkpoints
 from manyheads.checkpoint.format import step_of
 from manyheads.decoding.generation_config import load_settings
@@ -20,16 +26,14 @@ __all__ = ["average_run"]
 
 _CARD = """---
 library_name: manyheads
-tags: [translation, {architecture}]
+tags: [{task}, {architecture}]
 ---
 # A {architecture} trained with manyheads
 
 Its weights are the mean of {kind} weights at steps {steps}.
 
 ```python
-import manyheads
-translator = manyheads.Translator.from_pretrained(".")
-print(translator.translate(["..."]))
+{example}
 ```
 """
 
@@ -70,12 +74,19 @@ def average_run(
     config = read_config(source)
     model = build_model(config)
     load_portable_state(model, weights, where=f"the checkpoints of {folder}")
+    task = ARCHITECTURES[config.architecture].task
     save_pretrained(
         model,
         output,
         tokenizer=load_tokenizer(source) if has_tokenizer(source) else None,
         generation=load_settings(source),
-        card=_CARD.format(architecture=config.architecture, kind=kind, steps=", ".join(map(str, averaged))),
+        card=_CARD.format(
+            task=task,
+            architecture=config.architecture,
+            kind=kind,
+            steps=", ".join(map(str, averaged)),
+            example=EXAMPLES[task],
+        ),
         task=task_of_folder(str(folder)),
         languages=read_languages(source),
     )

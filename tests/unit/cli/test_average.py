@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import load, portable_state
+from manyheads.architectures.pretrained import load, portable_state, save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.presets import debug as xl_debug
 from manyheads.checkpoint.format import save_checkpoint
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.translator import Translator
@@ -55,6 +58,22 @@ def test_last_and_steps(
     assert _factor(tmp_path / "b", model_folder) == pytest.approx(3.5, rel=1e-4)
     assert manyheads("average", run_folder, "--last", "2", "--weights", "ema", "-o", tmp_path / "c") == 0
     assert _factor(tmp_path / "c", model_folder) == pytest.approx(3.0, rel=1e-4)
+
+
+def test_the_card_of_a_language_model(manyheads: Cli, tmp_path: Path) -> None:
+    """Its example is of a language model, and runs on the averaged model."""
+    model = build_model(replace(xl_debug(), vocab_size=20))
+    save_pretrained(model, tmp_path / "run" / "model")
+    save_checkpoint(tmp_path / "run" / "checkpoints", 10, {"model": portable_state(model)}, {})
+    assert manyheads("average", tmp_path / "run", "--last", "1", "--output", tmp_path / "a") == 0
+    card = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
+    assert "tags: [language-modelling, transformer-xl]" in card
+    assert "steps 10." in card
+    _, example, _ = card.split("```")
+    code = example.removeprefix("python\n").replace('"."', "folder")
+    found = {"folder": str(tmp_path / "a"), "ids": torch.tensor([[3, 1, 4, 1, 5]])}
+    exec(code, found)  # noqa: S102
+    assert found["log_probs"].shape == (1, 5, 20)
 
 
 def test_nothing_is_destroyed(
