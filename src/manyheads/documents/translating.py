@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from manyheads.decoding.alignment import align
+from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.forced import can_force, translate_forced
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
@@ -24,15 +24,13 @@ from manyheads.documents.sentences import (
 )
 from manyheads.documents.terms import Terms, contains
 
-__all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator", "is_degenerate"]
+__all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator"]
 
 # Letters that stand for kept words in what the model reads and writes.
 STAND_INS = "XYZQWVKJ"
 AGAIN: dict[str, Any] = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "min_new_tokens": 2}
 """Decoding settings of the second search, after an output that degenerated."""
 MOST_EXAMPLES = 3
-LONGEST_RUN = 3  # the same word so often in a row is still language: "very, very, very"
-MANY_CHARACTERS = re.compile(r"(.)\1{9,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,26 +323,3 @@ def _ended_like(source: str, text: str) -> str:
     """Return a translation without a full stop at its end, if its source ends in a word, like a heading."""
     is_stop = text.endswith(".") and not text.endswith("..")
     return text[:-1] if is_stop and source.rstrip()[-1:].isalnum() else text
-
-
-def is_degenerate(source: str, text: str) -> bool:
-    """Whether a translation is empty, or repeats a word or a character as its source does not."""
-    if not text.strip():
-        return bool(source.strip())
-    if MANY_CHARACTERS.search(text) and not MANY_CHARACTERS.search(source):
-        return True
-    words, source_words = text.casefold().split(), source.casefold().split()
-    run, most = _longest_run(words), Counter(words).most_common(1)[0][1]
-    if run > max(LONGEST_RUN, _longest_run(source_words)):
-        return True
-    usual = max(Counter(source_words).values(), default=0)
-    return len(words) >= 8 and most > len(words) / 2 and most > 2 * usual
-
-
-def _longest_run(words: Sequence[str]) -> int:
-    longest = run = 0
-    last = None
-    for word in words:
-        run = run + 1 if word == last else 1
-        longest, last = max(longest, run), word
-    return longest

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.lines.output_checks import OutputCheck, repeats_itself
+from manyheads.cli.lines.output_checks import OutputCheck
+from manyheads.decoding.degenerate import repeats_itself
 from manyheads.decoding.generator import Generator
 from manyheads.text.tokenizer import Tokenizer
 

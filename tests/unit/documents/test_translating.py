@@ -12,6 +12,7 @@ import torch
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer import presets
 from manyheads.decoding.alignment import align
+from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.documents.formats import read_document
@@ -20,7 +21,6 @@ from manyheads.documents.translating import (
     DocumentReport,
     DocumentTranslation,
     UnitTranslator,
-    is_degenerate,
 )
 from manyheads.errors import DataError
 from manyheads.text.settings import TokenizerSettings

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
-__all__ = ["OutputCheck", "repeats_itself"]
+from manyheads.decoding.degenerate import repeats_itself
 
-_LEAST_REPEATS = 5
-_LEAST_CHARACTERS = 10
-_REPEATED = re.compile(rf"(.{{1,20}}?)\1{{{_LEAST_REPEATS - 1},}}")
+__all__ = ["OutputCheck"]
+
 # Where so many outputs are bad, the model is at fault, and not a few odd inputs.
 _MANY = 0.2
 _MOST_NAMED = 5
-
-
-def repeats_itself(text: str) -> bool:
-    """Whether at least half of the text is one piece of it again and again.
-
-    The piece has at most 20 characters: a token, a word or a short phrase. It occurs at least 5 times in a row. That
-    takes at least 10 characters, so that a number with many zeros is no repetition.
-    """
-    text = " " + " ".join(text.split())  # every word then begins with a space, the first too
-    repeated = [len(found[0]) for found in _REPEATED.finditer(text)]
-    return 2 * sum(length for length in repeated if length >= _LEAST_CHARACTERS) >= len(text)
+_SHORTEST_TEXT = 10
 
 
 class OutputCheck:
@@ -62,7 +50,7 @@ class OutputCheck:
 
         Args: may_be_empty: a stop text that comes at once leaves no text, and that is no mistake of the model.
         """
-        if len(text) >= _LEAST_CHARACTERS or not (text or may_be_empty):
+        if len(text) >= _SHORTEST_TEXT or not (text or may_be_empty):
             self.see(number, prompt, text)
 
     def tell(self) -> None:
