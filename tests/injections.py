@@ -73,7 +73,7 @@ class Injector:
         self._micro = -1
         self._step = 0
         self._averages: list[MovingAverage] = []
-        take, forward, average = Stepper.take, Stepper._forward, MovingAverage.__init__
+        take, forward, average = Stepper.take, Stepper.forward, MovingAverage.__init__
 
         def note(average_self: MovingAverage, *arguments: Any) -> None:
             average(average_self, *arguments)
@@ -97,7 +97,7 @@ class Injector:
             return self.result
 
         monkeypatch.setattr(MovingAverage, "__init__", note)
-        monkeypatch.setattr(Stepper, "_forward", run_forward)
+        monkeypatch.setattr(Stepper, "forward", run_forward)
         monkeypatch.setattr(Stepper, "take", run)
 
     def _now(self) -> bool:

@@ -154,13 +154,13 @@ def test_at_most_so_many_in_a_row(copy_data: Path, tmp_path: Path, monkeypatch: 
     case = replace(injections(1)[0], skip=True)
     config = config_of(case, copy_data, tmp_path / "run")
     config = replace(config, training=replace(config.training, max_skips=2))
-    real = Stepper._forward
+    real = Stepper.forward
 
     def forward(self: Stepper, batch: Any, step: int, micro: int, model: Any = None) -> Any:
         output = real(self, batch, step, micro, model)
         return output._replace(loss_sum=output.loss_sum * float("nan")) if step in (2, 4, 5, 6) else output
 
-    monkeypatch.setattr(Stepper, "_forward", forward)
+    monkeypatch.setattr(Stepper, "forward", forward)
     with pytest.raises(NonFiniteError, match=r"Step 6: .*The 2 updates before it were skipped"):
         train(config)
 
@@ -170,7 +170,7 @@ def test_weights_that_an_update_made_bad_are_not_saved(
 ) -> None:
     """The update itself may overflow; then the checkpoint before it stays the last one."""
     config = config_of(injections(1)[0], copy_data, tmp_path / "run")
-    real = Stepper._update
+    real = Stepper.update
 
     def update(self: Stepper, *arguments: Any) -> None:
         real(self, *arguments)
@@ -180,7 +180,7 @@ def test_weights_that_an_update_made_bad_are_not_saved(
                 next(iter(self._parameters)).view(-1)[0] = float("inf")
 
     update.count = 0  # type: ignore[attr-defined]
-    monkeypatch.setattr(Stepper, "_update", update)
+    monkeypatch.setattr(Stepper, "update", update)
     with pytest.raises(NonFiniteError, match=r"After step 4 there is NaN or infinity in model: .*step-00000002"):
         train(config)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000002"]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from manyheads.data.prepared import PreparedData
     from manyheads.decoding.translator import Translator
 
-__all__ = ["choose_sentence", "draw_attention", "held_out_data", "judge", "main", "run", "run_config"]
+__all__ = ["choose_sentence", "draw_attention", "draw_pictures", "held_out_data", "judge", "main", "run", "run_config"]
 
 NUM_SHOWN = 10
 NUM_BEAMS = 4
@@ -89,7 +89,7 @@ def run(run_dir: Path) -> int:
         check.see(number, source, translation)
 
     _show(sources, references, translations)
-    _pictures(run_dir, translator, sources, references, translations)
+    draw_pictures(run_dir, translator, sources, references, translations)
     print(f"\ntype next   {program()} translate {run_dir}\n")
     chrf, bleu = corpus_chrf(translations, references), corpus_bleu(translations, references)
     print(f"{len(sources):,} sentences that the model has never seen, beam {NUM_BEAMS}:")
@@ -182,7 +182,7 @@ def _show(sources: list[str], references: list[str], translations: list[str]) ->
             print("\n".join(lines or [lead.rstrip()]))
 
 
-def _pictures(
+def draw_pictures(
     run_dir: Path, translator: Translator, sources: list[str], references: list[str], translations: list[str]
 ) -> None:
     """Draw the heat map, and say where it and the learning curve are; without matplotlib say how to get them."""

@@ -202,7 +202,7 @@ def test_the_demo_of_a_model_that_did_not_learn(
     monkeypatch.setattr(
         Translator, "translate", lambda self, texts, **options: [references[text] if right else "" for text in texts]
     )
-    monkeypatch.setattr(demo, "_pictures", lambda *arguments: None)
+    monkeypatch.setattr(demo, "draw_pictures", lambda *arguments: None)
     assert demo.main([str(place)]) == code
     shown = capsys.readouterr()
     assert shown.out.split("\n")[-2].startswith("nrefs:1|")  # the score comes first, whatever it is

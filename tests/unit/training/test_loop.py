@@ -369,13 +369,13 @@ def test_two_runs_cannot_share_a_folder(small: Make) -> None:
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
-    real = Stepper._forward
+    real = Stepper.forward
 
     def forward(self: Stepper, batch: Any, step: int, micro: int, model: Any = None) -> Any:
         output = real(self, batch, step, micro, model)
         return output._replace(loss_sum=output.loss_sum * float("nan")) if step in steps else output
 
-    monkeypatch.setattr(Stepper, "_forward", forward)
+    monkeypatch.setattr(Stepper, "forward", forward)
 
 
 def test_nan_stops_the_run_and_spares_the_checkpoint(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ class Stepper:
         portions = {micro: portion(batch, self._group) for micro, batch in enumerate(batches) if len(batch.sample_ids)}
         for micro, part in portions.items():
             with self._within(part, is_last=micro == max(portions)):
-                output = self._forward(part, step, micro)
+                output = self.forward(part, step, micro)
                 self._shared_loss(output, part, num_tokens).backward()  # type: ignore[no-untyped-call]
             if part.counts:
                 losses.append(output.loss_sum.detach())
@@ -111,7 +111,7 @@ class Stepper:
         loss_sum, nll_sum, _, grad_norm = sums
         fault = None if all(map(math.isfinite, sums)) else self._find_fault(portions, step, loss_sum, grad_norm)
         if fault is None:
-            self._update(norm, learning_rate)
+            self.update(norm, learning_rate)
             self._memory.keep(states, {micro: part.total for micro, part in portions.items()})
         else:
             self._memory.forget()
@@ -144,7 +144,8 @@ class Stepper:
             return torch.zeros(2, device=self._device, dtype=dtype)
         return torch.stack([torch.stack(losses).sum(), torch.stack(nlls).sum()])
 
-    def _forward(self, part: Portion, step: int, micro: int, model: nn.Module | None = None) -> Output:
+    def forward(self, part: Portion, step: int, micro: int, model: nn.Module | None = None) -> Output:
+        """Return the loss of one micro-batch. model: in place of the wrapped one."""
         batch = part.batch
         state = self._memory.of(micro) if part.counts else None
         if state is None and self._begin is not None:
@@ -170,7 +171,8 @@ class Stepper:
             )
         return output
 
-    def _update(self, norm: Tensor, learning_rate: float) -> None:
+    def update(self, norm: Tensor, learning_rate: float) -> None:
+        """Clip the gradients, whose norm is given, and change the weights."""
         if self._config.optimiser.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.optimiser.clip_norm, norm)
         for group in self._optimiser.param_groups:
@@ -206,6 +208,6 @@ class Stepper:
             micro = numbers[index]
             part = portions[micro]
             with numbered_rows(part.first, len(part.batch.sample_ids), part.total):
-                return self._forward(part, step, micro, model).loss_sum
+                return self.forward(part, step, micro, model).loss_sum
 
         return locate(model, step, what, sample_ids, run)
