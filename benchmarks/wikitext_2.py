@@ -121,7 +121,7 @@ def main() -> None:
         def look(split: str, reading: Any) -> None:
             store = getattr(objective.data, split)
             with average.applied():
-                found = evaluate_text(model, store, reading, end_id=objective.data.vocabulary.end_id)
+                found = evaluate_text(model, store, reading, objective.data.vocabulary)
             assert found is not None
             model.train()
             bits = bits_per(found.nll_sum, objective.data.counts(split)["bytes"])

@@ -12,7 +12,7 @@ from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.errors import DataError, MissingExtraError
 
-__all__ = ["csv_pairs", "nested_value", "parquet_pairs", "tmx_pairs"]
+__all__ = ["csv_pairs", "nested_value", "one_line", "parquet_pairs", "tmx_pairs"]
 
 Pairs = Iterator[tuple[str, str] | None]
 MOST_NAMED = 8
@@ -23,17 +23,23 @@ XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 TMX_CODE = frozenset({"bpt", "ept", "it", "ph", "ut"})
 
 
-def nested_value(record: Mapping[str, Any], key: str, where: str) -> str:
+def nested_value(record: Mapping[str, Any], key: str, where: str, *, null: str | None = None) -> str:
     """Return the text that a key leads to; dots lead into nested objects, unless the whole key is there.
+
+    Args: null: the text of a value that is None; None: there must be none.
 
     Raises: DataError: there is no such key, or its value is not a text.
     """
     found: Any = record
     for name in [key] if key in record else key.split("."):
+        if found is None and null is not None:
+            return null
         if not isinstance(found, Mapping) or name not in found:
             names = ", ".join(sorted(map(str, found))[:MOST_NAMED]) if isinstance(found, Mapping) else "none"
             raise DataError(f"{where} has no key {key!r}; its keys are: {names or 'none'}. Name the keys of your file.")
         found = found[name]
+    if found is None and null is not None:
+        return null
     if not isinstance(found, str):
         shown = str(found)
         shown = repr(shown if len(shown) <= MOST_SHOWN else shown[:MOST_SHOWN] + "…")
@@ -80,7 +86,7 @@ def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, r
         else:
             texts = [row[place] for place in places]
             report.line_breaks_replaced += any("\n" in text for text in texts)
-            yield _one_line(texts[0]), _one_line(texts[1])
+            yield one_line(texts[0]), one_line(texts[1])
 
 
 def tmx_pairs(path: str | Path, languages: tuple[str | None, str | None]) -> Pairs:
@@ -134,7 +140,7 @@ def _unit_texts(unit: ElementTree.Element) -> dict[str, str]:
         segment = next((one for one in variant if one.tag.rpartition("}")[2] == "seg"), None)
         language = variant.get(XML_LANGUAGE) or variant.get("lang") or ""
         if segment is not None and language:
-            texts[language.lower()] = _one_line(_segment_text(segment)).strip()
+            texts[language.lower()] = one_line(_segment_text(segment)).strip()
     return texts
 
 
@@ -209,24 +215,14 @@ def parquet_pairs(path: str | Path, keys: tuple[str, str], report: ReadReport) -
             for batch in file.iter_batches(columns=columns, batch_size=4096):
                 for record in batch.to_pylist():
                     number += 1
-                    texts = [_parquet_text(record, key, f"{describe(path)}: row {number}") for key in keys]
+                    where = f"{describe(path)}: row {number}"
+                    texts = [nested_value(record, key, where, null="") for key in keys]
                     report.line_breaks_replaced += any("\n" in text for text in texts)
-                    yield _one_line(texts[0]), _one_line(texts[1])
+                    yield one_line(texts[0]), one_line(texts[1])
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"Cannot read {describe(path)} as a Parquet file: {str(error).splitlines()[0]}.") from None
 
 
-def _parquet_text(record: Mapping[str, Any], key: str, where: str) -> str:
-    """A missing value is an empty side."""
-    found: Any = record
-    for name in [key] if key in record else key.split("."):
-        if found is None:
-            return ""
-        if not isinstance(found, Mapping) or name not in found:
-            return nested_value(record, key, where)  # says what is there
-        found = found[name]
-    return "" if found is None else nested_value({key: found}, key, where)
-
-
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Replace line breaks by spaces, because every sentence must fit in a line."""
     return text.replace("\r\n", " ").replace("\n", " ")

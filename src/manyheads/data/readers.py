@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
-from manyheads.data.pair_formats import csv_pairs, nested_value, parquet_pairs, tmx_pairs
+from manyheads.data.pair_formats import csv_pairs, nested_value, one_line, parquet_pairs, tmx_pairs
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["PairFiles", "ReadReport", "read_lines", "read_pairs"]
+__all__ = ["PairFiles", "ReadReport", "read_lines"]
 
 MISSING = object()
 PREVIEW = 60
@@ -62,87 +62,57 @@ class PairFiles:
             raise ConfigError(f"on_bad_utf8 is {self.on_bad_utf8!r}; it must be fail, replace or skip.")
         if str(self.source) == "-" and str(self.target) == "-":
             raise ConfigError("Source and target cannot both be standard input; use --tsv - or --jsonl -.")
-        if self.pairs is not None and self._form not in FORMS:
+        if self.pairs is not None and not self._form:
             raise ConfigError(f"{describe(self.pairs)}: the name of a file of pairs ends in {', '.join(FORMS)}.")
 
     @property
+    def _path(self) -> str | Path:
+        """The only file, or the first of two."""
+        return next(path for path in (self.source, self.tsv, self.jsonl, self.pairs) if path is not None)
+
+    @property
     def _form(self) -> str:
-        """The ending of `pairs`, without .gz."""
-        name = str(self.pairs).lower().removesuffix(".gz")
-        form = name[name.rfind(".") :] if "." in name else ""
-        return "" if form == ".parquet" and str(self.pairs).lower().endswith(".gz") else form
+        """An entry of `FORMS`; empty for two aligned files, and for a name of `pairs` that ends in none of them."""
+        if self.pairs is None:
+            return "" if self.source is not None else ".tsv" if self.tsv is not None else ".jsonl"
+        name = str(self.pairs).lower()
+        plain = name if name.endswith(".parquet.gz") else name.removesuffix(".gz")
+        return next((form for form in FORMS if plain.endswith(form)), "")
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        """Yield the pairs in order, including pairs with an empty side. See `read_pairs`."""
+        """Yield the pairs in order, including pairs with an empty side, so that positions agree.
+
+        Args: report: counts lines, and lines with bad bytes that were replaced or skipped.
+
+        Raises: DataError: a file cannot be read or decoded (the message gives file, line and byte offset), the line
+            counts of aligned files differ (it gives both counts), or a line is not a pair.
+        """
         report = report if report is not None else ReadReport()
-        keys = (self.source_key, self.target_key)
-        if self.tsv is not None:
-            pairs = _tsv_pairs(self.tsv, self.on_bad_utf8, report)
-        elif self.jsonl is not None:
-            pairs = _jsonl_pairs(self.jsonl, keys, self.on_bad_utf8, report)
-        elif self.pairs is not None:
-            pairs = self._read_by_name(self.pairs, keys, report)
-        else:
-            assert self.source is not None
-            assert self.target is not None
-            pairs = _aligned_pairs(self.source, self.target, self.on_bad_utf8, report)
-        for pair in pairs:
+        for pair in self._pairs(self._path, (self.source_key, self.target_key), report):
             report.lines += 1
             if pair is None:
                 report.bad_utf8_skipped += 1
             else:
                 yield pair
 
-    def _read_by_name(
-        self, path: str | Path, keys: tuple[str, str], report: ReadReport
-    ) -> Iterator[tuple[str, str] | None]:
-        if self._form == ".tsv":
-            return _tsv_pairs(path, self.on_bad_utf8, report)
-        if self._form == ".jsonl":
-            return _jsonl_pairs(path, keys, self.on_bad_utf8, report)
-        if self._form == ".csv":
-            return csv_pairs(path, keys, self.on_bad_utf8, report)
-        if self._form == ".tmx":
-            return tmx_pairs(path, self.languages)
-        return parquet_pairs(path, keys, report)
+    def _pairs(self, path: str | Path, keys: tuple[str, str], report: ReadReport) -> Iterator[tuple[str, str] | None]:
+        match self._form:
+            case ".tsv":
+                return _tsv_pairs(path, self.on_bad_utf8, report)
+            case ".jsonl":
+                return _jsonl_pairs(path, keys, self.on_bad_utf8, report)
+            case ".csv":
+                return csv_pairs(path, keys, self.on_bad_utf8, report)
+            case ".tmx":
+                return tmx_pairs(path, self.languages)
+            case ".parquet":
+                return parquet_pairs(path, keys, report)
+        assert self.target is not None
+        return _aligned_pairs(path, self.target, self.on_bad_utf8, report)
 
     def describe(self) -> str:
         """Return the names of the files, for messages and manifests."""
-        if self.source is not None and self.target is not None:
-            return f"{describe(self.source)} + {describe(self.target)}"
-        return describe(next((one for one in (self.tsv, self.jsonl, self.pairs) if one is not None), ""))
-
-
-def read_pairs(
-    source: str | Path | None = None,
-    target: str | Path | None = None,
-    *,
-    tsv: str | Path | None = None,
-    jsonl: str | Path | None = None,
-    source_key: str = "source",
-    target_key: str = "target",
-    on_bad_utf8: OnBadUtf8 = "fail",
-    report: ReadReport | None = None,
-) -> Iterator[tuple[str, str]]:
-    """Yield sentence pairs in the order of the files, including pairs with an empty side, so that positions agree.
-
-    Args: see `PairFiles`; report: counts lines, and lines with bad bytes that were replaced or skipped.
-
-    Raises:
-        DataError: a file cannot be read or decoded (the message gives file, line and byte offset), the line counts of
-            aligned files differ (it gives both counts), or a line is not a pair.
-        ConfigError: the arguments do not name exactly one form of files.
-    """
-    files = PairFiles(
-        source=source,
-        target=target,
-        tsv=tsv,
-        jsonl=jsonl,
-        source_key=source_key,
-        target_key=target_key,
-        on_bad_utf8=on_bad_utf8,
-    )
-    return files.read(report)
+        return " + ".join(describe(path) for path in (self._path, self.target) if path is not None)
 
 
 def _aligned_pairs(
@@ -230,7 +200,7 @@ def _json_values(line: str, keys: tuple[str, str], where: str) -> list[str]:
 
 
 def _mended(text: str) -> str:
-    """Replace half surrogate pairs by U+FFFD, and line breaks by spaces, because every sentence must fit in a line."""
+    """Replace half surrogate pairs by U+FFFD, and line breaks by spaces."""
     if not text.isascii():
         text = "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
-    return text.replace("\r\n", " ").replace("\n", " ")
+    return one_line(text)

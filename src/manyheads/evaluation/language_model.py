@@ -13,6 +13,7 @@ from manyheads.data.segments import eval_segments
 from manyheads.data.token_store import TokenStore
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
+from manyheads.text.vocabulary import Vocabulary
 
 __all__ = ["bits_per", "evaluate_text"]
 
@@ -32,9 +33,8 @@ def evaluate_text(
     model: _Scores,
     store: TokenStore,
     reading: Reading,
+    vocabulary: Vocabulary,
     *,
-    end_id: int | None,
-    begin_id: int | None = None,
     device: torch.device | str = "cpu",
     stop: Callable[[], bool] | None = None,
     told: Callable[[int], None] | None = None,
@@ -47,8 +47,7 @@ def evaluate_text(
         model: a module is put into evaluation mode during the call.
         store: the text.
         reading: segments, memory and lanes.
-        end_id: the vocabulary's; the first token is predicted from it, and not scored if it is None.
-        begin_id: the vocabulary's, if documents have one length and no end.
+        vocabulary: of the text; without documents in it, the first token is not scored.
         device: the model's device.
         stop: called before each segment.
         told: called after each segment with the number of scored tokens.
@@ -59,12 +58,19 @@ def evaluate_text(
     Raises: DataError: there is nothing to score.
     """
     text = store.first(reading.max_tokens) if reading.max_tokens else store
-    options: dict[str, Any] = {"lanes": reading.lanes, "segment_len": reading.segment_len, "begin_id": begin_id}
+    segments = eval_segments(
+        text,
+        lanes=reading.lanes,
+        segment_len=reading.segment_len,
+        documents=reading.documents,
+        end_id=vocabulary.end_id,
+        begin_id=vocabulary.begin_id,
+    )
     attending = reading.attending(model.config)
     sums, num_tokens = [], 0
     state: Any = None
     with evaluation_mode(model):
-        for batch in eval_segments(text, end_id=end_id, documents=reading.documents, **options):
+        for batch in segments:
             if stop is not None and stop():
                 return None
             batch = batch.rows(share(len(batch.lengths), *part))

@@ -10,7 +10,7 @@ import pytest
 
 from manyheads.data.corpora.cut_tatoeba import cut, group_pairs, main, pack
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
-from manyheads.data.readers import read_pairs
+from manyheads.data.readers import PairFiles
 from manyheads.errors import DataError
 
 
@@ -46,7 +46,7 @@ def test_the_slice_can_be_cut_again(shared: Path, tmp_path: Path, capsys: pytest
     printed = {line.split()[0]: line.split()[2] for line in capsys.readouterr().out.strip().split("\n")}
     assert printed == DIGESTS
     for split, digest in DIGESTS.items():
-        pairs = list(read_pairs(tsv=tmp_path / f"tatoeba-en-de.{split}.tsv.gz"))
+        pairs = list(PairFiles(tsv=tmp_path / f"tatoeba-en-de.{split}.tsv.gz").read())
         text = "".join(f"{source}\t{target}\n" for source, target in pairs)
         assert hashlib.sha256(text.encode()).hexdigest() == digest
         assert pairs == load_tatoeba(split)

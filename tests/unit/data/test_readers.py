@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.data.lines import read_blocks, stored_lines
-from manyheads.data.readers import PairFiles, ReadReport, read_lines, read_pairs
+from manyheads.data.readers import PairFiles, ReadReport, read_lines
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
 
 
@@ -208,10 +208,12 @@ def test_stored_lines_are_as_they_were_written(tmp_path: Path) -> None:
             list(stored_lines(path))
 
 
-def aligned(tmp_path: Path, source: bytes, target: bytes, **options: object) -> list[tuple[str, str]]:
+def aligned(
+    tmp_path: Path, source: bytes, target: bytes, report: ReadReport | None = None, **options: object
+) -> list[tuple[str, str]]:
     (tmp_path / "a.en").write_bytes(source)
     (tmp_path / "a.de").write_bytes(target)
-    return list(read_pairs(tmp_path / "a.en", tmp_path / "a.de", **options))  # type: ignore[arg-type]
+    return list(PairFiles(source=tmp_path / "a.en", target=tmp_path / "a.de", **options).read(report))  # type: ignore[arg-type]
 
 
 def test_aligned_files_keep_empty_lines(tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_skipping_a_bad_line_skips_the_pair(tmp_path: Path) -> None:
 
 def test_newstest_lines_match(shared: Path) -> None:
     folder = shared / "data" / "wmt-newstest"
-    pairs = list(read_pairs(folder / "newstest2009.en.gz", folder / "newstest2009.de.gz"))
+    pairs = list(PairFiles(source=folder / "newstest2009.en.gz", target=folder / "newstest2009.de.gz").read())
     assert len(pairs) == 2525
 
 
@@ -252,17 +254,17 @@ def test_tsv(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes(b"a\tA\n\nb\tB\tCC-BY\t2\n\tC\n")
     report = ReadReport()
-    assert list(read_pairs(tsv=path, report=report)) == [("a", "A"), ("", ""), ("b", "B"), ("", "C")]
+    assert list(PairFiles(tsv=path).read(report)) == [("a", "A"), ("", ""), ("b", "B"), ("", "C")]
     assert report.columns_ignored == 1
     path.write_bytes(b"a\tA\nno tab here\n")
     with pytest.raises(DataError, match=r"a\.tsv: line 2 has no tab: 'no tab here'"):
-        list(read_pairs(tsv=path))
+        list(PairFiles(tsv=path).read())
 
 
-def jsonl(tmp_path: Path, *lines: str, **options: object) -> list[tuple[str, str]]:
+def jsonl(tmp_path: Path, *lines: str, report: ReadReport | None = None, **options: object) -> list[tuple[str, str]]:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return list(read_pairs(jsonl=path, **options))  # type: ignore[arg-type]
+    return list(PairFiles(jsonl=path, **options).read(report))  # type: ignore[arg-type]
 
 
 def test_jsonl(tmp_path: Path) -> None:
@@ -328,7 +330,7 @@ def test_any_bytes_give_pairs_or_a_clean_error(
     path.write_bytes(content)
     options = {"source": path, "target": path} if form == "source" else {form: path}
     try:
-        pairs = list(read_pairs(**options, on_bad_utf8=policy))  # type: ignore[arg-type]
+        pairs = list(PairFiles(**options, on_bad_utf8=policy).read())  # type: ignore[arg-type]
     except ManyHeadsError:
         return
     assert all("\n" not in text for pair in pairs for text in pair)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
-from manyheads.data.readers import read_pairs
+from manyheads.data.readers import PairFiles
 from manyheads.errors import DataError
 
 __all__ = ["cut", "group_pairs", "pack"]
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("whole", type=Path, help="eng-deu.tsv.gz, the whole English-German file")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent, help="folder for the three files")
     chosen = parser.parse_args(arguments)
-    for split, pairs in cut(read_pairs(tsv=chosen.whole)).items():
+    for split, pairs in cut(PairFiles(tsv=chosen.whole).read()).items():
         packed = pack(pairs)
         (chosen.into / f"tatoeba-en-de.{split}.tsv.gz").write_bytes(packed)
         sys.stdout.write(f"{split} {len(pairs)} {hashlib.sha256(gzip.decompress(packed)).hexdigest()}\n")

@@ -105,13 +105,11 @@ def _named(hashes: str) -> str:
 def _judge(options: EvaluateOptions, model: LanguageModel, generator: Generator, tell: Tell) -> Judged:
     held = held_text(generator, options.model, text=options.text, data=options.data, split=options.split)
     [reading] = readings_of(options)
-    vocabulary = generator.vocabulary
     found = evaluate_text(
         model,
         held.store,
         reading,
-        end_id=vocabulary.end_id,
-        begin_id=vocabulary.begin_id,
+        generator.vocabulary,
         device=generator.device,
         told=tell(held.num_read(reading)),
     )

@@ -210,8 +210,7 @@ class TextJudge:
                 self._model,
                 valid,
                 self._config.reading,
-                end_id=vocabulary.end_id,
-                begin_id=vocabulary.begin_id,
+                vocabulary,
                 device=self._device,
                 stop=lambda: bool(self._stop),
             )

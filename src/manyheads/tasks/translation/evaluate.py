@@ -14,7 +14,7 @@ import torch
 from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import describe, read_lines
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import ReadReport, read_pairs
+from manyheads.data.readers import PairFiles, ReadReport
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator
@@ -122,8 +122,8 @@ def _pairs(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, 
     """The pairs to compare, (source or hypothesis, reference), and their name."""
     first = options.source if options.hypotheses is None else options.hypotheses
     if first is not None and options.reference is not None:
-        pairs = list(read_pairs(first, options.reference, on_bad_utf8=options.on_bad_utf8, report=read))
-        return pairs, f"{describe(first)} + {describe(options.reference)}"
+        files = PairFiles(source=first, target=options.reference, on_bad_utf8=options.on_bad_utf8)
+        return list(files.read(read)), files.describe()
     data, seed = (options.data, 1) if options.data is not None else own_data(options.model)
     pairs, split = held_out_pairs(data, options.split, seed)
     if options.hypotheses is not None:

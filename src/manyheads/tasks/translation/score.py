@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from manyheads.data.line_source import GivenItems
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import ReadReport, read_pairs
+from manyheads.data.readers import PairFiles, ReadReport
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.tasks.report import LineWork, score_line
@@ -22,7 +22,8 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     """Load the model. Raises: DataError: the files cannot be read, or differ in length."""
     # All pairs first: unequal counts show at the end of the files, and scores of misaligned lines would mislead.
     report = ReadReport()
-    pairs = list(read_pairs(options.source, options.target, on_bad_utf8=options.on_bad_utf8, report=report))
+    files = PairFiles(source=options.source, target=options.target, on_bad_utf8=options.on_bad_utf8)
+    pairs = list(files.read(report))
     show("loading the model", 0, 0)
     translator = options.run_on.load(Translator.from_pretrained, options.model)
     budget: dict[str, Any] = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
