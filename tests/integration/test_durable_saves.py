@@ -20,7 +20,7 @@ from write_order import check_metrics, check_order, commits
 from manyheads.checkpoint.format import load_checkpoint, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, list_checkpoints, write_pointer
 from manyheads.files.commit import write_folder
-from manyheads.files.verify import is_intact
+from manyheads.files.verify import verify_folder
 
 FAST_SAVES, LONG_SAVES = 40, 300
 CALLS = "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,ftruncate"
@@ -52,7 +52,7 @@ def read_while_saving(place: Path, saves: int) -> dict[str, Any]:
         write_folder(place / "model", fill)
     told, _ = reader.communicate(timeout=300)
     newest = list_checkpoints(place / "checkpoints")[-1]
-    assert is_intact(newest)
+    verify_folder(newest)
     assert load_checkpoint(newest).scalars == {"number": saves - 1}
     seen: dict[str, Any] = json.loads(told)
     assert seen["failures"] == []

@@ -16,7 +16,7 @@ from tiny_run import echo, outcome, tiny
 import manyheads.training.run.loop
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.errors import SaveError
-from manyheads.files.verify import is_intact
+from manyheads.files.verify import verify_folder
 from manyheads.tasks.runs import train
 from manyheads.training.run.signals import StopFlag
 
@@ -130,7 +130,7 @@ def test_a_new_beginning_that_was_cut_off_is_completed(place: Path) -> None:
     assert (RUN / "previous-1" / "metrics.jsonl").read_bytes() == metrics
     assert not partial.exists()
     for path in list_checkpoints(RUN / "previous-1" / "checkpoints"):
-        assert is_intact(path)
+        verify_folder(path)
 
 
 @pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")

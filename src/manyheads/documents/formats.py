@@ -2,74 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Literal
+from typing import Any
 
 from manyheads.documents.parts import Document
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["FORMATS", "FormatName", "decode", "format_of", "read_document"]
-
-FormatName = Literal["text", "markdown", "html", "srt", "vtt", "csv", "tsv", "jsonl"]
+__all__ = ["FORMATS", "decode", "format_of", "read_document"]
 
 
 @dataclass(frozen=True)
 class _Format:
-    """suffixes: of files that are read in this format without being asked. has_columns: needs the names of columns."""
+    """A format.
+
+    Attributes:
+        suffixes: of files that are read in this format without being asked.
+        reader: `module.function` in this package, imported when a document is read.
+        options: for the reader.
+        has_columns: needs the names of columns.
+    """
 
     suffixes: tuple[str, ...]
-    read: Callable[..., Document]
+    reader: str
+    options: Mapping[str, Any] = field(default_factory=dict)
     has_columns: bool = False
 
-
-def _plain(text: str) -> Document:
-    from manyheads.documents.plain import read_plain
-
-    return read_plain(text)
-
-
-def _markdown(text: str) -> Document:
-    from manyheads.documents.markdown import read_markdown
-
-    return read_markdown(text)
-
-
-def _html(text: str) -> Document:
-    from manyheads.documents.html import read_html
-
-    return read_html(text)
-
-
-def _subtitles(text: str, *, entities: bool) -> Document:
-    from manyheads.documents.subtitles import read_subtitles
-
-    return read_subtitles(text, entities=entities)
-
-
-def _csv(text: str, columns: Sequence[str], *, delimiter: str | None = None) -> Document:
-    from manyheads.documents.columns import read_csv
-
-    return read_csv(text, columns, delimiter=delimiter)
-
-
-def _jsonl(text: str, columns: Sequence[str]) -> Document:
-    from manyheads.documents.columns import read_jsonl
-
-    return read_jsonl(text, columns)
+    def read(self, text: str, columns: Sequence[str]) -> Document:
+        """Return the segments of a document."""
+        module, _, name = self.reader.partition(".")
+        read = getattr(importlib.import_module(f"manyheads.documents.{module}"), name)
+        document: Document = read(text, *([columns] if self.has_columns else []), **self.options)
+        return document
 
 
 FORMATS: dict[str, _Format] = {
-    "text": _Format((), _plain),  # a .txt file is translated line by line, unless this format is asked for
-    "markdown": _Format((".md", ".markdown"), _markdown),
-    "html": _Format((".html", ".htm", ".xhtml"), _html),
-    "srt": _Format((".srt",), partial(_subtitles, entities=False)),
-    "vtt": _Format((".vtt",), partial(_subtitles, entities=True)),
-    "csv": _Format((".csv",), _csv, has_columns=True),
-    "tsv": _Format((".tsv",), partial(_csv, delimiter="\t"), has_columns=True),
-    "jsonl": _Format((".jsonl", ".ndjson"), _jsonl, has_columns=True),
+    "text": _Format((), "plain.read_plain"),  # a .txt file is translated line by line, unless this format is asked for
+    "markdown": _Format((".md", ".markdown"), "markdown.read_markdown"),
+    "html": _Format((".html", ".htm", ".xhtml"), "html.read_html"),
+    "srt": _Format((".srt",), "subtitles.read_subtitles", {"entities": False}),
+    "vtt": _Format((".vtt",), "subtitles.read_subtitles", {"entities": True}),
+    "csv": _Format((".csv",), "columns.read_csv", has_columns=True),
+    "tsv": _Format((".tsv",), "columns.read_csv", {"delimiter": "\t"}, has_columns=True),
+    "jsonl": _Format((".jsonl", ".ndjson"), "columns.read_jsonl", has_columns=True),
 }
 
 
@@ -109,8 +86,6 @@ def read_document(text: str, name: str, format_name: str, columns: Sequence[str]
     if columns and not chosen.has_columns:
         raise ConfigError(f"--column {columns[0]} is for csv, tsv and jsonl; {name} is read as {format_name}.")
     try:
-        return chosen.read(text, columns) if chosen.has_columns else chosen.read(text)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from None
+        return chosen.read(text, columns)
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{name}: {error}") from None

@@ -150,8 +150,4 @@ def _text(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
 def _build(parts: Sequence[Part], *, lines: Sequence[str], line_end: str, codes: Counter[str]) -> str | None:
     if Counter(part.code.strip() for part in parts if isinstance(part, Tag) and not part.is_text) != codes:
         return None
-    return lay_out(parts, _escaped, lines, line_end, prefix_characters=" \t")
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=False)
+    return lay_out(parts, partial(html.escape, quote=False), lines, line_end, prefix_characters=" \t")

@@ -161,7 +161,7 @@ def _build(
     env: dict[str, Any],
 ) -> str | None:
     """Return the Markdown of a translation: with as few escapes as keep the structure."""
-    for escape in (_as_is, _escaped):
+    for escape in (str, _escaped):
         built = lay_out(parts, partial(_in_cell, escape) if kind == "cell" else escape, source_lines, line_end)
         plain = _without_prefixes(built, line_end)
         if kind == "paragraph" and not _is_paragraph(plain):
@@ -189,10 +189,6 @@ def _is_paragraph(text: str) -> bool:
 
 def _codes(parts: Sequence[Part]) -> Counter[str]:
     return Counter(part.code for part in parts if isinstance(part, Tag) and not part.is_text)
-
-
-def _as_is(text: str) -> str:
-    return text
 
 
 def _escaped(text: str) -> str:

@@ -49,10 +49,6 @@ def _segment(text: str, start: int, end: int) -> Segment:
     found = LINE_END.search(text, start, end)
     joined = re.sub(r"[ \t]*(?:\r\n|\r|\n)[ \t]*", " ", text[start:end])
     build: Callable[[Sequence[Part]], str] = partial(
-        lay_out, escape=_as_is, lines=lines, line_end=found[0] if found else "\n", prefix_characters=" \t"
+        lay_out, escape=str, lines=lines, line_end=found[0] if found else "\n", prefix_characters=" \t"
     )
     return Segment(start, end, (Text(joined),), build)
-
-
-def _as_is(text: str) -> str:
-    return text
