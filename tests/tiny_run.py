@@ -11,12 +11,14 @@ from typing import Any
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.checkpoint.format import Checkpoint, load_checkpoint
 from manyheads.data.settings import DataSettings, SegmentSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
+from manyheads.training.run.resume import find_checkpoint
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 
 TINY = TrainConfig(
@@ -94,3 +96,9 @@ def outcome(run: Path) -> dict[str, bytes]:
     assert scalars["counters"].pop("elapsed_seconds") > 0
     del scalars["config"]["training"]["on_save_error"]  # which may change, and config.yaml is compared as well
     return {**found, "scalars": json.dumps(scalars, sort_keys=True).encode()}
+
+
+def choose_checkpoint(place: Path, resume: str) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint that a run would go on from, and the warnings about those that it passes over."""
+    path, warnings = find_checkpoint(place, resume)
+    return (None if path is None else load_checkpoint(path, verify=False)), warnings

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_run import echo, tiny
+from tiny_run import choose_checkpoint, echo, tiny
 
 from manyheads.checkpoint.format import load_checkpoint, step_of
 from manyheads.checkpoint.retain import list_checkpoints
@@ -31,7 +31,6 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import ManyHeadsError
 from manyheads.tasks.runs import train
 from manyheads.text.settings import VocabularySettings
-from manyheads.training.run.resume import choose_checkpoint
 
 FAST, LONG = 280, 6668
 SEED = 20261121

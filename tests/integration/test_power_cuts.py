@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from crash_states import LOSSES, Disk, write_out
 from file_operations import HAS_PROC, Operation, Watch
-from tiny_run import echo, outcome, tiny
+from tiny_run import choose_checkpoint, echo, outcome, tiny
 from write_order import check_metrics, check_order, commits
 
 from manyheads.architectures.pretrained import load
@@ -23,7 +23,6 @@ from manyheads.data.prepared import PreparedData
 from manyheads.files.verify import MANIFEST
 from manyheads.tasks.runs import train
 from manyheads.training.run.checkpoints import CheckpointManager
-from manyheads.training.run.resume import choose_checkpoint
 
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -12,9 +12,20 @@ import torch
 from manyheads import __version__
 from manyheads.data.line_source import Source
 from manyheads.data.lines import ReadReport
+from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import Scored
+from manyheads.decoding.translator import Translator
 
-__all__ = ["LineWork", "Report", "machine_lines", "model_line", "model_record", "score_line", "search_line"]
+__all__ = [
+    "LineWork",
+    "Report",
+    "machine_lines",
+    "model_line",
+    "model_record",
+    "score_line",
+    "search_line",
+    "search_record",
+]
 
 T = TypeVar("T")
 
@@ -81,6 +92,23 @@ def model_record(name: str, model: Any, device: Any, precision: str) -> dict[str
         "device": str(device),
         "precision": precision,
         "versions": {"manyheads": __version__, "torch": str(torch.__version__)},
+    }
+
+
+def search_record(translator: Translator, settings: DecodingSettings, options: Any, **more: Any) -> dict[str, Any]:
+    """The entries about a translator and its search in a protocol.
+
+    Args:
+        settings: of the search.
+        options: of the command, with `model` and `run_on`.
+        more: further entries.
+    """
+    return {
+        **model_record(options.model, translator.model, translator.device, translator.precision),
+        "tokenizer": translator.tokenizer.digest,
+        **more,
+        "decoding": asdict(settings),
+        "compiled": options.run_on.compile,
     }
 
 

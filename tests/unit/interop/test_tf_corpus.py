@@ -85,12 +85,11 @@ def test_a_published_folder_can_be_used_and_gives_the_loss_of_the_original(
     command = f"manyheads evaluate {ours} --text {ours / 'test.txt'} --segment-len 8 --lanes 2"
     assert f"next: {command}" in shown
     recorded = json.loads((fixtures / "text8_trained.json").read_text())["evaluation"]
-    ids = load_vocabulary(ours).encode_content((ours / "test.txt").read_bytes())
+    vocabulary = load_vocabulary(ours)
+    ids = vocabulary.encode_content((ours / "test.txt").read_bytes())
     length, sums = len(ids) // 2, []
     for row in (ids[:length], ids[length : 2 * length]):  # the original predicts no first token of a row
-        found = evaluate_text(
-            load(ours), TokenStore.from_lists([row], 23), Reading(segment_len=8, lanes=1), end_id=None
-        )
+        found = evaluate_text(load(ours), TokenStore.from_lists([row], 23), Reading(segment_len=8, lanes=1), vocabulary)
         assert found is not None
         sums.append(found)
     assert sum(one.num_tokens for one in sums) == recorded["tokens"]

@@ -6,8 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from manyheads.data.lines import ReadReport, describe, read_lines
 from manyheads.data.prepared import PreparedData
 from manyheads.data.progress import Progress, telling
@@ -22,7 +20,7 @@ from manyheads.evaluation.parses import ParseReport, judge_trees, judge_written
 from manyheads.evaluation.tree_baselines import Baseline
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.parsing.options import EvaluateOptions
-from manyheads.tasks.report import machine_lines, model_line, model_record, search_line
+from manyheads.tasks.report import machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.text.bracketing import repairs_line
 from manyheads.text.parsing import ParsingTask
@@ -186,16 +184,8 @@ def _judge_model(
         written = translator.translate(sentences, told=telling(show, "parsing", len(gold)), **overrides)
     show("judging the trees", 0, 0)
     report = judge_written(parser.task, sentences, written, trees)
-    assert isinstance(translator.model, torch.nn.Module)
-    protocol = {
-        **model_record(options.model, translator.model, translator.device, translator.precision),
-        "tokenizer": translator.tokenizer.digest,
-        "task": parser.task.to_json(),
-        "truncated_sources": long_sources.count,
-        "truncated_trees": long_trees.count,
-        "decoding": dataclasses.asdict(settings),
-        "compiled": options.run_on.compile,
-    }
+    truncated = {"truncated_sources": long_sources.count, "truncated_trees": long_trees.count}
+    protocol = search_record(translator, settings, options, task=parser.task.to_json(), **truncated)
     return report, likelihood, protocol
 
 

@@ -9,8 +9,6 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import describe, read_lines
 from manyheads.data.progress import Progress, telling
@@ -25,7 +23,7 @@ from manyheads.errors import DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.tasks.held_out import held_out_pairs, own_data
-from manyheads.tasks.report import machine_lines, model_line, model_record, search_line
+from manyheads.tasks.report import machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.tasks.translation.options import EvaluateOptions
 
@@ -154,16 +152,10 @@ def _run_model(
     if judged is None:
         return None
     likelihood, translations, num_references, num_sources = judged
-    assert isinstance(translator.model, torch.nn.Module)
-    protocol = {
-        **model_record(options.model, translator.model, translator.device, translator.precision),
-        "tokenizer": translator.tokenizer.digest,
-        "truncated_sources": num_sources,
-        "truncated_references": num_references,
-        "decoding": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
-        "compiled": options.run_on.compile,
-        **({} if options.run_on.shortlist is None else {"shortlist": options.run_on.shortlist}),
-    }
+    truncated = {"truncated_sources": num_sources, "truncated_references": num_references}
+    protocol = search_record(translator, settings, options, **truncated)
+    if options.run_on.shortlist is not None:
+        protocol["shortlist"] = options.run_on.shortlist
     return translations, likelihood, protocol
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manyheads.checkpoint.format import Checkpoint, load_checkpoint, read_scalars, step_of, verify_checkpoint
+from manyheads.checkpoint.format import read_scalars, step_of, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, read_pointer
 from manyheads.errors import CheckpointError, ConfigError
 
-__all__ = ["check_same_run", "choose_checkpoint", "differences", "find_checkpoint"]
+__all__ = ["check_same_run", "differences", "find_checkpoint"]
 
 _MAY_CHANGE = (
     "run_dir",
@@ -37,12 +37,6 @@ _MAY_CHANGE = (
     "decoding",
 )
 """Settings that say where, how long and how watched a run is, not what it computes. (The data itself has a digest.)"""
-
-
-def choose_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Checkpoint | None, list[str]]:
-    """Load the checkpoint to resume from; see `find_checkpoint`."""
-    path, warnings = find_checkpoint(checkpoints_dir, resume)
-    return (None if path is None else load_checkpoint(path, verify=False)), warnings
 
 
 def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, list[str]]:
