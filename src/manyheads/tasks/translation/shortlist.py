@@ -16,7 +16,7 @@ from manyheads.architectures.table import ARCHITECTURES
 from manyheads.data.lexicon import Lexicon, learn_lexicon
 from manyheads.data.prepared import COPY_TASK, TATOEBA, PreparedData
 from manyheads.data.progress import Progress
-from manyheads.data.readers import read_pairs
+from manyheads.data.readers import PairFiles
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.files.commit import write_folder
@@ -71,7 +71,7 @@ def learn_shortlist(
     if isinstance(tokenizer, ParsingTokenizer):
         raise ModelFileError(f"{folder} holds a parser; shortlists are for translators.")
     if source is not None and target is not None:
-        pairs = _encoded(read_pairs(source, target), tokenizer)
+        pairs = _encoded(PairFiles(source=source, target=target).read(), tokenizer)
     else:
         pairs = _training_pairs(model, data, tokenizer)
     found = list(islice(_counted(pairs, max_pairs, show), max_pairs))
