@@ -42,6 +42,13 @@ _PEERS = "manyheads.interop.exports.peers"
 EXPORTS: dict[str, Format] = {
     one.name: one
     for one in (
+        Format(
+            "ctranslate2",
+            "Transformer for CTranslate2",
+            "ct2",
+            "manyheads.interop.exports.ctranslate2",
+            ("int8", "int16", "float16", "bfloat16"),
+        ),
         Format("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS),
         Format("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only", "", _PEERS),
         Format("transformers/Marian", "Transformer from OPUS-MT, back as MarianMTModel", "", _PEERS),

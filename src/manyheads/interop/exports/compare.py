@@ -1,0 +1,115 @@
+"""What the exports of translation models share: loading the model to be exported, and its own results to compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.architectures.pretrained import load
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.decoding.search import search_all
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+
+__all__ = ["LIMIT", "MOST_TOKENS", "Reference", "demand", "load_transformer", "reference", "tokenizer_of"]
+
+LIMIT = 1e-3
+"""The deviation of a log-probability in float32 above which an export is wrong; rounding gives about 1e-5."""
+MOST_TOKENS = 32
+"""The length of the greedy outputs that are compared."""
+
+
+def load_transformer(model: Path, name: str, wanted: dict[str, tuple[Any, ...]]) -> Seq2Seq:
+    """Load a Transformer whose config has one of the wanted values in each setting.
+
+    Raises: ConfigError: another architecture or value. ModelFileError: the model cannot be read.
+    """
+    module = load(model)
+    config = module.config
+    if config.architecture != "transformer":
+        raise ConfigError(
+            f"the format {name} cannot hold a {config.architecture} (model.architecture); it holds the encoder-decoder"
+            " transformer."
+        )
+    for setting, values in wanted.items():
+        demand(name, setting, getattr(config, setting), values)
+    assert isinstance(module, Seq2Seq)
+    return module
+
+
+def demand(name: str, setting: str, value: Any, values: tuple[Any, ...]) -> None:
+    """Raises: ConfigError: the format has no such value of a setting of the model."""
+    if value not in values:
+        shown = getattr(value, "kind", value)
+        known = ", ".join(repr(getattr(one, "kind", one)) for one in values)
+        raise ConfigError(
+            f"the format {name} cannot hold a model with model.{setting} {shown!r}; it has {known}. Train with one of"
+            " these, or use another format or manyheads itself."
+        )
+
+
+def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:
+    """Return the tokenizer of a translation model.
+
+    Raises: ConfigError: there is none, or the model is a parser. DataError: it is damaged.
+    """
+    if not has_tokenizer(model):
+        raise ConfigError(
+            f"{model} has no tokenizer, so the ids of padding, start and end, which the format {name} needs, are"
+            " unknown; save the model with its tokenizer."
+        )
+    tokenizer = load_tokenizer(model)
+    if isinstance(tokenizer, ParsingTokenizer):
+        raise ConfigError(
+            f"{model} is a parser: its grammar (well_formed) restricts each step of the search, which the format {name}"
+            " cannot hold; use manyheads translate or serve."
+        )
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The model's own results for some sources.
+
+    sources: ids with EOS. outputs: greedy ids with EOS, if it was produced within MOST_TOKENS. log_probs: for each
+    output (tokens, vocab_size), with teacher forcing.
+    """
+
+    sources: list[list[int]]
+    outputs: list[list[int]]
+    log_probs: list[Tensor]
+
+    def of_tokens(self, banned: tuple[int, ...]) -> list[Tensor]:
+        """Return the log-probability of each output token if some ids have probability 0."""
+        found = []
+        for ids, rows in zip(self.outputs, self.log_probs, strict=True):
+            rows = rows.clone()
+            rows[:, list(banned)] = -torch.inf
+            found.append(rows.log_softmax(dim=-1)[torch.arange(len(ids)), torch.tensor(ids)])
+        return found
+
+
+@torch.inference_mode()
+def reference(module: Seq2Seq, tokenizer: TranslationTokenizer, sentences: list[list[int]]) -> Reference:
+    """Translate ids of sources greedily with our own search."""
+    writer = tokenizer.target
+    longest = module.max_len or MOST_TOKENS + 1
+    eos = tokenizer.source.eos_id
+    sources = [[*ids[: longest - 1], eos] for ids in sentences]
+    settings = DecodingSettings(num_beams=1, max_new_tokens=min(MOST_TOKENS, longest - 1))
+    special = {"pad_id": writer.pad_id, "bos_id": writer.bos_id, "eos_id": writer.eos_id}
+    found = [rows[0] for rows in search_all(module, sources, settings, **special)]
+    outputs = [[*one.ids, *([writer.eos_id] if one.ended else [])] for one in found]
+    log_probs = [
+        module.log_probs(
+            torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([[writer.bos_id, *output[:-1]]])
+        )[0].float()
+        for source, output in zip(sources, outputs, strict=True)
+    ]
+    return Reference(sources, outputs, log_probs)
