@@ -64,6 +64,7 @@ PEERS: Mapping[str, type[Peer]] = _Peers(
         "torch/MultiheadAttention": "manyheads.interop.torch_multihead_attention:TorchAttention",
         "torch/Transformer": "manyheads.interop.torch_transformer:TorchTransformer",
         "transformers/Marian": "manyheads.interop.marian:Marian",
+        "transformers/Pegasus": "manyheads.interop.pegasus:Pegasus",
         "transformers/Reformer": "manyheads.interop.reformer:HFReformer",
         "transformers/TransfoXL": "manyheads.interop.transfo_xl:TransfoXL",
     }
@@ -92,6 +93,11 @@ FORMATS: Mapping[str, Format] = {
         architecture="transformer",
         description="OPUS-MT, with its tokenizer and generation options; needs manyheads[spm]",
         model_type="marian",
+    ),
+    "transformers/Pegasus": Format(
+        architecture="transformer",
+        description="pre-norm models",
+        model_type="pegasus",
     ),
     "annotated-transformer": Format(
         architecture="transformer",

@@ -32,6 +32,9 @@ from manyheads.files.guarded import read_limited
 from manyheads.interop import FORMATS, PEERS, marian_folder, peer_files
 from manyheads.interop.kimiyoung_transformer_xl import options_of_module
 from manyheads.interop.legacy_pickle import Saved, read_saved
+from manyheads.interop.marian import Marian
+from manyheads.interop.marian_fit import fitted
+from manyheads.interop.pegasus import Pegasus
 from manyheads.interop.tensorflow import find_prefix, read_checkpoint, verifies_data
 from manyheads.interop.tf_corpus import CACHE, CorpusFiles, find_beside, read_corpus_files
 from manyheads.interop.tf_transformer_xl import PUBLISHED_LANES, TensorFlowXL, find_checkpoint
@@ -40,7 +43,8 @@ from manyheads.text.symbol_vocabulary import SymbolVocabulary
 
 __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder", "write_peer"]
 
-MARIAN, TORCH, OFFICIAL_XL = "transformers/Marian", "torch/Transformer", "kimiyoung/TransformerXL"
+TORCH, OFFICIAL_XL = "torch/Transformer", "kimiyoung/TransformerXL"
+SEQUENCE_MODELS: dict[str, type[Marian]] = {"transformers/Marian": Marian, "transformers/Pegasus": Pegasus}
 TENSORFLOW_XL, REFORMER = "tf/Transformer-XL", "transformers/Reformer"
 PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
@@ -116,8 +120,8 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
     settings: DecodingSettings | None = None
     next_command = ""
     kept = {"peer": peer, "config": config}
-    if peer == MARIAN:
-        files = marian_folder.read(source, config, model.config)
+    if peer in SEQUENCE_MODELS:
+        files = marian_folder.read(SEQUENCE_MODELS[peer], source, config, model.config)
         tokenizer, settings = files.tokenizer, files.settings
         notes += files.notes
         kept["generation"] = files.generation
@@ -188,10 +192,14 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
         notes.append(f"The vocabulary was left out; {peer} has no file for it.")
     if model.config.architecture != FORMATS[peer].architecture:
         raise ConfigError(f"{peer} cannot hold a {model.config.architecture}.")
+    if peer in SEQUENCE_MODELS:
+        model = fitted(model)
     config, weights = PEERS[peer].to_peer(model.body if peer == TORCH else model)
     files: Mapping[str, bytes] = {}
-    if peer == MARIAN:
-        exported = marian_folder.export(config["model"], load_settings(source), tokenizer, kept, read_config(source))
+    if peer in SEQUENCE_MODELS:
+        exported = marian_folder.export(
+            SEQUENCE_MODELS[peer], config["model"], load_settings(source), tokenizer, kept, read_config(source)
+        )
         config, files, notes = exported.config, exported.files, exported.notes
     elif FORMATS[peer].model_type:
         reformer = "ReformerModelWithLMHead" if config["model"].get("is_decoder") else "ReformerForMaskedLM"

@@ -61,6 +61,10 @@ class Marian(Peer):
     name = "Marian"
     kinds = ("hf_marian",)
     origin = "transformers[ /]Marian"
+    model_type: ClassVar[str] = "marian"
+    model_class: ClassVar[str] = "MarianMTModel"
+    norm_position: ClassVar[str] = "post"
+    special_ids: ClassVar[Mapping[str, int]] = SPECIAL_IDS
     options: ClassVar[Options] = {
         "model_type": "marian",
         "vocab_size": 58101,
@@ -106,10 +110,21 @@ class Marian(Peer):
         for name in _REFUSED:
             if config["model"].get(name):
                 raise ConfigError(f"{name} is set in Marian's config; the layers that it asks for are not known here.")
-        return options | {name: config["model"].get(name, default) for name, default in SPECIAL_IDS.items()}
+        return options | {name: config["model"].get(name, default) for name, default in cls.special_ids.items()}
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Seq2Seq:
+        config = cls.config_of(options, weights)
+        check_size(weights, config)
+        positions = _positions(weights)
+        if any(not _is_formula(table, config.d_model, side) for side, table in positions.items()):
+            config = replace(config, positions="learned", max_len=max(table.shape[0] for table in positions.values()))
+        module: Seq2Seq = build_model(config)
+        return module
+
+    @classmethod
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerConfig:
+        """Return our config for the peer's options; positions are sinusoidal."""
         if options["activation_function"] not in ACTIVATIONS:
             raise ConfigError(
                 f"activation_function is {options['activation_function']!r}; known are"
@@ -117,7 +132,7 @@ class Marian(Peer):
             )
         is_shared = options["share_encoder_decoder_embeddings"]
         target_size = options["vocab_size"] if is_shared else options["decoder_vocab_size"] or options["vocab_size"]
-        config = TransformerConfig(
+        return TransformerConfig(
             source_vocab_size=options["vocab_size"],
             target_vocab_size=target_size,
             d_model=options["d_model"],
@@ -137,12 +152,6 @@ class Marian(Peer):
             tie_embeddings=_tie(options, weights),
             head_bias=True,
         )
-        check_size(weights, config)
-        positions = _positions(weights)
-        if any(not _is_formula(table, config.d_model, side) for side, table in positions.items()):
-            config = replace(config, positions="learned", max_len=max(table.shape[0] for table in positions.values()))
-        module: Seq2Seq = build_model(config)
-        return module
 
     @classmethod
     def layout_of(cls, module: Seq2Seq) -> Layout:
@@ -183,9 +192,9 @@ class Marian(Peer):
             config,
             {
                 "norm": "layer",
-                "norm_position": "post",
+                "norm_position": cls.norm_position,
                 "norm_eps": 1e-5,
-                "has_final_norm": False,
+                "has_final_norm": cls.norm_position == "pre",
                 "bias": True,
                 "attention": DotProductAttentionConfig(),
                 "positions": "learned" if config.positions == "learned" else "sinusoidal_halves",

@@ -12,7 +12,8 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.config.files import to_json
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.interop.marian import ACTIVATIONS, SPECIAL_IDS, Marian
+from manyheads.interop import hf_tokenizer
+from manyheads.interop.marian import ACTIVATIONS, Marian
 from manyheads.interop.marian_generation import (
     MarianIds,
     generation_to_peer,
@@ -22,6 +23,7 @@ from manyheads.interop.marian_generation import (
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions, file_names, read_bytes, read_json
 from manyheads.text.sides import TranslationTokenizer
+from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["MarianFiles", "PeerFiles", "export", "read"]
 
@@ -32,7 +34,7 @@ class MarianFiles:
     config.json.
     """
 
-    tokenizer: MarianTokenizer | None
+    tokenizer: MarianTokenizer | Tokenizer | None
     settings: DecodingSettings
     generation: dict[str, Any] | None
     notes: list[str] = field(default_factory=list)
@@ -47,10 +49,11 @@ class PeerFiles:
     notes: list[str]
 
 
-def read(folder: Path, config: Mapping[str, Any], ours: TransformerConfig) -> MarianFiles:
+def read(peer: type[Marian], folder: Path, config: Mapping[str, Any], ours: TransformerConfig) -> MarianFiles:
     """Read tokenizer and generation options of a peer's folder.
 
     Args:
+        peer: `Marian` or `Pegasus`.
         config: its config.json.
         ours: the model's config.
 
@@ -60,7 +63,7 @@ def read(folder: Path, config: Mapping[str, Any], ours: TransformerConfig) -> Ma
     path = folder / "generation_config.json"
     generation = read_json(read_bytes(path), str(path)) if path.is_file() else None
     # A generation_config.json need not repeat the special ids; a config.json need not repeat MarianConfig's defaults.
-    whole = {**SPECIAL_IDS, **config}
+    whole = {**peer.special_ids, **config}
     names = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
     ids = MarianIds.of(
         {**whole, **{name: generation[name] for name in names if generation and generation.get(name) is not None}}
@@ -72,7 +75,8 @@ def read(folder: Path, config: Mapping[str, Any], ours: TransformerConfig) -> Ma
             "No max_length was given; as in transformers, translations end after 19 tokens (--max-new-tokens)."
         )
     notes += never_produced(options, ids)
-    tokenizer = _tokenizer(folder, ids, ours) if (folder / "source.spm").is_file() else None
+    has_pieces = (folder / "source.spm").is_file()
+    tokenizer = _tokenizer(folder, ids, ours) if has_pieces else hf_tokenizer.from_folder(folder)
     return MarianFiles(tokenizer, settings_from_peer(options, ids), generation, notes)
 
 
@@ -96,6 +100,7 @@ def _tokenizer(folder: Path, ids: MarianIds, ours: TransformerConfig) -> MarianT
 
 
 def export(
+    peer: type[Marian],
     options: Mapping[str, Any],
     settings: DecodingSettings,
     tokenizer: TranslationTokenizer | None,
@@ -105,7 +110,8 @@ def export(
     """Return the peer's files for one of our models.
 
     Args:
-        options: MarianConfig's, from `Marian.to_peer`.
+        peer: `Marian` or `Pegasus`.
+        options: its config's, from `to_peer`.
         settings: the model's decoding options.
         tokenizer: its tokenizer, if any.
         kept: the peer's files in peer.json, if the model came from there.
@@ -118,7 +124,7 @@ def export(
     notes: list[str] = []
     files: dict[str, bytes] = {}
     if before:
-        ids = MarianIds.of({**SPECIAL_IDS, **before})
+        ids = MarianIds.of({**peer.special_ids, **before})
     elif tokenizer is not None:
         ids = MarianIds(pad=tokenizer.target.pad_id, eos=tokenizer.target.eos_id, start=tokenizer.target.bos_id)
     else:
@@ -128,35 +134,41 @@ def export(
     if isinstance(tokenizer, MarianTokenizer):
         files |= {name: content for name, content in tokenizer.files().items() if name != "tokenizer_config.json"}
         files["tokenizer_config.json"] = to_json(tokenizer.options.to_peer()).encode("utf-8")
+    elif isinstance(tokenizer, Tokenizer):
+        files |= hf_tokenizer.to_files(tokenizer, ours.max_len)
+        notes += hf_tokenizer.notes_of(tokenizer)
     elif tokenizer is not None:
         notes.append(f"The peer has no tokenizer of our kind {tokenizer.kind}; the folder takes ids, not text.")
     generation, differs = generation_to_peer(settings, ids, ours.max_len)
     notes += [f"Generation differs: {what}." for what in differs]
     own = {
-        "model_type": "marian",
-        "architectures": ["MarianMTModel"],
+        "model_type": peer.model_type,
+        "architectures": [peer.model_class],
         "is_encoder_decoder": True,
         "pad_token_id": ids.pad,
         "eos_token_id": ids.eos,
         "decoder_start_token_id": ids.start,
         "forced_eos_token_id": generation["forced_eos_token_id"],
     }
-    config = {**before, **_changed(options, before)} if before else {**own, **options}
+    config = {**before, **_changed(peer, options, before)} if before else {**own, **options}
     said = kept.get("generation")
-    if before and _settings_or_none(said if isinstance(said, dict) else {**SPECIAL_IDS, **before}, ids) == settings:
+    if (
+        before
+        and _settings_or_none(said if isinstance(said, dict) else {**peer.special_ids, **before}, ids) == settings
+    ):
         generation = said if isinstance(said, dict) else {}  # unchanged: use the peer's own file
     if generation:
         files["generation_config.json"] = json.dumps(generation, indent=2).encode("utf-8") + b"\n"
     return PeerFiles(config, files, notes)
 
 
-def _changed(options: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(peer: type[Marian], options: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return our options where they differ from the peer's, or from its defaults; `silu` and `swish` are the same."""
-    said = {**Marian.options, "decoder_vocab_size": None, **before}
+    said = {**peer.options, "decoder_vocab_size": None, **before}
     same = {name for name, value in options.items() if said[name] == value}
     if ACTIVATIONS.get(said["activation_function"]) == ACTIVATIONS[options["activation_function"]]:
         same.add("activation_function")
-    if said["decoder_vocab_size"] is None and options["decoder_vocab_size"] == options["vocab_size"]:
+    if said["decoder_vocab_size"] is None and options.get("decoder_vocab_size") == options["vocab_size"]:
         same.add("decoder_vocab_size")
     return {name: value for name, value in options.items() if name not in same}
 

@@ -49,11 +49,15 @@ EXPORTS: dict[str, Format] = {
             "manyheads.interop.exports.ctranslate2",
             ("int8", "int16", "float16", "bfloat16"),
         ),
+        Format(
+            "transformers",
+            "Transformer as MarianMTModel or PegasusForConditionalGeneration, Reformer as ReformerModelWithLMHead",
+            "hf",
+            "manyheads.interop.exports.transformers",
+        ),
         Format("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS),
         Format("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only", "", _PEERS),
-        Format("transformers/Marian", "Transformer from OPUS-MT, back as MarianMTModel", "", _PEERS),
         Format("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only", "", _PEERS),
-        Format("transformers/Reformer", "Reformer for transformers; weights only", "", _PEERS),
         Format("kimiyoung/TransformerXL", "Transformer-XL for the original PyTorch code; weights only", "", _PEERS),
     )
 }

@@ -1,4 +1,4 @@
-"""What the exports of translation models share: loading the model to be exported, and its own results to compare with."""
+"""What exports of translation models share: the model to be exported, refusals, and the results to compare with."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+"""Models for `transformers`, as its own classes: nothing but AutoModel and AutoTokenizer is needed to run them.
+
+A post-norm Transformer becomes a MarianMTModel, a pre-norm one with a joint vocabulary a
+PegasusForConditionalGeneration, a Reformer a ReformerModelWithLMHead (or ReformerForMaskedLM). The command `convert`
+reads the folder again, with equal weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.architectures.pretrained import load, read_config
+from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.interop.convert import write_peer
+from manyheads.interop.exports import Check, ExportOptions
+from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, reference, tokenizer_of
+
+__all__ = ["deviation", "write"]
+
+
+def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
+    """See `interop.exports`."""
+    return write_peer(model, target, _peer_of(model)).notes
+
+
+def _peer_of(model: Path) -> str:
+    """Return the name of the class in `interop.FORMATS`. Raises: ConfigError: transformers has none."""
+    config = read_config(model)
+    if config.architecture == "transformer":
+        tokenizer_of(model, "transformers")
+        return "transformers/Pegasus" if config.norm_position == "pre" else "transformers/Marian"
+    if config.architecture == "reformer":
+        return "transformers/Reformer"
+    others = {
+        "transformer-xl": "transformers has had no class for it since version 4.36; transformers/TransfoXL is for"
+        " earlier ones",
+    }
+    raise ConfigError(
+        f"the format transformers cannot hold a {config.architecture} (model.architecture):"
+        f" {others.get(config.architecture, 'it has no such class')}. Use the folder with manyheads itself."
+    )
+
+
+def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
+    """See `interop.exports`. The log-probabilities of the model's greedy outputs are compared."""
+    package = _runtime()
+    compared = _compare_reformers if read_config(model).architecture == "reformer" else _compare
+    logs = package.utils.logging
+    verbosity, is_enabled = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    try:
+        return compared(package, model, target, sentences)
+    finally:
+        logs.set_verbosity(verbosity)
+        if is_enabled:
+            logs.enable_progress_bar()
+
+
+def _runtime() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise MissingExtraError("transformers is not installed: pip install 'manyheads[hf]'.") from None
+
+
+def _compare(package: Any, model: Path, target: Path, sentences: list[list[int]]) -> Check:
+    module, tokenizer = load(model), tokenizer_of(model, "transformers")
+    ours = reference(module, tokenizer, sentences)  # type: ignore[arg-type]
+    writer = tokenizer.target
+    peer = package.AutoModelForSeq2SeqLM.from_pretrained(target, local_files_only=True).eval()
+    # The model's own settings would be merged with those of a call.
+    peer.generation_config = package.GenerationConfig(
+        pad_token_id=writer.pad_id,
+        eos_token_id=writer.eos_id,
+        decoder_start_token_id=writer.bos_id,
+        bad_words_ids=[[index] for index in sorted({writer.pad_id, writer.bos_id})],
+        max_new_tokens=min(MOST_TOKENS, (module.max_len or MOST_TOKENS + 1) - 1),
+    )
+    largest, num_equal = 0.0, 0
+    with torch.inference_mode():
+        for source, output, rows in zip(ours.sources, ours.outputs, ours.log_probs, strict=True):
+            ids = torch.tensor([source])
+            start = torch.tensor([[writer.bos_id, *output[:-1]]])
+            logits = peer(input_ids=ids, decoder_input_ids=start).logits[0]
+            largest = max(largest, float((logits.log_softmax(dim=-1) - rows).abs().max()))
+            num_equal += peer.generate(input_ids=ids)[0].tolist()[1:] == output
+    return Check(
+        what="log-probabilities",
+        deviation=largest,
+        limit=LIMIT,
+        num_sentences=len(sentences),
+        num_equal=num_equal,
+    )
+
+
+def _compare_reformers(package: Any, model: Path, target: Path, sentences: list[list[int]]) -> Check:
+    """Compare texts up to the chunk length, which both sides compute with exact attention."""
+    module = load(model)
+    config = module.config
+    peer_class = package.ReformerModelWithLMHead if config.causal else package.ReformerForMaskedLM
+    peer = peer_class.from_pretrained(target, local_files_only=True).eval()
+    largest = 0.0
+    with torch.inference_mode():
+        for ids in sentences:
+            tokens = torch.tensor([ids[: config.chunk_len]])
+            logits = peer(input_ids=tokens).logits[0]
+            hidden = module.body(tokens, None)[0]
+            rows = module.head.log_probs(hidden)[0]
+            largest = max(largest, float((logits.log_softmax(dim=-1) - rows).abs().max()))
+    return Check(what="log-probabilities", deviation=largest, limit=LIMIT, num_sentences=0, num_equal=0)
