@@ -67,6 +67,7 @@ def test_loaders_know_their_own(peer: str) -> None:
         "annotated-transformer": "harvardnlp/annotated-transformer make_model",
         "torch/Transformer": "torch.nn.Transformer (eval)",
         "transformers/Marian": "transformers MarianMTModel (eval, dropout 0)",
+        "transformers/Pegasus": "transformers PegasusForConditionalGeneration (eval, dropout 0)",
         "transformers/TransfoXL": "transformers TransfoXLLMHeadModel (eval, dropout 0)",
         "kimiyoung/TransformerXL": "kimiyoung/transformer-xl pytorch/mem_transformer.py MemTransformerLM (eval)",
         "kimiyoung/sample_logits": "kimiyoung/transformer-xl pytorch/utils/log_uniform_sampler.py sample_logits",
