@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.errors import MissingExtraError, ModelFileError
+from manyheads.errors import ConfigError, MissingExtraError, ModelFileError
 from manyheads.interop.exports import Check, ExportOptions
 from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, demand, load_transformer, reference, tokenizer_of
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
@@ -60,6 +60,11 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
         },
     )
     config = module.config
+    if config.num_encoder_layers == 0:
+        raise ConfigError(
+            "the format ctranslate2 cannot hold a model with model.num_encoder_layers 0; it needs at least 1. Use"
+            " --to transformers, or manyheads itself."
+        )
     if config.norm_position == "post" and config.has_final_norm:
         demand("ctranslate2", "final_norm", True, (False,))
     tokenizer = tokenizer_of(model, "ctranslate2")
