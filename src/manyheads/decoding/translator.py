@@ -18,6 +18,7 @@ from manyheads.config.build import build
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, choose_precision, inference, narrow, pack
+from manyheads.decoding.engines import EngineName, SearchEngine, open_engine
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.grammar import Grammar, TreeGrammar
 from manyheads.decoding.hypothesis import Hypothesis
@@ -84,6 +85,7 @@ class Translator:
             _check_shortlist(shortlist, tokenizer, compile_steps)
         self._shortlist = shortlist
         self._searched: Searchable = CompiledSteps(self.model) if compile_steps else self.model
+        self._engine: SearchEngine | None = None
 
     def __repr__(self) -> str:
         config = getattr(self.model, "config", None)
@@ -101,6 +103,7 @@ class Translator:
         compile_steps: bool = False,
         revision: str | None = None,
         shortlist: int | None = None,
+        engine: EngineName = "torch",
     ) -> Self:
         """Load a translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
@@ -108,10 +111,15 @@ class Translator:
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
         On a CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
 
-        Args: shortlist: use the folder's shortlist, with so many frequent words and translations of each source word.
+        Args:
+            shortlist: use the folder's shortlist, with so many frequent words and translations of each source word.
+            engine: what searches: `torch`; `ctranslate2`, on the CPU in fp32 and without token log-probabilities, with
+                an export that is kept beside the model; `auto`: ctranslate2 if it has all options of a call and is
+                faster in a measurement, else torch (see `choose_engine`).
 
         Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: the content of a file is
-            invalid.
+            invalid, or CTranslate2 cannot hold the model. RequestError: the engine has no such device or precision.
+            MissingExtraError: the engine is not installed.
         """
         folder = resolve_model_path(path, revision=revision)
         chosen = choose_device(device)
@@ -145,7 +153,36 @@ class Translator:
             shortlist=words,
         )
         made.languages = read_languages(folder)
+        made._engine = open_engine(engine, folder, runs_plainly=made._other_way())
         return made
+
+    def choose_engine(self, settings: DecodingSettings) -> str:
+        """Decide which engine searches with these settings, and return a sentence that names it and the reason.
+
+        With `auto` the first call measures both; calls of `translate` decide by themselves, so this one only tells.
+
+        Raises: RequestError: the engine that was asked for has no such option.
+        """
+        self._takes(settings)
+        return "engine torch" if self._engine is None else self._engine.choice
+
+    def _takes(self, settings: DecodingSettings) -> bool:
+        """Return whether the other engine does a search."""
+
+        def own_search(sources: Sequence[list[int]], settings: DecodingSettings) -> list[list[Hypothesis]]:
+            return self._search_ids(sources, settings, range(len(sources)))
+
+        return self._engine is not None and self._engine.takes(settings, own_search)
+
+    def _other_way(self) -> str:
+        """Return how the model runs if not in float32 on the CPU by its own steps; "" if it does."""
+        if self.device.type != "cpu":
+            return f"is on {self.device}"
+        if self.precision != "fp32":
+            return f"has precision {self.precision}"
+        if self._shortlist is not None:
+            return "has a shortlist"
+        return "has compiled steps" if isinstance(self._searched, CompiledSteps) else ""
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write a model folder that `from_pretrained` reads: weights, tokenizer, settings and languages.
@@ -166,6 +203,10 @@ class Translator:
         """
         chosen = choose_device(device)
         choose_precision(self.precision, chosen)
+        if self._engine is not None and chosen.type != "cpu":
+            raise RequestError(
+                f"the engine of this translator runs on the CPU, not on {chosen}; load it with engine torch."
+            )
         if isinstance(self.model, torch.nn.Module):
             self.model.to(chosen)
             pack(self.model)  # the copies of weights in a faster layout belong to a device
@@ -393,15 +434,33 @@ class Translator:
 
         Args: first: number of earlier texts. numbers: of the texts in messages; None: first + 1, first + 2, ...
         """
-        reader, writer = self.tokenizer.source, self.tokenizer.target
+        reader = self.tokenizer.source
         encoded = self._encode(texts, reader)
         full = [place for place, ids in enumerate(encoded) if ids and texts[place].strip()]
         sources = [[*encoded[place], reader.eos_id] for place in full]
         named = [first + place + 1 if numbers is None else numbers[place] for place in full]
         sources = fit(sources, named, *source_limit(settings, self.model.max_len), too_long=settings.too_long)
         results: list[list[Hypothesis]] = [[] for _ in texts]
+        if self._engine is not None and self._takes(settings):
+            found = self._engine.search(sources, settings, stop=stop, told=told)
+        else:
+            found = self._search_ids(sources, settings, [first + place for place in full], stop, told)
+        for place, hypotheses in zip(full, found, strict=True):
+            results[place] = hypotheses
+        return results
+
+    def _search_ids(
+        self,
+        sources: Sequence[list[int]],
+        settings: DecodingSettings,
+        indices: Sequence[int],
+        stop: Callable[[], bool] | None = None,
+        told: Told | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Search with our own search. indices: see `search_all`."""
+        writer = self.tokenizer.target
         with inference(self.device, self.precision):
-            found = search_all(
+            return search_all(
                 self._searched,
                 sources,
                 settings,
@@ -409,15 +468,12 @@ class Translator:
                 bos_id=writer.bos_id,
                 eos_id=writer.eos_id,
                 device=self.device,
-                indices=[first + place for place in full],
+                indices=indices,
                 grammar=self.grammar(settings),
                 stop=stop,
                 told=told,
                 shortlist=self._shortlist,
             )
-        for place, hypotheses in zip(full, found, strict=True):
-            results[place] = hypotheses
-        return results
 
     def grammar(self, settings: DecodingSettings) -> Grammar | None:
         """Return the outputs that the options permit; None: all."""

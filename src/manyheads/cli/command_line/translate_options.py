@@ -9,6 +9,7 @@ from manyheads.cli.lines.documents import DocumentOptions
 from manyheads.config.build import build
 from manyheads.config.options import argument, group, option
 from manyheads.data.lines import OnBadUtf8
+from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.options import DecodingOptions, TranslationDeviceOptions
 from manyheads.decoding.settings import DecodingSettings
@@ -42,6 +43,11 @@ class TranslateOptions:
     on_bad_utf8: OnBadUtf8 = option(
         "A line that is not UTF-8: fail, replace its bad bytes, or skip (an empty line comes out).", default="fail"
     )
+    engine: EngineName = option(
+        "What searches: torch; ctranslate2 (needs manyheads[ct2]; an export is kept beside the model); or auto, which"
+        " measures both and takes ctranslate2 if it is faster and has all options.",
+        default="torch",
+    )
     lines_at_once: int = option(
         "Maximum number of lines that are translated together; fewer if a pipe has no more at the moment.",
         default=256,
@@ -56,6 +62,10 @@ class TranslateOptions:
         for name, value in {"--lines-at-once": self.lines_at_once, "--nbest": self.num_return_sequences}.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1.")
+        if self.json and self.engine != "torch":
+            raise ConfigError(
+                f"--json gives token log-probabilities, which --engine {self.engine} may not have; use --engine torch."
+            )
 
     def check_search(self) -> None:
         """Check the search's options against those of a local model, before it is loaded.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.command_line.translate_options import TranslateOptions
@@ -48,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.cli.lines.translations import TranslationLines
     from manyheads.decoding.translator import Translator
 
-    lines = TranslationLines(options.run_on.load(Translator.from_pretrained, options.model), options)
+    load = partial(Translator.from_pretrained, engine=options.engine)
+    lines = TranslationLines(options.run_on.load(load, options.model), options)
     if document is not None:
         lines.check_translates_documents()
         document.translate(

@@ -52,6 +52,8 @@ class TranslationLines:
         self._settings = translator.options(**self.overrides)
         self._options = options
         self._last = ""
+        if options.engine != "torch":
+            print(f"manyheads: {translator.choose_engine(self._settings)}", file=sys.stderr)
         self._repairs: Counter[str] = Counter()
         self._num_trees = self._num_repaired = 0
         self._check = OutputCheck(
@@ -149,6 +151,7 @@ class TranslationLines:
             "precision": self.translator.precision,
             "compiled": options.run_on.compile,
             "shortlist": options.run_on.shortlist,
+            "engine": options.engine,
         }
         source = LinesOf(options.input, options.lines_at_once, options.on_bad_utf8)
         return LineWork(source, work, identity, {"text": options.input})

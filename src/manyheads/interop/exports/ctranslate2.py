@@ -23,7 +23,7 @@ from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, demand, load_t
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.text.sides import Side
 
-__all__ = ["MIN_POSITIONS", "deviation", "pieces_of", "runtime", "write"]
+__all__ = ["MIN_POSITIONS", "deviation", "most_positions", "pieces_of", "runtime", "write"]
 
 MIN_POSITIONS = 2048
 """Rows of a table of sinusoidal positions; longer texts fail in CTranslate2."""
@@ -84,7 +84,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     spec.save(str(target))
     for name, content in tokenizer.files().items():
         (target / name).write_bytes(content)
-    notes = [f"Sources and translations may have at most {_num_positions(module)} tokens."]
+    notes = [f"Sources and translations may have at most {most_positions(config)} tokens."]
     if options.quantization in ("float16", "bfloat16"):
         notes.append(f"CTranslate2 computes in float32 where the processor has no {options.quantization}.")
     return notes
@@ -138,8 +138,9 @@ def pieces_of(side: Side, size: int) -> list[str]:
     return pieces
 
 
-def _num_positions(module: Seq2Seq) -> int:
-    return module.max_len or max(MIN_POSITIONS, module.config.max_len)
+def most_positions(config: Any) -> int:
+    """Return the rows of an export's tables of positions: the maximum length of a source and of a translation."""
+    return config.longest_input or max(MIN_POSITIONS, config.max_len)
 
 
 def _spec(module: Seq2Seq, banned: Sequence[int]) -> Any:
@@ -158,7 +159,7 @@ def _spec(module: Seq2Seq, banned: Sequence[int]) -> Any:
         )
         made.scale_embeddings = config.scale_embedding
         side: Literal["source", "target"] = "source" if stack == "encoder" else "target"
-        made.position_encodings.encodings = getattr(body, f"{side}_positions").rows(0, _num_positions(module)).clone()
+        made.position_encodings.encodings = getattr(body, f"{side}_positions").rows(0, most_positions(config)).clone()
         for spec, layer in zip(made.layer, getattr(body, stack).layers, strict=True):
             _fill_layer(spec, layer)
         if config.has_final_norm:

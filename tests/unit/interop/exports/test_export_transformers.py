@@ -82,8 +82,15 @@ def test_a_reformer_becomes_its_own_class(tmp_path: Path) -> None:
         tmp_path / "model",
         "reformer",
         **{"vocab_size": 40, "d_model": 16, "num_heads": 2, "d_ff": 24, "num_layers": 2, "layers": ("local", "lsh")},
-        **{"positions": "learned", "max_len": 64, "chunk_len": 8, "exact_len": 8, "num_buckets": (4,), "visible": "chunk"},
-        **{"within_bucket": False, "correct_duplicates": False, "look_across_rounds": True, "wrap": True},,
+        **{
+            "positions": "learned",
+            "max_len": 64,
+            "chunk_len": 8,
+            "exact_len": 8,
+            "num_buckets": (4,),
+            "visible": "chunk",
+        },
+        **{"within_bucket": False, "correct_duplicates": False, "look_across_rounds": True, "wrap": True},
     )
     done = export_model(model, tmp_path / "out", TO)
     assert done.check is not None

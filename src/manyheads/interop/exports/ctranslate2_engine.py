@@ -1,0 +1,259 @@
+"""CTranslate2 as the engine of a `Translator`: `decoding.engines`.
+
+The export is kept beside the model, in MODEL.ctranslate2/CHECKSUM, or in the user's cache if that folder cannot be
+written. Greedy search gives the ids of our own search (up to ties in rounding). Beams differ: CTranslate2 stops when
+num_beams hypotheses have ended, so a later and better one may be missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.architectures.pretrained import read_config
+from manyheads.decoding.batching import cut_batches
+from manyheads.decoding.hypothesis import Hypothesis, check_stop
+from manyheads.decoding.search_problem import length_limits
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError, MissingExtraError, RequestError, SaveError
+from manyheads.files.commit import write_folder
+from manyheads.files.verify import file_sha256, is_intact
+from manyheads.interop.exports import ExportOptions
+from manyheads.interop.exports.compare import tokenizer_of
+from manyheads.interop.exports.ctranslate2 import most_positions, pieces_of, runtime, write
+from manyheads.interop.exports.engine import sample_sentences
+
+__all__ = ["CTranslate2Engine", "cached_export", "open_for", "unsupported"]
+
+_ENGINES = ("torch", "ctranslate2", "auto")
+_NUM_TIMED = 16
+_READ_FILES = ("config.json", "model.safetensors", "tokenizer.json", "source.spm", "target.spm", "vocab.json")
+# Options that CTranslate2 lacks or computes differently, and the value with which they have no effect.
+_NEUTRAL = {
+    "do_sample": False,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_new_tokens": 0,
+    "banned_ids": (),
+    "forced_prefix_ids": (),
+    "forced_eos": False,
+    "renormalize_logits": False,
+}
+
+
+def open_for(name: str, folder: Path, runs_plainly: str) -> CTranslate2Engine | Declined:
+    """See `decoding.engines.open_engine`."""
+    if name not in _ENGINES:
+        raise RequestError(f"engine is {name!r}; it must be one of {', '.join(_ENGINES)}.")
+    try:
+        if runs_plainly:
+            raise RequestError(f"the engine ctranslate2 runs on the CPU in float32; this translator {runs_plainly}.")
+        return CTranslate2Engine(folder, is_automatic=name == "auto")
+    except (ConfigError, MissingExtraError, RequestError) as error:
+        if name == "auto":
+            return Declined(str(error))
+        raise
+
+
+class Declined:
+    """The engine of `auto` for a model that CTranslate2 does not run. Args: reason: a sentence."""
+
+    def __init__(self, reason: str) -> None:
+        self.choice = f"engine torch: {reason}"
+
+    def takes(self, settings: DecodingSettings, own_search: Any) -> bool:
+        """Return False."""
+        return False
+
+    def search(self, *sources: Any, **options: Any) -> list[list[Hypothesis]]:
+        """Never called."""
+        raise AssertionError(self.choice)
+
+
+class CTranslate2Engine:
+    """A search engine; see `decoding.engines.SearchEngine`.
+
+    Args: is_automatic: take a search only if all options are supported and a measurement shows that it is faster.
+    """
+
+    def __init__(self, folder: Path, *, is_automatic: bool) -> None:
+        package = runtime()
+        tokenizer, config = tokenizer_of(folder, "ctranslate2"), read_config(folder)
+        export = cached_export(folder)
+        self._runtime = package.Translator(str(export), device="cpu", intra_threads=torch.get_num_threads())
+        self._is_automatic, self._config = is_automatic, config
+        self._source_pieces = pieces_of(tokenizer.source, config.source_vocab_size)
+        self._target_ids = {
+            piece: index for index, piece in enumerate(pieces_of(tokenizer.target, config.target_vocab_size))
+        }
+        self._source_eos = tokenizer.source.eos_id
+        self._most = most_positions(config)
+        self._is_faster: bool | None = None
+        self._ratio = 0.0
+        self.choice = ""
+
+    def takes(self, settings: DecodingSettings, own_search: Any) -> bool:
+        """See `SearchEngine`. The first call with supported settings takes the measurement."""
+        reason = unsupported(settings)
+        if reason and not self._is_automatic:
+            raise RequestError(f"the engine ctranslate2 cannot search with {reason}; change it, or use engine torch.")
+        if reason:
+            self.choice = f"engine torch: ctranslate2 cannot search with {reason}"
+            return False
+        if not self._is_automatic:
+            self.choice = "engine ctranslate2"
+            return True
+        if self._is_faster is None:
+            self._measure(settings, own_search)
+        taken = "ctranslate2" if self._is_faster else "torch"
+        self.choice = f"engine {taken}: ctranslate2 took {self._ratio:.2f} times torch's time on {_NUM_TIMED} sources"
+        return bool(self._is_faster)
+
+    def search(
+        self,
+        sources: Sequence[list[int]],
+        settings: DecodingSettings,
+        *,
+        stop: Callable[[], bool] | None = None,
+        told: Callable[[int], None] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """See `SearchEngine`. `stop` is called before each batch.
+
+        Raises: RequestError: a source has more tokens than the export has positions.
+        """
+        longest = max(map(len, sources), default=0)
+        if longest > self._most:
+            raise RequestError(
+                f"a source has {longest} tokens, EOS included; the engine ctranslate2 takes at most {self._most}."
+                " Split the text, or use engine torch."
+            )
+        limits = length_limits(torch.tensor([len(ids) for ids in sources]), settings, self._most).tolist()
+        results: list[list[Hypothesis]] = [[] for _ in sources]
+        num_done = 0
+        for batch in cut_batches([len(ids) for ids in sources], settings.max_tokens, settings.num_beams):
+            check_stop(stop)
+            found = self._batch([sources[place] for place in batch], [limits[place] for place in batch], settings)
+            for place, hypotheses in zip(batch, found, strict=True):
+                results[place] = hypotheses
+            num_done += len(batch)
+            if told is not None:
+                told(num_done)
+        return results
+
+    def _batch(self, sources: list[list[int]], limits: list[int], settings: DecodingSettings) -> list[list[Hypothesis]]:
+        """Search one batch. CTranslate2 has one limit for all; sentences that pass their own are searched again."""
+        largest = max(limits)
+        found = self._search_within(sources, largest, settings)
+        again: dict[int, list[int]] = {}
+        for place, (rows, limit) in enumerate(zip(found, limits, strict=True)):
+            if limit < largest and any(len(one.ids) >= limit for one in rows):
+                again.setdefault(limit, []).append(place)
+        for limit, places in again.items():
+            shorter = self._search_within([sources[place] for place in places], limit, settings)
+            for place, rows in zip(places, shorter, strict=True):
+                found[place] = rows
+        return found
+
+    def _search_within(
+        self, sources: list[list[int]], limit: int, settings: DecodingSettings
+    ) -> list[list[Hypothesis]]:
+        penalty = 0.0 if settings.length_penalty_kind == "none" else settings.length_penalty
+        penalty = penalty if settings.num_beams > 1 else 0.0
+        # CTranslate2 adds EOS to the sources.
+        pieces = [[self._source_pieces[index] for index in ids[:-1]] for ids in sources]
+        found = self._runtime.translate_batch(
+            pieces,
+            beam_size=settings.num_beams,
+            num_hypotheses=settings.num_return_sequences,
+            length_penalty=penalty,
+            max_input_length=0,
+            max_decoding_length=limit,
+            min_decoding_length=0,
+            return_scores=True,
+        )
+        own_penalty = 0.0 if settings.length_penalty_kind == "none" else settings.length_penalty
+        return [
+            [
+                self._hypothesis(hypothesis, score, limit, penalty, own_penalty)
+                for hypothesis, score in zip(one.hypotheses, one.scores, strict=True)
+            ]
+            for one in found
+        ]
+
+    def _hypothesis(
+        self, pieces: list[str], score: float, limit: int, penalty: float, own_penalty: float
+    ) -> Hypothesis:
+        """Return a hypothesis with a score as ours: the sum over length ** p, where the length counts EOS."""
+        ended = len(pieces) < limit
+        total = score * max(1, len(pieces)) ** penalty
+        length = len(pieces) + ended
+        return Hypothesis(
+            ids=[self._target_ids[piece] for piece in pieces],
+            score=total / length**own_penalty,
+            token_log_probs=[],
+            ended=ended,
+        )
+
+    def _measure(self, settings: DecodingSettings, own_search: Any) -> None:
+        """Time both searches once, on the same random sources."""
+        sources = [[*ids, self._source_eos] for ids in sample_sentences(self._config, _NUM_TIMED)]
+        sources = [ids[: self._most - 1] for ids in sources]
+        timed = replace(settings, max_new_tokens=min(32, self._most - 1), too_long="truncate")
+        seconds = []
+        for search in (self.search, own_search):
+            search(sources[:2], timed)  # the first call of a runtime is slower
+            started = time.perf_counter()
+            search(sources, timed)
+            seconds.append(time.perf_counter() - started)
+        self._ratio = seconds[0] / seconds[1]
+        self._is_faster = self._ratio < 1
+
+
+def unsupported(settings: DecodingSettings) -> str:
+    """Return the first option that CTranslate2 does not support, with its value; "" if there is none."""
+    for name, neutral in _NEUTRAL.items():
+        if getattr(settings, name) != neutral:
+            return f"{name} {getattr(settings, name)!r}"
+    if settings.num_beams == 1:
+        return ""
+    if settings.length_penalty_kind == "gnmt" and settings.length_penalty:
+        return "length_penalty_kind 'gnmt' (it has 'power' and 'none')"
+    if settings.rules != "manyheads":
+        return f"rules {settings.rules!r}"
+    return "" if settings.early_stopping != "never" else "early_stopping 'never'"
+
+
+def cached_export(folder: Path) -> Path:
+    """Return the folder of a model's export, which is written if there is no intact one.
+
+    Raises: ConfigError: CTranslate2 cannot hold the model. SaveError: there is no place to write it.
+    """
+    digest = hashlib.sha256()
+    for name in _READ_FILES:
+        if (folder / name).is_file():
+            digest.update(f"{name} {file_sha256(folder / name)}\n".encode())
+    beside = folder.resolve()
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    places = (beside.with_name(f"{beside.name}.ctranslate2"), caches / "manyheads" / "ctranslate2")
+    exports = [place / digest.hexdigest()[:16] for place in places]
+    for export in exports:
+        if is_intact(export):
+            return export
+    size = (folder / "model.safetensors").stat().st_size
+    try:
+        write_folder(exports[0], lambda target: _write(folder, target), needed_bytes=size)
+        return exports[0]
+    except SaveError:  # a model that is read-only
+        write_folder(exports[1], lambda target: _write(folder, target), needed_bytes=size)
+        return exports[1]
+
+
+def _write(folder: Path, target: Path) -> None:
+    write(folder, target, ExportOptions(to="ctranslate2"))
