@@ -15,7 +15,8 @@ class Translation:
         text: detokenised.
         score: the ranking score of the n-best list, see `Hypothesis.score`.
         tokens: readable pieces, EOS last unless the translation was cut at the length limit.
-        token_log_probs: the model's log-probability of each piece, in nats; 0 for forced pieces.
+        token_log_probs: the model's log-probability of each piece, in nats; 0 for forced pieces. Empty if
+            another engine searched (see `engines`).
     """
 
     text: str

@@ -11,6 +11,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,6 @@ _NEUTRAL = {
     "banned_ids": (),
     "forced_prefix_ids": (),
     "forced_eos": False,
-    "renormalize_logits": False,
 }
 
 
@@ -217,7 +217,10 @@ class CTranslate2Engine:
 
 
 def unsupported(settings: DecodingSettings) -> str:
-    """Return the first option that CTranslate2 does not support, with its value; "" if there is none."""
+    """Return the first option that CTranslate2 does not support, with its value; "" if there is none.
+
+    It always computes as with `renormalize_logits`, since the export bans padding and the start token in the logits.
+    """
     for name, neutral in _NEUTRAL.items():
         if getattr(settings, name) != neutral:
             return f"{name} {getattr(settings, name)!r}"
@@ -253,6 +256,10 @@ def cached_export(folder: Path) -> Path:
     except SaveError:  # a model that is read-only
         write_folder(exports[1], lambda target: _write(folder, target), needed_bytes=size)
         return exports[1]
+    except ConfigError:
+        with suppress(OSError):  # not empty
+            places[0].rmdir()
+        raise
 
 
 def _write(folder: Path, target: Path) -> None:

@@ -1,0 +1,214 @@
+"""The engine of exports, the command, and `translate --engine`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from export_models import LINES, write_transformer
+
+from manyheads.cli.main import main
+from manyheads.decoding.translator import Translator
+from manyheads.errors import ConfigError, MissingExtraError, ModelFileError, RequestError
+from manyheads.interop.exports import EXPORTS, Check, ExportOptions
+from manyheads.interop.exports.engine import export_model, sample_sentences
+
+MISSING = {"ctranslate2": "manyheads[ct2]", "transformers": "manyheads[hf]"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Transformer with a tokenizer; not to be changed."""
+    return write_transformer(tmp_path_factory.mktemp("export") / "model", norm_position="pre")
+
+
+def test_the_command_tells_what_it_wrote(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    command = ["export", str(model), "--to", "torch/Transformer", "--output", str(out)]
+    assert main([*command, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["format"] == "torch/Transformer"
+    assert said["num_bytes"] == sum(path.stat().st_size for path in out.iterdir() if path.name != "manifest.json")
+    assert "not a runtime" in said["not_checked"]
+    assert main(command) == 2
+    assert f"{out} exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--to", "ctranslate"), "Did you mean ctranslate2?"),
+        (("--to", "transformers", "--quantization", "int8"), "this format has none"),
+        (("--to", "ctranslate2", "--quantization", "int4"), "one of int8, int16, float16, bfloat16"),
+    ],
+)
+def test_bad_options(
+    options: tuple[str, ...], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(model), *options, "--output", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_runtime_is_told_with_its_remedy(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    if name == "transformers":  # written without its runtime, but not compared
+        assert MISSING[name] in export_model(model, tmp_path / "out", ExportOptions(to=name)).not_checked
+        return
+    with pytest.raises(MissingExtraError, match=r"pip install 'manyheads\[ct2\]'"):
+        export_model(model, tmp_path / "out", ExportOptions(to=name))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [2e-3, float("nan")])
+def test_an_export_that_deviates_is_not_written(
+    value: float, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from manyheads.interop.exports import peers
+
+    check = Check(what="log-probabilities", deviation=value, limit=1e-3, num_sentences=20, num_equal=1)
+    monkeypatch.setattr(peers, "deviation", lambda *_: check)
+    with pytest.raises(ModelFileError, match="--no-check"):
+        export_model(model, tmp_path / "out", ExportOptions(to="torch/Transformer"))
+    assert not list(tmp_path.iterdir())
+    export_model(model, tmp_path / "out", ExportOptions(to="torch/Transformer"), check=False)
+
+
+def test_sentences_are_the_same_each_time_and_without_special_ids() -> None:
+    config: Any = type("Config", (), {"source_vocab_size": 50})
+    found = sample_sentences(config)
+    assert found == sample_sentences(config)
+    assert {len(ids) for ids in found} == set(range(3, 23))
+    assert all(4 <= index < 50 for ids in found for index in ids)
+
+
+def test_every_format_has_its_module_and_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for name, one in EXPORTS.items():
+        assert name == one.name
+        assert f"{name} ({one.summary}" in said
+
+
+class TestEngine:
+    """Needs CTranslate2."""
+
+    @pytest.fixture(autouse=True)
+    def _needs_the_runtime(self) -> None:
+        pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+
+    @pytest.fixture(scope="class")
+    def translators(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Translator, Translator]:
+        pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+        folder = write_transformer(tmp_path_factory.mktemp("engine") / "model", norm_position="pre")
+        return (
+            Translator.from_pretrained(folder, device="cpu"),
+            Translator.from_pretrained(folder, device="cpu", engine="ctranslate2"),
+        )
+
+    def test_greedy_outputs_are_equal_at_every_limit(self, translators: tuple[Translator, Translator]) -> None:
+        texts = [*LINES, "", "a cat and a dog " * 5]
+        for limits in ({"max_len_ratio": 1.0, "max_len_offset": 2}, {"max_new_tokens": 7}):
+            options: Any = {"num_beams": 1, "length_penalty_kind": "power", "length_penalty": 0.6, **limits}
+            ours = translators[0].translate_nbest(texts, **options, renormalize_logits=True)
+            theirs = translators[1].translate_nbest(texts, **options)
+            assert [one[0].text for one in ours] == [one[0].text for one in theirs]
+            assert [one[0].score for one in theirs] == pytest.approx([one[0].score for one in ours], abs=1e-3)
+
+    def test_beams_have_our_scores(self, translators: tuple[Translator, Translator]) -> None:
+        options: Any = {"num_beams": 3, "num_return_sequences": 3, "length_penalty_kind": "power", "max_new_tokens": 9}
+        ours, theirs = (one.translate_nbest(LINES, **options, renormalize_logits=True) for one in translators)
+        best = {found.text: found.score for rows in ours for found in rows}
+        common = [(found.score, best[found.text]) for rows in theirs for found in rows if found.text in best]
+        assert len(common) >= 6
+        assert all(abs(a - b) < 1e-3 for a, b in common)
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"num_beams": 4}, "length_penalty_kind 'gnmt'"),
+            ({"do_sample": True}, "do_sample True"),
+            ({"num_beams": 1, "no_repeat_ngram_size": 3}, "no_repeat_ngram_size 3"),
+            ({"num_beams": 2, "length_penalty": 0.0, "rules": "marian"}, "rules 'marian'"),
+        ],
+    )
+    def test_what_it_cannot_search_is_refused(
+        self, options: dict[str, Any], said: str, translators: tuple[Translator, Translator]
+    ) -> None:
+        with pytest.raises(RequestError, match=said):
+            translators[1].translate("the cat", **options)
+
+    def test_a_long_source_is_refused(self, translators: tuple[Translator, Translator]) -> None:
+        with pytest.raises(RequestError, match="at most 2048"):
+            translators[1].translate("a " * 3000, num_beams=1)
+
+    def test_the_export_is_kept_and_made_anew_for_other_weights(self, tmp_path: Path) -> None:
+        folder = write_transformer(tmp_path / "model")
+        Translator.from_pretrained(folder, device="cpu", engine="ctranslate2")
+        [first] = (tmp_path / "model.ctranslate2").iterdir()
+        before = (first / "model.bin").stat().st_mtime_ns
+        Translator.from_pretrained(folder, device="cpu", engine="ctranslate2")
+        assert (first / "model.bin").stat().st_mtime_ns == before
+        (first / "model.bin").write_bytes(b"damaged")
+        Translator.from_pretrained(folder, device="cpu", engine="ctranslate2")
+        assert (first / "model.bin").stat().st_size > 1000
+        write_transformer(folder, d_ff=32)
+        Translator.from_pretrained(folder, device="cpu", engine="ctranslate2")
+        assert len(list((tmp_path / "model.ctranslate2").iterdir())) == 2
+
+    @pytest.mark.parametrize(("seconds", "taken"), [(1.0, "ctranslate2"), (9.0, "torch")])
+    def test_auto_takes_the_faster_one_and_measures_once(
+        self, seconds: float, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = write_transformer(tmp_path / "model")
+        translator = Translator.from_pretrained(folder, device="cpu", engine="auto")
+        from manyheads.interop.exports import ctranslate2_engine
+
+        times = iter([0.0, seconds, 10.0, 13.0])
+        monkeypatch.setattr(ctranslate2_engine, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+        settings = translator.options(num_beams=1, max_new_tokens=5)
+        assert translator.choose_engine(settings).startswith(f"engine {taken}: ")
+        assert translator.choose_engine(settings).startswith(f"engine {taken}: ")  # the times are used up
+        found = translator.translate_nbest("the cat", num_beams=1, max_new_tokens=5)[0]
+        assert (found.token_log_probs == []) == (taken == "ctranslate2")
+        assert "gnmt" in translator.choose_engine(translator.options(num_beams=4))
+
+    def test_auto_says_why_a_model_is_not_held(self, tmp_path: Path) -> None:
+        folder = write_transformer(tmp_path / "model", activation="mish")
+        translator = Translator.from_pretrained(folder, device="cpu", engine="auto")
+        assert "model.activation 'mish'" in translator.choose_engine(translator.options())
+        assert isinstance(translator.translate("the cat", num_beams=1, max_new_tokens=3), str)
+        with pytest.raises(ConfigError, match="mish"):
+            Translator.from_pretrained(folder, device="cpu", engine="ctranslate2")
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+    def test_other_ways_to_run_are_refused(self, model: Path) -> None:
+        with pytest.raises(RequestError, match="precision bf16"):
+            Translator.from_pretrained(model, device="cpu", precision="bf16", engine="ctranslate2")
+        wrong: Any = "onnx"
+        with pytest.raises(RequestError, match="one of torch, ctranslate2, auto"):
+            Translator.from_pretrained(model, device="cpu", engine=wrong)
+
+    def test_the_command_line(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = write_transformer(tmp_path / "model")
+        (tmp_path / "in.txt").write_text("the cat\nA dog\n", encoding="utf-8")
+        command = ["translate", str(folder), str(tmp_path / "in.txt"), "--num-beams", "1", "--max-new-tokens", "6"]
+
+        def run(*more: str) -> str:
+            assert main([*command, "--output", str(tmp_path / "out.txt"), *more]) == 0
+            return (tmp_path / "out.txt").read_text(encoding="utf-8")
+
+        assert run("--engine", "ctranslate2") == run()
+        assert "manyheads: engine ctranslate2" in capfd.readouterr().err
+        assert main([*command, "--engine", "ctranslate2", "--json"]) == 2
+        assert "use --engine torch" in capfd.readouterr().err
