@@ -21,6 +21,7 @@ import torch
 from manyheads.architectures.pretrained import read_config
 from manyheads.decoding.batching import cut_batches
 from manyheads.decoding.hypothesis import Hypothesis, check_stop
+from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, MissingExtraError, RequestError, SaveError
@@ -35,6 +36,7 @@ __all__ = ["CTranslate2Engine", "cached_export", "open_for", "unsupported"]
 
 _ENGINES = ("torch", "ctranslate2", "auto")
 _NUM_TIMED = 16
+_PATIENCE = 2  # times num_beams hypotheses must have ended; our own search without early_stopping is exact
 _READ_FILES = ("config.json", "model.safetensors", "tokenizer.json", "source.spm", "target.spm", "vocab.json")
 # Options that CTranslate2 lacks or computes differently, and the value with which they have no effect.
 _NEUTRAL = {
@@ -164,42 +166,31 @@ class CTranslate2Engine:
     def _search_within(
         self, sources: list[list[int]], limit: int, settings: DecodingSettings
     ) -> list[list[Hypothesis]]:
-        penalty = 0.0 if settings.length_penalty_kind == "none" else settings.length_penalty
-        penalty = penalty if settings.num_beams > 1 else 0.0
-        # CTranslate2 adds EOS to the sources.
+        # CTranslate2 adds EOS to the sources. Its lengths count the EOS of a hypothesis, as ours do.
         pieces = [[self._source_pieces[index] for index in ids[:-1]] for ids in sources]
+        has_penalty = settings.num_beams > 1 and settings.length_penalty_kind == "power"
         found = self._runtime.translate_batch(
             pieces,
             beam_size=settings.num_beams,
+            patience=1 if settings.early_stopping else _PATIENCE,
             num_hypotheses=settings.num_return_sequences,
-            length_penalty=penalty,
+            length_penalty=settings.length_penalty if has_penalty else 0.0,
             max_input_length=0,
             max_decoding_length=limit,
             min_decoding_length=0,
             return_scores=True,
         )
-        own_penalty = 0.0 if settings.length_penalty_kind == "none" else settings.length_penalty
-        return [
-            [
-                self._hypothesis(hypothesis, score, limit, penalty, own_penalty)
-                for hypothesis, score in zip(one.hypotheses, one.scores, strict=True)
-            ]
-            for one in found
-        ]
-
-    def _hypothesis(
-        self, pieces: list[str], score: float, limit: int, penalty: float, own_penalty: float
-    ) -> Hypothesis:
-        """Return a hypothesis with a score as ours: the sum over length ** p, where the length counts EOS."""
-        ended = len(pieces) < limit
-        total = score * max(1, len(pieces)) ** penalty
-        length = len(pieces) + ended
-        return Hypothesis(
-            ids=[self._target_ids[piece] for piece in pieces],
-            score=total / length**own_penalty,
-            token_log_probs=[],
-            ended=ended,
-        )
+        rules = BeamRules.of(settings)
+        results = []
+        for one in found:
+            rows = []
+            for hypothesis, score in zip(one.hypotheses, one.scores, strict=True):
+                ended = len(hypothesis) < limit
+                if settings.num_beams == 1:  # CTranslate2 gives the sum
+                    score = score / rules.penalty(len(hypothesis) + ended)
+                rows.append(Hypothesis([self._target_ids[piece] for piece in hypothesis], score, [], ended))
+            results.append(rows)
+        return results
 
     def _measure(self, settings: DecodingSettings, own_search: Any) -> None:
         """Time both searches once, on the same random sources."""
