@@ -49,8 +49,8 @@ PAGE = CommandPage(
     f"""Write a model in the format of another runtime. FORMAT is {"; ".join(map(_about, EXPORTS))}.
 What a format cannot hold is refused. docs/exporting.md shows how to run each export.""",
     (
-        "manyheads export runs/demo --to torch/Transformer --output demo-torch",
-        "manyheads export runs/demo --to torch/Transformer --output demo-torch --json",
+        "manyheads export runs/demo --to ctranslate2 --quantization int8 --output demo-ct2",
+        "manyheads export runs/demo --to transformers --output demo-transformers",
     ),
 )
 
