@@ -192,7 +192,7 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
         notes.append(f"The vocabulary was left out; {peer} has no file for it.")
     if model.config.architecture != FORMATS[peer].architecture:
         raise ConfigError(f"{peer} cannot hold a {model.config.architecture}.")
-    if peer in SEQUENCE_MODELS:
+    if peer in SEQUENCE_MODELS and isinstance(model, Seq2Seq):
         model = fitted(model)
     config, weights = PEERS[peer].to_peer(model.body if peer == TORCH else model)
     files: Mapping[str, bytes] = {}

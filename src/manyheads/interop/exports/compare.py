@@ -103,8 +103,8 @@ def reference(module: Seq2Seq, tokenizer: TranslationTokenizer, sentences: list[
     eos = tokenizer.source.eos_id
     sources = [[*ids[: longest - 1], eos] for ids in sentences]
     settings = DecodingSettings(num_beams=1, max_new_tokens=min(MOST_TOKENS, longest - 1))
-    special = {"pad_id": writer.pad_id, "bos_id": writer.bos_id, "eos_id": writer.eos_id}
-    found = [rows[0] for rows in search_all(module, sources, settings, **special)]
+    hypotheses = search_all(module, sources, settings, pad_id=writer.pad_id, bos_id=writer.bos_id, eos_id=writer.eos_id)
+    found = [rows[0] for rows in hypotheses]
     outputs = [[*one.ids, *([writer.eos_id] if one.ended else [])] for one in found]
     log_probs = [
         module.log_probs(

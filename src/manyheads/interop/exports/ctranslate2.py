@@ -140,7 +140,8 @@ def pieces_of(side: Side, size: int) -> list[str]:
 
 def most_positions(config: Any) -> int:
     """Return the rows of an export's tables of positions: the maximum length of a source and of a translation."""
-    return config.longest_input or max(MIN_POSITIONS, config.max_len)
+    longest: int = config.longest_input or max(MIN_POSITIONS, config.max_len)
+    return longest
 
 
 def _spec(module: Seq2Seq, banned: Sequence[int]) -> Any:

@@ -128,8 +128,9 @@ class TestEngine:
     def test_beams_have_our_scores(self, translators: tuple[Translator, Translator]) -> None:
         options: Any = {"num_beams": 3, "num_return_sequences": 3, "length_penalty_kind": "power", "max_new_tokens": 9}
         ours, theirs = (one.translate_nbest(LINES, **options, renormalize_logits=True) for one in translators)
-        best = {tuple(found.tokens): found.score for rows in ours for found in rows}
-        common = [(one.score, best[tuple(one.tokens)]) for rows in theirs for one in rows if tuple(one.tokens) in best]
+        best = {(number, *found.tokens): found.score for number, rows in enumerate(ours) for found in rows}
+        found = [((number, *one.tokens), one.score) for number, rows in enumerate(theirs) for one in rows]
+        common = [(score, best[key]) for key, score in found if key in best]
         assert len(common) >= 6
         assert all(abs(a - b) < 1e-3 for a, b in common)
 
