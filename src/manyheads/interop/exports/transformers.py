@@ -104,7 +104,7 @@ def _compare(package: Any, model: Path, target: Path, sentences: list[list[int]]
 
 def _compare_reformers(package: Any, model: Path, target: Path, sentences: list[list[int]]) -> Check:
     """Compare texts up to the chunk length, which both sides compute with exact attention."""
-    module = load(model)
+    module: Any = load(model)
     config = module.config
     peer_class = package.ReformerModelWithLMHead if config.causal else package.ReformerForMaskedLM
     peer = peer_class.from_pretrained(target, local_files_only=True).eval()
