@@ -55,6 +55,13 @@ EXPORTS: dict[str, Format] = {
             "hf",
             "manyheads.interop.exports.transformers",
         ),
+        Format(
+            "onnx",
+            "for onnxruntime, Optimum and transformers.js; Reformer with exact attention",
+            "onnx",
+            "manyheads.interop.exports.onnx",
+            ("int8",),
+        ),
         Format("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS),
         Format("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only", "", _PEERS),
         Format("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only", "", _PEERS),

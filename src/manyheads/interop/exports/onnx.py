@@ -1,0 +1,56 @@
+"""Models as ONNX files, with the names of files, inputs and outputs that Optimum and transformers.js expect.
+
+    Transformer         onnx/encoder_model.onnx   onnx/decoder_model_merged.onnx
+    Reformer (encoder-decoder)   the same
+    Transformer-XL      onnx/model.onnx: input_ids, mems.{i} -> logits, present_mems.{i}
+    Reformer            onnx/model.onnx: input_ids, attention_mask -> logits
+
+Beside them: config.json, generation_config.json, tokenizer.json, tokenizer_config.json as in transformers. With int8 the
+names end in `_quantized`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from manyheads.architectures.pretrained import load
+from manyheads.errors import ConfigError
+from manyheads.interop.exports import Check, ExportOptions
+from manyheads.interop.exports import onnx_files as files
+from manyheads.interop.exports.onnx_check import compare_language_model, compare_translation
+from manyheads.interop.exports.onnx_language import write_language_model
+from manyheads.interop.exports.onnx_translation import write_translation
+
+__all__ = ["deviation", "suffix_of", "write"]
+
+
+def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
+    """See `interop.exports`."""
+    files.package("onnx")
+    if options.quantization:
+        files.package("onnxruntime.quantization")
+    module = load(model).eval()
+    files.check_size(module)
+    writer = write_translation if _translates(module) else write_language_model
+    return writer(module, model, target, suffix_of(options))
+
+
+def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
+    """See `interop.exports`. The runtime is onnxruntime, on the CPU."""
+    files.package("onnxruntime")
+    module = load(model).eval()
+    compare = compare_translation if _translates(module) else compare_language_model
+    return compare(module, model, target, sentences, options)
+
+
+def suffix_of(options: ExportOptions) -> str:
+    """Return what stands at the end of the files' names."""
+    return "_quantized" if options.quantization else ""
+
+
+def _translates(module: nn.Module) -> bool:
+    return hasattr(module.body, "encode")

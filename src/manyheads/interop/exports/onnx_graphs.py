@@ -1,0 +1,146 @@
+"""Models as plain modules, with one flat list of tensors in and out, from which ONNX graphs are made.
+
+The sublayers are the model's own. What replaces code that a graph cannot hold: position tables that grow are computed
+from their formula, caches are inputs and outputs, and a masked softmax gives zeros to a query that may attend to
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.nn.attention.decoder_state import PlannedLayer
+from manyheads.nn.attention.masks import Causal, KeyPadding
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+
+__all__ = ["CrossProjections", "DecoderStep", "EncoderGraph", "Past", "graph_positions", "prepare"]
+
+
+def prepare(model: nn.Module) -> None:
+    """Make all attention compute its weights openly, in evaluation mode; SDPA gives NaN for an empty row in ONNX."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            module.weights_hook = _ignore
+
+
+def _ignore(weights: Tensor) -> None:
+    return None
+
+
+def graph_positions(module: nn.Module, first: int | Tensor, length: int | Tensor, like: Tensor) -> Tensor:
+    """Return the addends of positions first, first + 1, ...: (length, d_model).
+
+    Args: module: `SinusoidalPositions` or `LearnedPositions`.
+    """
+    places = torch.arange(first, first + length, device=like.device)  # type: ignore[call-overload]
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor):
+        return weight[places]
+    return sinusoidal(places, module.d_model, module.layout)  # type: ignore[arg-type]
+
+
+def sinusoidal(places: Tensor, d_model: int, layout: str) -> Tensor:
+    """As `nn.positions.sinusoidal_table`, without writing into a part of a tensor."""
+    even = torch.arange(0, d_model, 2, dtype=torch.float64)
+    frequency = torch.exp(even * (-torch.log(torch.tensor(10_000.0, dtype=torch.float64)) / d_model))
+    angle = places.to(torch.float64)[:, None] * frequency
+    sine, cosine = angle.sin().float(), angle.cos().float()
+    if layout == "halves":
+        return torch.cat([sine, cosine[:, : d_model // 2]], dim=1)
+    return torch.stack([sine, cosine], dim=2).flatten(1)[:, :d_model]
+
+
+class Past:
+    """One layer's keys and values of earlier positions, in the interface of `PlannedKeyValues`; new ones are appended.
+
+    Shape: key, value (rows, heads, past_len, head_dim).
+    """
+
+    def __init__(self, key: Tensor, value: Tensor) -> None:
+        self.key, self.value, self.length = key, value, key.shape[2]
+
+    def write(self, key: Tensor, value: Tensor) -> Past:
+        """Append the new positions."""
+        self.key, self.value = torch.cat([self.key, key], dim=2), torch.cat([self.value, value], dim=2)
+        return self
+
+    def shared(self) -> None:
+        """No rows share keys."""
+
+    def filled(self) -> tuple[Tensor, Tensor]:
+        """Return all keys and values."""
+        return self.key, self.value
+
+
+class EncoderGraph(nn.Module):
+    """input_ids, attention_mask (batch, source_len) -> last_hidden_state (batch, source_len, d_model)."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        super().__init__()
+        self.body = model.body
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        body = self.body
+        x = body.source_embedding(input_ids)
+        x = x + graph_positions(body.source_positions, 0, input_ids.shape[1], x)
+        return body.encoder(x, KeyPadding(attention_mask.bool()))  # type: ignore[no-any-return]
+
+
+class CrossProjections(nn.Module):
+    """encoder_hidden_states -> keys and values of each decoder layer's attention to the source."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        super().__init__()
+        self.body = model.body
+
+    def forward(self, encoder_hidden_states: Tensor) -> tuple[Tensor, ...]:
+        pairs = [layer.cross_attn.project_memory(encoder_hidden_states) for layer in self.body.decoder.layers]
+        return tuple(one for pair in pairs for one in pair)
+
+
+class DecoderStep(nn.Module):
+    """The next target positions: logits, and the keys and values of all positions.
+
+    Shape: encoder_attention_mask (rows, source_len); input_ids (rows, new_len); past: for each layer own keys, own
+        values, keys of the source, values of the source. Returns: logits (rows, new_len, vocab_size), then each layer's
+        own keys and values.
+    """
+
+    def __init__(self, model: Seq2Seq) -> None:
+        super().__init__()
+        self.body, self.head = model.body, model.head
+
+    def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:
+        body: Any = self.body
+        layers = [
+            PlannedLayer(Past(*past[first : first + 2]), *past[first + 2 : first + 4])  # type: ignore[arg-type]
+            for first in range(0, len(past), 4)
+        ]
+        x = body.target_embedding(input_ids)
+        x = x + graph_positions(body.target_positions, past[0].shape[2], input_ids.shape[1], x)
+        hidden = body.decoder.step(x, tuple(layers), Causal(), KeyPadding(encoder_attention_mask.bool()))
+        presents = [one for layer in layers for one in layer.past.filled()]
+        return self.head.logits(hidden), *presents
+
+
+@dataclass(frozen=True)
+class TranslationGraphs:
+    """The three graphs of an encoder-decoder. head_dim: of the decoder. notes: for the user."""
+
+    encoder: nn.Module
+    project: nn.Module
+    step: nn.Module
+    head_dim: int
+    notes: list[str] = field(default_factory=list)
+
+
+def translation_graphs(model: Seq2Seq) -> TranslationGraphs:
+    """Return the graphs of a Transformer."""
+    head_dim = model.body.decoder.layers[0].cross_attn.head_dim
+    return TranslationGraphs(EncoderGraph(model), CrossProjections(model), DecoderStep(model), head_dim)
