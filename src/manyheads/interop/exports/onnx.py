@@ -11,14 +11,11 @@ names end in `_quantized`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from manyheads.architectures.pretrained import load
-from manyheads.errors import ConfigError
 from manyheads.interop.exports import Check, ExportOptions
 from manyheads.interop.exports import onnx_files as files
 from manyheads.interop.exports.onnx_check import compare_language_model, compare_translation

@@ -68,17 +68,19 @@ def traced(
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         exporter.setLevel(logging.ERROR)
+        onednn = torch.backends.mkldnn.flags(enabled=False)  # its operations have no counterpart; it warns, too
         try:
-            torch.onnx.export(
-                module,
-                (*examples[:num_single], examples[num_single:]) if num_single < len(examples) else tuple(examples),
-                file,
-                dynamo=False,
-                input_names=names,
-                output_names=list(outputs),
-                dynamic_axes={name: {i: axis for i, axis in enumerate(of) if axis} for name, of in axes.items()},
-                opset_version=_OPSET,
-            )
+            with onednn:
+                torch.onnx.export(
+                    module,
+                    (*examples[:num_single], examples[num_single:]) if num_single < len(examples) else tuple(examples),
+                    file,
+                    dynamo=False,
+                    input_names=names,
+                    output_names=list(outputs),
+                    dynamic_axes={name: {i: axis for i, axis in enumerate(of) if axis} for name, of in axes.items()},
+                    opset_version=_OPSET,
+                )
         finally:
             exporter.setLevel(level)
     return onnx.load_model_from_string(file.getvalue())

@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,24 @@ from torch import Tensor, nn
 
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.nn.attention.decoder_state import PlannedLayer
-from manyheads.nn.attention.masks import Causal, KeyPadding
-from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.masks import Causal, KeyPadding, Mask
+from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads
+from manyheads.nn.attention.relative import RelativeAttention
+from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.kernels.attention import masked_weights
 
-__all__ = ["CrossProjections", "DecoderStep", "EncoderGraph", "Past", "graph_positions", "prepare"]
+__all__ = [
+    "CrossProjections",
+    "DecoderStep",
+    "EncoderGraph",
+    "Past",
+    "TranslationGraphs",
+    "graph_positions",
+    "logits_of",
+    "prepare",
+    "sinusoidal",
+    "translation_graphs",
+]
 
 
 def prepare(model: nn.Module) -> None:
@@ -27,10 +42,40 @@ def prepare(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             module.weights_hook = _ignore
+        if isinstance(module, RelativeAttention):
+            module.attend = partial(_attend_by_distance, module)  # type: ignore[method-assign]
 
 
 def _ignore(weights: Tensor) -> None:
     return None
+
+
+def _attend_by_distance(
+    attention: RelativeAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    distance_bias: Tensor | None,
+    mask: Mask | None,
+) -> Tensor:
+    """`RelativeAttention.attend` with the scores of distances gathered, because views that shift them have fixed sizes.
+
+    Dai et al. 2019, sec. 3.3. Column k_len - 1 - d of the distances' scores belongs to distance d.
+    """
+    q_len, k_len = q.shape[2], k.shape[2]
+    by_content = torch.matmul(q + attention.content_bias[:, None], k.transpose(-1, -2))
+    if attention.position_bias is not None:
+        q = q + attention.position_bias[:, None]
+    by_distance = torch.matmul(q, positions.transpose(-1, -2))
+    scale = attention.head_dim**-0.5
+    if distance_bias is not None:
+        by_distance = by_distance + distance_bias[:, None]
+    queries = torch.arange(k_len - q_len, k_len)
+    columns = (k_len - 1 - queries[:, None] + torch.arange(k_len)).clamp(max=k_len - 1)
+    shifted = by_distance.gather(3, columns.expand(q.shape[0], q.shape[1], q_len, k_len))
+    weights = masked_weights((by_content + shifted) * scale, mask, k_len - q_len)
+    return attention.out_proj(merge_heads(torch.matmul(weights, v)))  # type: ignore[no-any-return]
 
 
 def graph_positions(module: nn.Module, first: int | Tensor, length: int | Tensor, like: Tensor) -> Tensor:
@@ -144,3 +189,8 @@ def translation_graphs(model: Seq2Seq) -> TranslationGraphs:
     """Return the graphs of a Transformer."""
     head_dim = model.body.decoder.layers[0].cross_attn.head_dim
     return TranslationGraphs(EncoderGraph(model), CrossProjections(model), DecoderStep(model), head_dim)
+
+
+def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
+    """Return a head's logits, or its log-probabilities if it is adaptive."""
+    return head.logits(hidden) if isinstance(head, LinearHead) else head.log_probs(hidden)  # type: ignore[operator,no-any-return]

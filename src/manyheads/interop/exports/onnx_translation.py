@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.architectures.pretrained import GENERATION
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.errors import ConfigError
 from manyheads.interop import hf_tokenizer
 from manyheads.interop.exports import onnx_files as files
 from manyheads.interop.exports.compare import tokenizer_of
