@@ -28,13 +28,16 @@ class ExportCommandOptions:
         metavar="KIND",
         default_is="float32",
     )
+    runtime: str | None = option(
+        "For web: the folder with transformers.js and onnxruntime-web from npm.", default=None, metavar="DIR"
+    )
     no_check: bool = option(
         "Do not load the export in its runtime to compare it with the model on 20 random sentences.", default=False
     )
     json: bool = option("Print the result as one JSON object.", default=False)
 
     def __post_init__(self) -> None:
-        ExportOptions(to=self.to, quantization=self.quantization)
+        ExportOptions(to=self.to, quantization=self.quantization, runtime=self.runtime)
 
 
 def _about(name: str) -> str:
@@ -61,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.architectures.hub import resolve_model_path
     from manyheads.interop.exports.engine import export_model
 
-    asked = ExportOptions(to=options.to, quantization=options.quantization)
+    asked = ExportOptions(to=options.to, quantization=options.quantization, runtime=options.runtime)
     done = export_model(resolve_model_path(options.model), Path(options.output), asked, check=not options.no_check)
     if options.json:
         check = done.check and done.check.to_json()

@@ -62,6 +62,13 @@ EXPORTS: dict[str, Format] = {
             "manyheads.interop.exports.onnx",
             ("int8",),
         ),
+        Format(
+            "web",
+            "a page that translates in the browser; --runtime",
+            "onnx",
+            "manyheads.interop.exports.web",
+            ("int8",),
+        ),
         Format("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS),
         Format("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only", "", _PEERS),
         Format("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only", "", _PEERS),
@@ -77,11 +84,13 @@ QUANTIZATIONS = tuple(dict.fromkeys(kind for one in EXPORTS.values() for kind in
 class ExportOptions:
     """What to write. Raises: ConfigError: an unknown format, or a quantization that the format does not have.
 
-    to: a name in `EXPORTS`. quantization: None: the weights as they are, in float32.
+    to: a name in `EXPORTS`. quantization: None: the weights as they are, in float32. runtime: for web, the folder into
+    which npm has installed the runtime.
     """
 
     to: str
     quantization: str | None = None
+    runtime: str | None = None
 
     def __post_init__(self) -> None:
         if self.to not in EXPORTS:
@@ -91,6 +100,8 @@ class ExportOptions:
         if self.quantization is not None and self.quantization not in kinds:
             known = f"it must be one of {', '.join(kinds)}" if kinds else "this format has none; leave it out"
             raise ConfigError(f"--quantization is {self.quantization!r} for the format {self.to}; {known}.")
+        if self.runtime is not None and self.to != "web":
+            raise ConfigError(f"--runtime is for the format web, not {self.to}; leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)

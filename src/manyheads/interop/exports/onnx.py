@@ -5,8 +5,8 @@
     Transformer-XL      onnx/model.onnx: input_ids, mems.{i} -> logits, present_mems.{i}
     Reformer            onnx/model.onnx: input_ids, attention_mask -> logits
 
-Beside them: config.json, generation_config.json, tokenizer.json, tokenizer_config.json as in transformers. With int8 the
-names end in `_quantized`.
+Beside them: config.json, generation_config.json, tokenizer.json, tokenizer_config.json as in transformers. With int8
+the names end in `_quantized`.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def write_language_model(module: LanguageModel, model: Path, target: Path, suffi
 class MemoryGraph(nn.Module):
     """A segment and the inputs of all layers before it (Dai et al. 2019, sec. 3.2).
 
-    Shape: input_ids (batch, length); memories: for each layer (batch, columns, d_model). Returns: logits (batch, length,
-        vocab_size), and the memories for the next segment; none with memory_len 0.
+    Shape: input_ids (batch, length); memories: for each layer (batch, columns, d_model). Returns: logits (batch,
+        length, vocab_size), and the memories for the next segment; none with memory_len 0.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -115,7 +115,8 @@ def _write_memory(module: LanguageModel) -> tuple[Any, list[str], dict[str, Any]
     attending = config.attending
     if attending.ext_len:
         raise ConfigError(
-            f"the format onnx cannot hold a model with model.ext_len {attending.ext_len}; it has 0. Use manyheads itself."
+            f"the format onnx cannot hold a model with model.ext_len {attending.ext_len}; it has 0. Use manyheads"
+            " itself."
         )
     num_memories = config.num_layers if attending.memory_len else 0
     memory = torch.zeros(2, 3, config.d_model)
@@ -198,8 +199,8 @@ def _write_reformer(module: LanguageModel) -> tuple[Any, list[str], dict[str, An
     notes = []
     if "lsh" in config.kinds:
         notes.append(
-            "Attention is exact: hashing sorts by numbers, which a graph cannot hold. Time and memory grow with the square"
-            " of the length."
+            "Attention is exact: hashing sorts by numbers, which a graph cannot hold. Time and memory grow with the"
+            " square of the length."
         )
     longest = module.body.max_len
     return graph, notes, {"max_position_embeddings": longest} if longest else {}
