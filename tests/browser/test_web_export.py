@@ -73,12 +73,12 @@ def test_the_page_translates_as_the_model_does_and_offline(browser: Any, site: t
     requested: list[str] = []
     context.on("request", lambda request: requested.append(request.url))
     page.goto(address)
-    page.wait_for_function("!document.getElementById('translate').disabled", timeout=90_000)
+    page.locator("#translate:not([disabled])").wait_for(timeout=90_000)
     assert all(url.startswith((address, "data:", "blob:")) for url in requested), requested
     context.set_offline(True)
     page.fill("#source", "\n".join(LINES))
     page.press("#source", "Control+Enter")
-    page.wait_for_function("document.getElementById('status').textContent === 'Ready.'", timeout=60_000)
+    page.get_by_text("Ready.", exact=True).wait_for(timeout=60_000)
     found = page.text_content("#target").split("\n")
     ours = Translator.from_pretrained(folder).translate([line for line in LINES if line], num_beams=1)
     expected = [str(one).strip() for one in ours]

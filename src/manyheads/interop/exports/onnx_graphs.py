@@ -7,10 +7,12 @@ nothing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -91,11 +93,17 @@ def graph_positions(module: nn.Module, first: int | Tensor, length: int | Tensor
 
 
 def sinusoidal(places: Tensor, d_model: int, layout: str) -> Tensor:
-    """As `nn.positions.sinusoidal_table`, without writing into a part of a tensor."""
-    even = torch.arange(0, d_model, 2, dtype=torch.float64)
-    frequency = torch.exp(even * (-torch.log(torch.tensor(10_000.0, dtype=torch.float64)) / d_model))
-    angle = places.to(torch.float64)[:, None] * frequency
-    sine, cosine = angle.sin().float(), angle.cos().float()
+    """As `nn.positions.sinusoidal_table`, for positions below 65,536, without float64, which browsers do not have.
+
+    A position is 256 times a high number plus a low one; sines of sums follow from tables of both, computed in float64.
+    """
+    frequency = np.exp(np.arange(0, d_model, 2) * (-math.log(10_000.0) / d_model))
+    angle = np.arange(256)[:, None] * frequency
+    high, low = torch.div(places, 256, rounding_mode="floor"), places % 256
+    tables = (np.sin(256 * angle), np.cos(256 * angle), np.sin(angle), np.cos(angle))
+    high_sine, high_cosine, low_sine, low_cosine = (torch.from_numpy(one.astype(np.float32)) for one in tables)
+    sine = high_sine[high] * low_cosine[low] + high_cosine[high] * low_sine[low]
+    cosine = high_cosine[high] * low_cosine[low] - high_sine[high] * low_sine[low]
     if layout == "halves":
         return torch.cat([sine, cosine[:, : d_model // 2]], dim=1)
     return torch.stack([sine, cosine], dim=2).flatten(1)[:, :d_model]

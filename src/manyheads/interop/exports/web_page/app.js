@@ -9,7 +9,7 @@ async function serve() {
   const { env, AutoModelForSeq2SeqLM, AutoTokenizer } = await import("./runtime/transformers.min.js");
   env.allowRemoteModels = false;
   env.allowLocalModels = true;
-  env.localModelPath = here.href;
+  env.localModelPath = here.pathname; // an address would count as remote
   env.useBrowserCache = false;
   env.useWasmCache = false;
   env.backends.onnx.wasm.wasmPaths = new URL("runtime/", here).href;
