@@ -199,6 +199,7 @@ REFUSED: dict[str, tuple[Any, Tokenizer | None, str, str]] = {
         "onnx",
         "ext_len 2",
     ),
+    "a Reformer that translates": (ReformerSeq2SeqConfig(**SIZES, **LAYERS, **VOCAB), TOKENIZER, "onnx", "cannot hold"),
     "web without npm": (TransformerConfig(**SIZES, **LAYERS, **VOCAB), TOKENIZER, "web", "npm install"),
 }
 

@@ -8,7 +8,6 @@ nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,12 +28,10 @@ __all__ = [
     "DecoderStep",
     "EncoderGraph",
     "Past",
-    "TranslationGraphs",
     "graph_positions",
     "logits_of",
     "prepare",
     "sinusoidal",
-    "translation_graphs",
 ]
 
 
@@ -180,23 +177,6 @@ class DecoderStep(nn.Module):
         hidden = body.decoder.step(x, tuple(layers), Causal(), KeyPadding(encoder_attention_mask.bool()))
         presents = [one for layer in layers for one in layer.past.filled()]
         return self.head.logits(hidden), *presents
-
-
-@dataclass(frozen=True)
-class TranslationGraphs:
-    """The three graphs of an encoder-decoder. head_dim: of the decoder. notes: for the user."""
-
-    encoder: nn.Module
-    project: nn.Module
-    step: nn.Module
-    head_dim: int
-    notes: list[str] = field(default_factory=list)
-
-
-def translation_graphs(model: Seq2Seq) -> TranslationGraphs:
-    """Return the graphs of a Transformer."""
-    head_dim = model.body.decoder.layers[0].cross_attn.head_dim
-    return TranslationGraphs(EncoderGraph(model), CrossProjections(model), DecoderStep(model), head_dim)
 
 
 def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ from manyheads.architectures.pretrained import GENERATION
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError
 from manyheads.interop import hf_tokenizer
 from manyheads.interop.exports import onnx_files as files
 from manyheads.interop.exports.compare import tokenizer_of
-from manyheads.interop.exports.onnx_graphs import prepare, translation_graphs
+from manyheads.interop.exports.onnx_graphs import CrossProjections, DecoderStep, EncoderGraph, prepare
 from manyheads.interop.marian_generation import MarianIds, generation_to_peer
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
@@ -28,26 +29,33 @@ _MOST_TOKENS = 512
 
 
 def write_translation(module: Seq2Seq, model: Path, target: Path, suffix: str) -> list[str]:
-    """Write all files. Returns: notes. Raises: ConfigError: there is no tokenizer, or the model is a parser."""
+    """Write all files. Returns: notes.
+
+    Raises: ConfigError: it is not a Transformer, there is no tokenizer, or the model is a parser.
+    """
+    if module.config.architecture != "transformer":
+        raise ConfigError(
+            f"the format onnx cannot hold a {module.config.architecture} (model.architecture) yet; it holds transformer,"
+            " transformer-xl and reformer. Use the folder with manyheads itself."
+        )
     tokenizer = tokenizer_of(model, "onnx")
-    notes = _write_json(module, tokenizer, model, target, suffix)
-    notes += write_graphs(module, target, suffix)
+    notes = _write_json(module, tokenizer, model, target)
+    _write_graphs(module, target, suffix)
     return notes
 
 
-def write_graphs(module: Seq2Seq, target: Path, suffix: str) -> list[str]:
-    """Write the encoder and the decoder. Returns: notes."""
+def _write_graphs(module: Seq2Seq, target: Path, suffix: str) -> None:
+    """Write the encoder and the decoder."""
     prepare(module)
-    graphs = translation_graphs(module)
     config = module.config
-    heads = config.heads_of("decoder") if hasattr(config, "heads_of") else config.num_heads
-    head_dim = graphs.head_dim
+    heads = config.heads_of("decoder")
+    head_dim = config.d_model // heads
     num_layers = config.num_decoder_layers
 
     # The second row is empty, so that the graph has the zeros of a query that may attend to nothing.
     ids, mask = torch.zeros(2, 5, dtype=torch.int64), torch.tensor([[1, 1, 1, 1, 0], [0] * 5])
     encoder = files.traced(
-        graphs.encoder,
+        EncoderGraph(module),
         {
             "input_ids": (ids, ("batch_size", "encoder_sequence_length")),
             "attention_mask": (mask, ("batch_size", "encoder_sequence_length")),
@@ -58,7 +66,7 @@ def write_graphs(module: Seq2Seq, target: Path, suffix: str) -> list[str]:
     of_source = ("batch_size", "", "encoder_sequence_length", "")
     projected = {f"present.{i}.encoder.{kind}": of_source for i in range(num_layers) for kind in ("key", "value")}
     project = files.traced(
-        graphs.project,
+        CrossProjections(module),
         {"encoder_hidden_states": (hidden, ("batch_size", "encoder_sequence_length", ""))},
         projected,
     )
@@ -74,12 +82,11 @@ def write_graphs(module: Seq2Seq, target: Path, suffix: str) -> list[str]:
             outputs[f"present.{i}.decoder.{kind}"] = ("batch_size", "", "total_sequence_length", "")
         for kind in ("key", "value"):
             inputs[f"present.{i}.encoder.{kind}"] = (source, of_source)
-    step = files.traced(graphs.step, inputs, outputs)
+    step = files.traced(DecoderStep(module), inputs, outputs)
     if suffix:
         encoder, project, step = map(files.quantized, (encoder, project, step))
     files.save(encoder, target / "onnx" / f"encoder_model{suffix}.onnx")
     files.save(files.with_source_branch(step, project), target / "onnx" / f"decoder_model_merged{suffix}.onnx")
-    return graphs.notes
 
 
 def _write_json(module: Seq2Seq, tokenizer: TranslationTokenizer, model: Path, target: Path, suffix: str) -> list[str]:
@@ -104,8 +111,7 @@ def _write_json(module: Seq2Seq, tokenizer: TranslationTokenizer, model: Path, t
 def _config(module: Seq2Seq, ids: MarianIds, longest: int) -> dict[str, Any]:
     """Return MarianConfig's options: the loaders read sizes and special ids from it, and the graphs are ours."""
     config = module.config
-    heads = config.heads_of("decoder") if hasattr(config, "heads_of") else config.num_heads
-    d_ff = config.d_ff_of("decoder") if hasattr(config, "d_ff_of") else config.d_ff
+    heads = config.heads_of("decoder")
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
@@ -121,7 +127,7 @@ def _config(module: Seq2Seq, ids: MarianIds, longest: int) -> dict[str, Any]:
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
         "encoder_ffn_dim": config.d_ff,
-        "decoder_ffn_dim": d_ff,
+        "decoder_ffn_dim": config.d_ff_of("decoder"),
         "max_position_embeddings": longest,
         "pad_token_id": ids.pad,
         "eos_token_id": ids.eos,
