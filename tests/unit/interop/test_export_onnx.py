@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig

@@ -35,8 +35,8 @@ def write_translation(module: Seq2Seq, model: Path, target: Path, suffix: str) -
     """
     if module.config.architecture != "transformer":
         raise ConfigError(
-            f"the format onnx cannot hold a {module.config.architecture} (model.architecture) yet; it holds transformer,"
-            " transformer-xl and reformer. Use the folder with manyheads itself."
+            f"the format onnx cannot hold a {module.config.architecture} (model.architecture); it holds"
+            " transformer, transformer-xl and reformer. Use the folder with manyheads itself."
         )
     tokenizer = tokenizer_of(model, "onnx")
     notes = _write_json(module, tokenizer, model, target)
@@ -89,7 +89,7 @@ def _write_graphs(module: Seq2Seq, target: Path, suffix: str) -> None:
     files.save(files.with_source_branch(step, project), target / "onnx" / f"decoder_model_merged{suffix}.onnx")
 
 
-def _write_json(module: Seq2Seq, tokenizer: TranslationTokenizer, model: Path, target: Path, suffix: str) -> list[str]:
+def _write_json(module: Seq2Seq, tokenizer: TranslationTokenizer, model: Path, target: Path) -> list[str]:
     writer = tokenizer.target
     ids = MarianIds(pad=writer.pad_id, eos=writer.eos_id, start=writer.bos_id)
     path = model / GENERATION
