@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import nn
-
 from manyheads.architectures.pretrained import load
+from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.interop.exports import Check, ExportOptions
 from manyheads.interop.exports import onnx_files as files
 from manyheads.interop.exports.onnx_check import compare_language_model, compare_translation
@@ -32,22 +31,20 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
         files.package("onnxruntime.quantization")
     module = load(model).eval()
     files.check_size(module)
-    writer = write_translation if _translates(module) else write_language_model
-    return writer(module, model, target, suffix_of(options))
+    if isinstance(module, Seq2Seq):
+        return write_translation(module, model, target, suffix_of(options))
+    return write_language_model(module, model, target, suffix_of(options))
 
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
     """See `interop.exports`. The runtime is onnxruntime, on the CPU."""
     files.package("onnxruntime")
     module = load(model).eval()
-    compare = compare_translation if _translates(module) else compare_language_model
-    return compare(module, model, target, sentences, options)
+    if isinstance(module, Seq2Seq):
+        return compare_translation(module, model, target, sentences, options)
+    return compare_language_model(module, model, target, sentences, options)
 
 
 def suffix_of(options: ExportOptions) -> str:
     """Return what stands at the end of the files' names."""
     return "_quantized" if options.quantization else ""
-
-
-def _translates(module: nn.Module) -> bool:
-    return hasattr(module.body, "encode")

@@ -74,7 +74,7 @@ def traced(
                 torch.onnx.export(
                     module,
                     (*examples[:num_single], examples[num_single:]) if num_single < len(examples) else tuple(examples),
-                    file,
+                    file,  # type: ignore[arg-type]  # its signature names no buffers, which it writes to
                     dynamo=False,
                     input_names=names,
                     output_names=list(outputs),

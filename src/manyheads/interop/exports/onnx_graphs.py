@@ -77,12 +77,12 @@ def _attend_by_distance(
     return attention.out_proj(merge_heads(torch.matmul(weights, v)))  # type: ignore[no-any-return]
 
 
-def graph_positions(module: nn.Module, first: int | Tensor, length: int | Tensor, like: Tensor) -> Tensor:
+def graph_positions(module: nn.Module, first: int, length: int, like: Tensor) -> Tensor:
     """Return the addends of positions first, first + 1, ...: (length, d_model).
 
     Args: module: `SinusoidalPositions` or `LearnedPositions`.
     """
-    places = torch.arange(first, first + length, device=like.device)  # type: ignore[call-overload]
+    places = torch.arange(first, first + length, device=like.device)
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor):
         return weight[places]
@@ -181,4 +181,4 @@ class DecoderStep(nn.Module):
 
 def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
     """Return a head's logits, or its log-probabilities if it is adaptive."""
-    return head.logits(hidden) if isinstance(head, LinearHead) else head.log_probs(hidden)  # type: ignore[operator,no-any-return]
+    return head.logits(hidden) if isinstance(head, LinearHead) else head.log_probs(hidden)  # type: ignore[operator]

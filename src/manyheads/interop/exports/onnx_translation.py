@@ -102,8 +102,8 @@ def _write_json(module: Seq2Seq, tokenizer: TranslationTokenizer, model: Path, t
         (target / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     notes = [f"Generation differs: {what}." for what in differs]
     if isinstance(tokenizer, Tokenizer):
-        for name, content in hf_tokenizer.to_files(tokenizer, longest).items():
-            (target / name).write_bytes(content)
+        for name, data in hf_tokenizer.to_files(tokenizer, longest).items():
+            (target / name).write_bytes(data)
         return notes + hf_tokenizer.notes_of(tokenizer)
     return [*notes, f"A tokenizer of the kind {tokenizer.kind} is not written; the folder takes ids, not text."]
 
