@@ -87,7 +87,7 @@ class MemoryGraph(nn.Module):
         seen = Dense(mask.allowed(keys[before:], keys))
         places: Tensor | None = distances_back(keys.shape[0], self.attending.clamp_len, x.device)
         if body.encoding is not None:
-            places = sinusoidal(places, x.shape[-1], "halves")  # type: ignore[arg-type]
+            places = sinusoidal(places, body.config.d_model, "halves")  # type: ignore[arg-type]
         inputs = []
         for index, layer in enumerate(body.layers):
             inputs.append(x)
