@@ -18,6 +18,7 @@ from manyheads.cli.command_line.pages import program
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
+from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns: an exit code, as `manyheads`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        print(USAGE, file=sys.stderr)
+        say(USAGE, file=sys.stderr)
         return 2
     return guarded(lambda: run(Path(arguments[0])))
 
@@ -72,13 +73,13 @@ def run(run_dir: Path) -> int:
     translator = Translator.from_pretrained(run_dir)
     sources = [source for source, _ in data.test_text]
     references = [reference for _, reference in data.test_text]
-    print(f"translating {len(sources):,} held-out sentences, beam {NUM_BEAMS} ...", file=sys.stderr, flush=True)
+    say(f"translating {len(sources):,} held-out sentences, beam {NUM_BEAMS} ...", file=sys.stderr, flush=True)
     started = time.monotonic()
     with showing_if_long() as show:
         told = telling(show, "translating", len(sources))
         translations = translator.translate(sources, num_beams=NUM_BEAMS, told=told)
     seconds = time.monotonic() - started
-    print(f"  done in {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s", file=sys.stderr)
+    say(f"  done in {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s", file=sys.stderr)
 
     check = OutputCheck(
         "translations",
@@ -90,19 +91,19 @@ def run(run_dir: Path) -> int:
 
     _show(sources, references, translations)
     draw_pictures(run_dir, translator, sources, references, translations)
-    print(f"\ntype next   {program()} translate {run_dir}\n")
+    say(f"\ntype next   {program()} translate {run_dir}\n")
     chrf, bleu = corpus_chrf(translations, references), corpus_bleu(translations, references)
-    print(f"{len(sources):,} sentences that the model has never seen, beam {NUM_BEAMS}:")
-    print(f"held-out chrF = {chrf.value:.2f}")
-    print(chrf.signature)
-    print(f"held-out BLEU = {bleu.value:.2f}")
-    print(bleu.signature)
+    say(f"{len(sources):,} sentences that the model has never seen, beam {NUM_BEAMS}:")
+    say(f"held-out chrF = {chrf.value:.2f}")
+    say(chrf.signature)
+    say(f"held-out BLEU = {bleu.value:.2f}")
+    say(bleu.signature)
     sys.stdout.flush()
     check.tell()
     if bleu.value >= LEAST_BLEU:
         return 0
     failure, message = judge(run_dir, config, bleu.value)
-    print(f"manyheads: {message}", file=sys.stderr)
+    say(f"manyheads: {message}", file=sys.stderr)
     return DID_NOT_LEARN if failure else 0
 
 
@@ -169,9 +170,9 @@ def _show(sources: list[str], references: list[str], translations: list[str]) ->
     """Ten sentences, evenly spaced: neither the best nor the worst."""
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
     places = sorted({index * len(sources) // NUM_SHOWN for index in range(NUM_SHOWN)})
-    print(f"\n{len(places)} of them, evenly spaced in the file, not chosen:")
+    say(f"\n{len(places)} of them, evenly spaced in the file, not chosen:")
     for place in places:
-        print()
+        say()
         for name, text in (
             ("source", sources[place]),
             ("reference", references[place]),
@@ -179,24 +180,24 @@ def _show(sources: list[str], references: list[str], translations: list[str]) ->
         ):
             lead = f"  {name:<11}  "
             lines = textwrap.wrap(text, width, initial_indent=lead, subsequent_indent=" " * len(lead))
-            print("\n".join(lines or [lead.rstrip()]))
+            say("\n".join(lines or [lead.rstrip()]))
 
 
 def draw_pictures(
     run_dir: Path, translator: Translator, sources: list[str], references: list[str], translations: list[str]
 ) -> None:
     """Draw the heat map, and say where it and the learning curve are; without matplotlib say how to get them."""
-    print("\npictures")
+    say("\npictures")
     curve = run_dir / "plots" / "learning-curve.png"
     if curve.is_file():
-        print(f"  how it learned     {curve}")
+        say(f"  how it learned     {curve}")
     place = choose_sentence(sources, references, translations)
     try:
         picture = draw_attention(translator, sources[place], translations[place], run_dir / "plots" / "attention")
     except MissingExtraError as error:
-        print(f"  none: {error}")
+        say(f"  none: {error}")
     else:
-        print(f"  where it looks     {picture}   ({sources[place]})")
+        say(f"  where it looks     {picture}   ({sources[place]})")
 
 
 def choose_sentence(sources: list[str], references: list[str], translations: list[str]) -> int:

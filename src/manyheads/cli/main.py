@@ -110,12 +110,12 @@ def _run(arguments: list[str]) -> int:
     if name in ("-h", "--help", "help"):
         print(_HELP.format(commands=_table(), exit_codes=EXIT_CODES))
     elif name == "--version":
-        print(f"manyheads {__version__}")
+        say(f"manyheads {__version__}")
     elif name in COMMANDS:
         code = module_of(name).run(arguments[1:])
     else:
-        print(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
-        print(f"Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
+        say(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        say(f"Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
     try:
         if sys.stdout is not None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.output import check_model_output
+from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 from manyheads.tasks.held_out import own_data
@@ -50,8 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.tasks.averaging import average_run
 
     steps = average_run(folder, output, last=options.last, steps=options.steps, kind=options.weights)
-    print(f"averaged {len(steps)} checkpoints (steps {', '.join(map(str, steps))}) of {folder} into {output}")
+    say(f"averaged {len(steps)} checkpoints (steps {', '.join(map(str, steps))}) of {folder} into {output}")
     with suppress(ConfigError):  # a run without its config.yaml
         data, _ = own_data(str(folder))
-        print(f"next: manyheads evaluate {output} --data {data}")
+        say(f"next: manyheads evaluate {output} --data {data}")
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.output import check_model_output
+from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
@@ -89,8 +90,8 @@ def run(arguments: Sequence[str]) -> int:
         done = import_folder(source, output, peer=options.origin, from_pickle=options.from_pickle)
         way = f"from {done.peer}"
     for note in done.notes:
-        print(f"manyheads: {note}", file=sys.stderr)
-    print(f"converted {options.source} {way}, {done.num_parameters:,} parameters, into {output}")
+        say(f"manyheads: {note}", file=sys.stderr)
+    say(f"converted {options.source} {way}, {done.num_parameters:,} parameters, into {output}")
     if done.next_command:
-        print(f"next: {done.next_command}")
+        say(f"next: {done.next_command}")
     return 0

@@ -11,6 +11,7 @@ from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.machine_report import examine
+from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, option
 
 __all__ = ["PAGE", "DoctorOptions", "run"]
@@ -39,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(record, ensure_ascii=False, indent=2))
     else:
-        print("\n".join(lines_of({name: value for name, value in record.items() if name != "problems"})))
-        print()
-        print("\n".join(f"problem: {problem}" for problem in record["problems"]) or "ready")
+        say("\n".join(lines_of({name: value for name, value in record.items() if name != "problems"})))
+        say()
+        say("\n".join(f"problem: {problem}" for problem in record["problems"]) or "ready")
     return 2 if record["problems"] else 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.interop.exports import EXPORTS, QUANTIZATIONS, ExportOptions
 
@@ -71,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps({"format": options.to, "output": options.output, **vars(done), "check": check}))
         return 0
     for note in done.notes:
-        print(f"manyheads: {note}", file=sys.stderr)
-    print(f"wrote {options.output}, {done.num_bytes / 1e6:,.1f} MB, in the format {options.to}")
-    print(done.check.describe() if done.check else f"not checked: {done.not_checked}")
+        say(f"manyheads: {note}", file=sys.stderr)
+    say(f"wrote {options.output}, {done.num_bytes / 1e6:,.1f} MB, in the format {options.to}")
+    say(done.check.describe() if done.check else f"not checked: {done.not_checked}")
     return 0

@@ -13,6 +13,7 @@ from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage
 from manyheads.distributed.place import refuse_ranks
 
@@ -65,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
             if options.json:
                 print(json.dumps(record))
             else:
-                print(f"{record['file']}  {record['ids']:,} ids", file=sys.stderr)
+                say(f"{record['file']}  {record['ids']:,} ids", file=sys.stderr)
         return 0
     lines = ContinuationLines(generator, options)
     if options.lines:

@@ -13,6 +13,7 @@ from manyheads.cli.commands.inspect.picture_files import PICTURES
 from manyheads.cli.comparison import compare_runs, sorted_rows, table_lines
 from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import say
 from manyheads.cli.records import describe_folder
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, argument, option
@@ -82,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     """Returns: 0; 2 if --verify finds something damaged."""
     options = parse(PAGE, arguments, "info")
     if options.length is not None:
-        print(_memory(options, options.length))
+        say(_memory(options, options.length))
         return 0
     if options.batch is not None:
         raise ConfigError("--batch is how many sequences of --length are read at once; give --length with it.")
@@ -90,7 +91,10 @@ def run(arguments: Sequence[str]) -> int:
         _compare(options)
         return 0
     record = describe_folder(options.path, verify=options.verify)
-    print(json.dumps(record, ensure_ascii=False, indent=2) if options.json else "\n".join(lines_of(record)))
+    if options.json:
+        print(json.dumps(record, ensure_ascii=False, indent=2))
+    else:
+        say("\n".join(lines_of(record)))
     return 2 if record.get("damaged") else 0
 
 
@@ -101,7 +105,10 @@ def _compare(options: InfoOptions) -> None:
     rows = compare_runs(options.paths)
     if options.sort is not None:
         rows = sorted_rows(rows, options.sort)
-    print(json.dumps(rows, ensure_ascii=False, indent=2) if options.json else "\n".join(table_lines(rows)))
+    if options.json:
+        print(json.dumps(rows, ensure_ascii=False, indent=2))
+    else:
+        say("\n".join(table_lines(rows)))
     if options.curves is not None:
         from manyheads.visualise.compared_curves import compared_curves_figure
         from manyheads.visualise.curves import read_metrics
@@ -111,7 +118,7 @@ def _compare(options: InfoOptions) -> None:
         records = {name: read_metrics(file) if file.is_file() else [] for name, file in metrics.items()}
         path = Path(options.curves)
         [written] = save_figure(compared_curves_figure(records), path, [path.suffix[1:].lower()])
-        print(written, file=sys.stderr)
+        say(written, file=sys.stderr)
 
 
 def _memory(options: InfoOptions, length: int) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_named_task
+from manyheads.cli.printing import say
 from manyheads.cli.watching.interruptible import StoppedBySignalError, interruptible
 from manyheads.cli.watching.phases import showing_phases
 from manyheads.errors import ConfigError, DataError
@@ -33,19 +34,19 @@ def run(arguments: Sequence[str]) -> int:
         from manyheads.files.commit import remove_stale
 
         Console(stderr=True).show_cursor()  # the bars have hidden it
-        print(stopped_message, file=sys.stderr, flush=True)
+        say(stopped_message, file=sys.stderr, flush=True)
         remove_stale(output.absolute().parent, output.name)
 
     try:
         with showing_phases() as show:
             manifest = interruptible(lambda progress: prepare(progress=progress), show, abandon)
     except StoppedBySignalError as stopped:
-        print(stopped_message, file=sys.stderr)
+        say(stopped_message, file=sys.stderr)
         return 128 + stopped.number
-    print(task.module("prepare").summary(output, manifest))
+    say(task.module("prepare").summary(output, manifest))
     tokenizer = getattr(getattr(options, "vocabulary", None), "tokenizer", None)
     if tokenizer is not None and _is_model(Path(tokenizer)):
-        print(f"or begin from that model (5 minutes): manyheads train --init {tokenizer} --data.path {output}")
+        say(f"or begin from that model (5 minutes): manyheads train --init {tokenizer} --data.path {output}")
     return 0
 
 

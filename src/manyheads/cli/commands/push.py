@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ModelFileError
 
@@ -57,12 +58,12 @@ def run(arguments: Sequence[str]) -> int:
     facts = CardFacts(licence=options.license, datasets=options.dataset, evaluation=evaluation)
     upload = make_upload(resolve_model_path(options.model), options.name, facts)
     for file in upload.left_out:
-        print(f"manyheads: {file} is left out; no model is read from such a file.", file=sys.stderr)
+        say(f"manyheads: {file} is left out; no model is read from such a file.", file=sys.stderr)
     if options.dry_run:
-        print(f"would upload to {upload.name}, {options.revision or 'main'}:")
-        print("\n".join(f"  {upload.size(file):>15,} bytes  {file}" for file in upload.files))
+        say(f"would upload to {upload.name}, {options.revision or 'main'}:")
+        say("\n".join(f"  {upload.size(file):>15,} bytes  {file}" for file in upload.files))
         card = upload.files["README.md"]
-        print(card.decode("utf-8") if isinstance(card, bytes) else "")
+        say(card.decode("utf-8") if isinstance(card, bytes) else "")
         return 0
-    print(f"pushed {len(upload.files)} files: {send(upload, revision=options.revision, private=options.private)}")
+    say(f"pushed {len(upload.files)} files: {send(upload, revision=options.revision, private=options.private)}")
     return 0

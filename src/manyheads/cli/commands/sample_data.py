@@ -9,6 +9,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 
 __all__ = ["PAGE", "SampleDataOptions", "run"]
@@ -47,8 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     width = max(len(str(folder / name)) for name in files)
     for name, content in files.items():
         state = "" if name in written else "  (was there already)"
-        print(f"{folder / name!s:<{width}}  {content.count(10):>6,} lines{state}")
+        say(f"{folder / name!s:<{width}}  {content.count(10):>6,} lines{state}")
     sides = (("source", "train.en"), ("target", "train.de"), ("valid-source", "valid.en"), ("valid-target", "valid.de"))
     given = " ".join(f"--{option} {shlex.quote(str(folder / name))}" for option, name in sides)
-    print(f"\nnext: {program()} prepare {given} --vocab-size 4000 --output data/mine")
+    say(f"\nnext: {program()} prepare {given} --vocab-size 4000 --output data/mine")
     return 0

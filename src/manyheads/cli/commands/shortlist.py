@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
@@ -66,9 +67,9 @@ def run(arguments: Sequence[str]) -> int:
         )
     lexicon = learned.lexicon
     known = int((lexicon.offsets[1:] > lexicon.offsets[:-1]).sum())
-    print(
+    say(
         f"{learned.folder}/shortlist.safetensors: {len(lexicon.candidates):,} translations of {known:,} of"
         f" {len(lexicon.offsets) - 1:,} source ids, from {lexicon.num_pairs:,} pairs"
     )
-    print(f"next: manyheads evaluate {options.model} --shortlist 100")
+    say(f"next: manyheads evaluate {options.model} --shortlist 100")
     return 0

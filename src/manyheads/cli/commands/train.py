@@ -17,6 +17,7 @@ from manyheads.cli.command_line.train_options import (
     size_by_precision,
 )
 from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.files import Source, to_yaml
 from manyheads.distributed.launch import start
@@ -51,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         with showing_if_long() as show:
             show("trying steps", 0, 0)
             found = planner(config).describe_largest(options.memory_mib)
-        print(found)
+        say(found)
         return 0
     if options.dry_run:
         from manyheads.tasks.runs import dry_run
@@ -61,13 +62,13 @@ def run(arguments: Sequence[str]) -> int:
             show("taking one step", 0, 0)
             trial = dry_run(config, PlainReporter(sys.stderr).message)
         if place.is_main:
-            print(trial.describe())
+            say(trial.describe())
         return 2 if trial.fault else 0
     result = _train(arguments, options, config, place)
     if place.is_main:
         from manyheads.cli.watching.training import summary
 
-        print(summary(result))
+        say(summary(result))
     return 0 if result.signal_number is None else 128 + result.signal_number
 
 
@@ -87,7 +88,7 @@ def _plan(typed: Source, place: Place) -> Source:
     with showing_if_long() as show:
         show("measuring training steps", 0, 0)
         found = plan_layer(typed)
-    print(found.table, file=sys.stderr)
+    say(found.table, file=sys.stderr)
     return found.layer
 
 

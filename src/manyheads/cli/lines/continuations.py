@@ -14,6 +14,7 @@ from manyheads.cli.command_line.pages import program
 from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.output_checks import OutputCheck
+from manyheads.cli.printing import say
 from manyheads.data.line_source import LinesOf
 from manyheads.data.lines import read_blocks
 from manyheads.decoding.generator import Continuation, Generator
@@ -45,7 +46,7 @@ class ContinuationLines:
         self._options = options
         if options.verbose:
             about = f"{options.model} on {generator.device}, {generator.precision}: {self._settings}"
-            print(about, file=sys.stderr)
+            say(about, file=sys.stderr)
 
     def job(self) -> LineWork[str]:
         """The continuation of every line of the input."""
@@ -101,7 +102,7 @@ class ContinuationLines:
             writer.write_pieces(chain([prompt] if options.echo else [], pieces))
             self._see(number, prompt, "".join(written))
         if options.verbose:
-            print(f"{time.perf_counter() - started:.1f} s", file=sys.stderr)
+            say(f"{time.perf_counter() - started:.1f} s", file=sys.stderr)
         self.check.tell()
 
     def lines(self, number: int, prompt: str, found: list[Continuation]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from manyheads.cli.printing import say
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError, ManyHeadsError
 
@@ -33,7 +34,7 @@ def is_conversation(source: str) -> bool:
 
 def greet(model: str) -> None:
     """Say at once what will take a while: torch and the model are loaded after this line."""
-    print(f"manyheads: loading {model} ...", file=sys.stderr, flush=True)
+    say(f"manyheads: loading {model} ...", file=sys.stderr, flush=True)
 
 
 def converse(
@@ -57,30 +58,30 @@ def converse(
     if in_terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  (the arrow keys and the history of input())
-    print(f"Type {wanted} and Enter; :help lists commands; Ctrl-D ends.", file=sys.stderr)
+    say(f"Type {wanted} and Enter; :help lists commands; Ctrl-D ends.", file=sys.stderr)
     number = 0
     while True:
         try:
             # readline must know the prompt to redraw a line, and writes it to the terminal that is standard output
             if not in_terminal:
-                print(prompt, end="", file=sys.stderr, flush=True)
+                say(prompt, end="", file=sys.stderr, flush=True)
             line = input(prompt if in_terminal else "")
             if line.strip() == ":quit":
                 return
             if line.startswith(":"):
-                print(_obey(line, commands or {}), file=sys.stderr)
+                say(_obey(line, commands or {}), file=sys.stderr)
                 continue
             number += 1
             answer(number - 1, line)
         except EOFError:
-            print(file=sys.stderr)
+            say(file=sys.stderr)
             return
         except KeyboardInterrupt:
-            print(file=sys.stderr)
+            say(file=sys.stderr)
         except UnicodeDecodeError as error:
-            print(f"manyheads: what was typed is not in the terminal's encoding: {error.reason}.", file=sys.stderr)
+            say(f"manyheads: what was typed is not in the terminal's encoding: {error.reason}.", file=sys.stderr)
         except ManyHeadsError as error:
-            print(f"manyheads: {error}", file=sys.stderr)
+            say(f"manyheads: {error}", file=sys.stderr)
 
 
 def whole_number(name: str, text: str) -> int:

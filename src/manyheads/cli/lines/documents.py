@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import option
 from manyheads.data.line_source import GivenItems
@@ -134,13 +135,13 @@ class InputDocument:
             except KeyboardInterrupt:
                 if resumable:
                     kept = f"what is translated so far is in {output}.shards; the same command goes on from there."
-                    print(f"manyheads: {kept}", file=sys.stderr)
+                    say(f"manyheads: {kept}", file=sys.stderr)
                 raise
         if total == 0:
             write([])
         for report in reports:
             for number, line in enumerate(report.describe()):
-                print(f"manyheads: {self.name}: {line}" if number == 0 else f"  {line}", file=sys.stderr)
+                say(f"manyheads: {self.name}: {line}" if number == 0 else f"  {line}", file=sys.stderr)
 
     def _identity(
         self, translator: Translator, model: str, overrides: dict[str, Any], language: str, size: int

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from manyheads.cli.printing import say
 from manyheads.data.lines import describe
 from manyheads.errors import ConfigError, DataError, SaveError
 
@@ -92,7 +93,7 @@ def _visible(text: str) -> str:
 def _open_file(path: Path) -> IO[bytes]:
     """Open a file for writing. The content of an earlier file is lost, and a line on standard error says so."""
     if path.is_file() and path.stat().st_size:
-        print(f"manyheads: {describe(str(path))} existed already and is replaced.", file=sys.stderr)
+        say(f"manyheads: {describe(str(path))} existed already and is replaced.", file=sys.stderr)
     return path.open("wb")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from manyheads.cli.printing import say
 from manyheads.decoding.degenerate import repeats_itself
 
 __all__ = ["OutputCheck"]
@@ -57,7 +58,7 @@ class OutputCheck:
         """Print one warning if any output was empty or repeated itself; never a second one."""
         if self._numbers and not self._told:
             self._told = True
-            print(f"manyheads: warning: {self.describe()}", file=sys.stderr)
+            say(f"manyheads: warning: {self.describe()}", file=sys.stderr)
 
     def describe(self) -> str:
         """The counts, the lines they are of, and what to do."""

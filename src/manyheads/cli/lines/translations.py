@@ -16,6 +16,7 @@ from manyheads.cli.command_line.translate_options import TranslateOptions
 from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.output_checks import OutputCheck
+from manyheads.cli.printing import say
 from manyheads.data.line_source import LinesOf
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.parser import task_of
@@ -53,7 +54,7 @@ class TranslationLines:
         self._options = options
         self._last = ""
         if options.engine != "torch":
-            print(f"manyheads: {translator.choose_engine(self._settings)}", file=sys.stderr)
+            say(f"manyheads: {translator.choose_engine(self._settings)}", file=sys.stderr)
         self._repairs: Counter[str] = Counter()
         self._num_trees = self._num_repaired = 0
         self._check = OutputCheck(
@@ -63,7 +64,7 @@ class TranslationLines:
         )
         if options.verbose:
             about = f"{options.model} on {translator.device}, {translator.precision}: {self._settings}"
-            print(about, file=sys.stderr)
+            say(about, file=sys.stderr)
 
     def check_translates_documents(self) -> None:
         """Raises: ConfigError: the model is a parser."""
@@ -134,7 +135,7 @@ class TranslationLines:
             if options.verbose:
                 num_lines, seconds = first + len(sources), time.perf_counter() - started
                 speed = f"{num_lines / seconds:,.1f} lines/s, {num_tokens / seconds:,.0f} tokens/s"
-                print(f"{num_lines:,} lines, {num_tokens:,} tokens in {seconds:.1f} s: {speed}", file=sys.stderr)
+                say(f"{num_lines:,} lines, {num_tokens:,} tokens in {seconds:.1f} s: {speed}", file=sys.stderr)
 
         form = (
             options.json,
@@ -181,7 +182,7 @@ class TranslationLines:
         """Print a line on standard error if outputs were empty, repeated themselves, or were repaired."""
         self._check.tell()
         if self._num_repaired:
-            print(
+            say(
                 f"manyheads: {self._num_repaired} of {self._num_trees} trees were not well-formed and were mended:"
                 f" {repairs_line(self._repairs)}.",
                 file=sys.stderr,

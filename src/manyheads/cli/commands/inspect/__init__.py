@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from manyheads.cli.command_line.pages import help_page
+from manyheads.cli.printing import say
 from manyheads.config.suggest import did_you_mean
 
 __all__ = ["KINDS", "run"]
@@ -38,8 +39,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     name = arguments[0]
     if name not in KINDS:
-        print(f"manyheads: there is nothing to inspect called {name!r}.{did_you_mean(name, KINDS)}", file=sys.stderr)
-        print(f"There are: {', '.join(KINDS)}.", file=sys.stderr)
+        say(f"manyheads: there is nothing to inspect called {name!r}.{did_you_mean(name, KINDS)}", file=sys.stderr)
+        say(f"There are: {', '.join(KINDS)}.", file=sys.stderr)
         return 2
     code: int = importlib.import_module(f"manyheads.cli.commands.inspect.{name}").run(arguments[1:])
     return code

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds, picture_option
 from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.errors import ConfigError, RequestError
@@ -84,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
         views = translation_views(model, options.text, options.target)
     for name in options.output:
         write = _write_page if name.lower().endswith(".html") else _write_picture
-        print(write(views, Path(name), options))
+        say(write(views, Path(name), options))
     return 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyheads.cli.printing import say
 from manyheads.config.options import option
 from manyheads.errors import ConfigError
 
@@ -38,4 +39,4 @@ def write_figure(figure: Figure, names: Sequence[str]) -> None:
 
     for name in names:
         path = Path(name)
-        print(save_figure(figure, path, [path.suffix[1:].lower()])[0])
+        say(save_figure(figure, path, [path.suffix[1:].lower()])[0])

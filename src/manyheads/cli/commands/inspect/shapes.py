@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
 
@@ -58,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps([dataclasses.asdict(line) for line in lines], ensure_ascii=False, indent=2))
     else:
-        print("\n".join(_table(lines)))
+        say("\n".join(_table(lines)))
     return 0
 
 
