@@ -120,7 +120,7 @@ def test_a_config_of_another_model_is_refused_before_it_is_built(any_subject: An
     values = json.loads(file.read_text("utf-8"))
     for name in ("d_ff", "num_layers", "num_encoder_layers"):
         if name in values:
-            file.write_text(json.dumps({**values, name: 10**8}), encoding="utf-8")
+            file.write_text(json.dumps({**values, name: 1024 if name.endswith("_layers") else 2**24}), encoding="utf-8")
             with pytest.raises(ModelFileError, match="do not belong together"):
                 load(tmp_path / "model", verify=False)
 

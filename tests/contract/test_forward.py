@@ -270,8 +270,8 @@ def test_mistakes_in_a_config_are_named() -> None:
     for changes, said in [
         ({"d_model": 30, "num_heads": 4}, "not divisible"),
         ({"dropout": 1.0}, r"must be in \[0, 1\)"),
-        ({"d_ff": 0}, "at least 1"),
-        ({"num_encoder_layers": -1}, "at least 0"),
+        ({"d_ff": 0}, "from 1 to 16,777,216"),
+        ({"num_encoder_layers": -1}, "from 0 to 1,024"),
         ({"source_vocab_size": 4, "target_vocab_size": 5}, "tie_embeddings"),
     ]:
         with pytest.raises(ConfigError, match=said):

@@ -215,7 +215,7 @@ CONFIG_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"d_model": 30, "num_heads": 4}, "not divisible"),
     ({"dropout": 1.0}, r"must be in \[0, 1\)"),
     ({"norm_eps": -1.0}, "norm_eps"),
-    ({"d_ff": 0}, "at least 1"),
+    ({"d_ff": 0}, "from 1 to 16,777,216"),
     ({"hash_seed": -1}, "must be at least 0"),
     ({"layers": ()}, "layers is empty"),
     ({"layers": ("lsh",) * 3, "num_layers": 2}, "names 3 kinds for model.num_layers 2"),

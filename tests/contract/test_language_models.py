@@ -570,7 +570,7 @@ CONFIG_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"d_model": 30, "num_heads": 4}, "not divisible"),
     ({"dropout": 1.0}, r"must be in \[0, 1\)"),
     ({"norm_eps": -1.0}, "norm_eps"),
-    ({"d_ff": 0}, "at least 1"),
+    ({"d_ff": 0}, "from 1 to 16,777,216"),
     ({"d_embed": -1}, "must be from 0 to 16,777,216"),
     ({"memory_len": -1}, "memory_len is -1"),
     ({"clamp_len": -1}, "null has no limit"),

@@ -38,6 +38,7 @@ TUTORIALS = ["attention", "transformer", "transformer-xl", "reformer"]
 PAGES = [
     "docs/attention.md",
     "docs/converting.md",
+    "docs/exporting.md",
     "docs/inspecting.md",
     "docs/language-models.md",
     "docs/long-sequences.md",
@@ -86,11 +87,19 @@ CUTS = [
 PYTHON_CUTS = [(r"max_new_tokens=\d+", "max_new_tokens=5")]
 RUNS = {
     # What a page supposes to have been trained before.
+    "docs/exporting.md": ["demo"],
     "docs/inspecting.md": ["demo", "reformer"],
     "docs/long-sequences.md": ["pictures"],
     "docs/tutorials/attention.md": ["small"],
 }
 NOT_RUN: dict[str, str] = {
+    "docs/converting.md:79": "it needs the published models, gigabytes",
+    "docs/converting.md:110": "it needs the peers' models",
+    "docs/converting.md:131": "it needs an account on the hub",
+    "docs/converting.md:158": "its inputs are the reader's",
+    "docs/exporting.md:86": "tracing and the checks of shapes exclude each other",
+    "docs/exporting.md:100": "it needs the package optimum-onnx",
+    "docs/exporting.md:126": "it needs npm, a network, and serves until it is stopped",
     "docs/serving.md:8": "it serves until it is stopped",
     "docs/serving.md:15": "it serves until it is stopped",
     "docs/serving.md:53": "it needs the package openai and a running server",

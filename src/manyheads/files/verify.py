@@ -19,6 +19,7 @@ __all__ = [
     "FORMAT_VERSION",
     "MANIFEST",
     "file_sha256",
+    "is_intact",
     "list_files",
     "list_folders",
     "make_manifest",
@@ -109,6 +110,15 @@ def verify_folder(folder: Path, *, strict: bool = True) -> None:
         if not folder.is_dir():
             raise CheckpointError(f"{folder} does not exist (any more).") from error
         raise CheckpointError(f"{folder} cannot be read: {error.strerror or error} ({error.filename}).") from error
+
+
+def is_intact(folder: Path) -> bool:
+    """Return whether `verify_folder` finds no error."""
+    try:
+        verify_folder(folder)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _verify_file(folder: Path, name: str, entry: dict[str, Any], strict: bool) -> None:

@@ -179,8 +179,11 @@ def test_weights_that_do_not_fit(state: dict[str, Tensor]) -> None:
         build(OPTIONS, {**state, "stray": torch.zeros(1)})
     with pytest.raises(ModelFileError, match="has shape"):
         build({**OPTIONS, "encoder_ffn_dim": 21}, state)
-    for change in ({"vocab_size": 10**12}, {"decoder_layers": 10**12}, {"encoder_ffn_dim": 10**12}):
+    for change in ({"vocab_size": 2**24}, {"decoder_layers": 1024}, {"encoder_ffn_dim": 2**24}):
         with pytest.raises(ModelFileError, match="do not belong together"):
+            build({**OPTIONS, **change}, state)
+    for change in ({"vocab_size": 10**12}, {"decoder_layers": 10**12}, {"encoder_ffn_dim": 10**12}):
+        with pytest.raises(ConfigError, match=r"it must be from [01] to"):
             build({**OPTIONS, **change}, state)
     with pytest.raises(ModelFileError, match="int64"):
         build(OPTIONS, {**state, SHARED: torch.ones(19, 16, dtype=torch.int64)})

@@ -40,7 +40,7 @@ class Attending:
     ext_len: int = 0
 
     def __post_init__(self) -> None:
-        check(self, "", between(0, MOST_UNITS), "memory_len", "ext_len")
+        check(self, "", at_least(0), "memory_len", "ext_len")
         check(self, "", at_least(0), "clamp_len", hint="; null has no limit")
 
     @property
