@@ -80,11 +80,8 @@ def test_loaders_know_their_own(peer: str) -> None:
         "tf/Transformer-XL": "tf/Transformer-XL",
         "torch/MultiheadAttention": "torch.nn.MultiheadAttention (eval, dropout 0)",
     }
-    texts |= {
-        name: name
-        for name in PEERS
-        if name.partition("/")[0] in ("d2l", "labml", "fairseq", "joeynmt", "opennmt-py") and name not in texts
-    }
+    texts |= {name: name for name in PEERS if name.partition("/")[0] in ("d2l", "labml") and name not in texts}
+    texts |= {f"{name}/Transformer": PEERS[f"{name}/Transformer"].name for name in ("fairseq", "joeynmt", "opennmt-py")}
     assert [name for name, loader in PEERS.items() if loader.matches({"peer": texts[peer]})] == [peer]
     assert not any(loader.matches({"kind": "nobody's", "peer": texts[peer]}) for loader in PEERS.values())
     assert not PEERS["torch/Transformer"].matches({"peer": "torch.nn.TransformerEncoder"})
