@@ -19,8 +19,10 @@ _OF_LANGUAGE_MODELS = {"perplexity": "Perplexity", "bits_per_byte": "Bits per by
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What a person says about a model. licence: its identifier on the hub. datasets: names of the training data.
-    evaluation: what `manyheads evaluate --json` printed.
+    """Facts about a model that its folder does not record.
+
+    licence: its identifier on the hub. datasets: names of the training data. evaluation: the output of
+    `manyheads evaluate --json`.
     """
 
     licence: str | None = None

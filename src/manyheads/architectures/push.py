@@ -25,7 +25,7 @@ _CARD = "README.md"
 
 @dataclass(frozen=True)
 class Upload:
-    """What is sent. files: content, or where it is, by name. left_out: names in the manifest that no reader fetches."""
+    """An upload. files: content or path, by name. left_out: names in the manifest that no reader fetches."""
 
     name: str
     files: dict[str, bytes | Path]

@@ -1,4 +1,4 @@
-"""What the program prints for people: names and texts from files must not control the terminal.
+"""Printing for people. Names and texts from files cannot control the terminal.
 
 A folder's name, a value of its config.json or a sample can contain escape sequences, which change colours, move the
 cursor or retitle the window, and characters that reverse the text beside them. Here they become visible. Data for

@@ -1,4 +1,4 @@
-"""What runs the search of a `Translator`: this package's own search, or another runtime on an export of the model."""
+"""The engines of a `Translator`: this package's own search, or another runtime on an export of the model."""
 
 from __future__ import annotations
 

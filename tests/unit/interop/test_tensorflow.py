@@ -27,14 +27,6 @@ CASES = (
 SHARD = "data-00000-of-00001"
 
 
-@pytest.fixture(scope="module")
-def fixtures(shared: Path) -> Path:
-    folder = shared / "fixtures" / "tf-transformer-xl"
-    if not folder.is_dir():
-        pytest.skip(f"no folder {folder}")
-    return folder
-
-
 @pytest.fixture
 def copied(fixtures: Path, tmp_path: Path) -> Path:
     """The prefix of a copy of a small checkpoint that may be changed."""

@@ -26,14 +26,6 @@ from manyheads.text.vocabularies import load_vocabulary
 CORPORA = ("text8", "wt103", "lm1b")
 
 
-@pytest.fixture(scope="module")
-def fixtures(shared: Path) -> Path:
-    folder = shared / "fixtures" / "tf-transformer-xl"
-    if not folder.is_dir():
-        pytest.skip(f"no folder {folder}")
-    return folder
-
-
 @pytest.fixture
 def published(fixtures: Path, tmp_path: Path) -> Path:
     """A folder of the published form: a trained checkpoint with its config, and the cache.pkl that Python 2 wrote."""

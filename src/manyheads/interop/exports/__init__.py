@@ -82,10 +82,14 @@ QUANTIZATIONS = tuple(dict.fromkeys(kind for one in EXPORTS.values() for kind in
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What to write. Raises: ConfigError: an unknown format, or a quantization that the format does not have.
+    """The options of an export.
 
-    to: a name in `EXPORTS`. quantization: None: the weights as they are, in float32. runtime: for web, the folder into
-    which npm has installed the runtime.
+    Args:
+        to: a name in `EXPORTS`.
+        quantization: number type of the weights; None: float32, as in the model.
+        runtime: for `web`, the folder into which npm installed the runtime.
+
+    Raises: ConfigError: the format is unknown, or does not have this quantization.
     """
 
     to: str

@@ -1,4 +1,4 @@
-"""What exports of translation models share: the model to be exported, refusals, and the results to compare with."""
+"""Code shared by the exports of translation models: loading, refusals, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def demand(name: str, setting: str, value: Any, values: tuple[Any, ...]) -> None
 def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:
     """Return the tokenizer of a translation model.
 
-    Raises: ConfigError: there is none, or the model is a parser. DataError: it is damaged.
+    Raises: ConfigError: the model has no tokenizer, or is a parser. DataError: the tokenizer is damaged.
     """
     if not has_tokenizer(model):
         raise ConfigError(

@@ -208,7 +208,7 @@ class CTranslate2Engine:
 
 
 def unsupported(settings: DecodingSettings) -> str:
-    """Return the first option that CTranslate2 does not support, with its value; "" if there is none.
+    """Return the first option that CTranslate2 does not support, with its value; "" if it supports all.
 
     It always computes as with `renormalize_logits`, since the export bans padding and the start token in the logits.
     """

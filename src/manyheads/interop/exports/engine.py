@@ -22,7 +22,10 @@ NUM_SENTENCES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written. num_bytes: of all files. check: None: it was not compared; not_checked says why."""
+    """A finished export.
+
+    num_bytes: size of all files. check: the comparison; None: there was none, and not_checked gives the reason.
+    """
 
     num_bytes: int
     notes: list[str] = field(default_factory=list)

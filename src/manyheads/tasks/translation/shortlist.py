@@ -33,7 +33,7 @@ _Ids = list[int]
 
 @dataclass(frozen=True)
 class LearnedShortlist:
-    """What was written. lexicon: what was learned. folder: the model folder that now holds the shortlist."""
+    """A learned shortlist. lexicon: the translations of each source id. folder: the model folder that now has it."""
 
     lexicon: Lexicon
     folder: Path
