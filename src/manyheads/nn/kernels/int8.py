@@ -1,8 +1,8 @@
 """Linear maps in 8 bits: Y ~ X W^T + b, with weights quantised once and rows of X quantised in each call.
 
-The product is FBGEMM's, by torch's operations; its sums are exact integers. A weight has 7 bits and one scale for each
-The product is FBGEMM's, by torch's operations; its sums are exact integers. A weight has 7 bits, and one scale for each
-8 bits and its own scale, so the result of a row does not depend on the other rows of its batch (decision 023).
+The product is FBGEMM's, by torch's operations; its sums are exact integers. A weight has 7 bits, with one scale for
+each output channel. An input has 8 bits, with one scale for each row, so the result of a row does not depend on the
+other rows of its batch (decision 023).
 """
 
 from __future__ import annotations
