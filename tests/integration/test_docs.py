@@ -58,6 +58,7 @@ CUTS = [
     (r"--preset xl-demo --minutes \d+", "--preset xl-debug"),
     (r"--preset xl-demo(?!.*--run-dir)", "--preset xl-debug --run-dir runs/xl-demo"),
     (r"--preset xl-demo", "--preset xl-debug"),
+    (r"--preset lm-demo", "--preset xl-debug --run-dir runs/lm-demo"),
     (r"--preset reformer-demo --minutes \d+", "--preset reformer-debug"),
     (r"--preset reformer-demo(?!.*--run-dir)", "--preset reformer-debug --run-dir runs/reformer-demo"),
     (r"--preset reformer-demo", "--preset reformer-debug"),

@@ -79,6 +79,21 @@ class LanguageModel(nn.Module):
         losses = found.new_zeros(batch.targets.numel()).index_copy(0, rows, found)
         return losses.view(batch.targets.shape), state
 
+    def losses_at(
+        self,
+        tokens: Int[Tensor, "lanes len"],
+        columns: Int[Tensor, " places"],
+        targets: Int[Tensor, "lanes places"],
+        lengths: Int[Tensor, " lanes"] | None = None,
+        state: Any = None,
+    ) -> Float[Tensor, "lanes places"]:
+        """Return the losses in nats of the tokens that follow some columns; undefined where a column is padding.
+
+        Args: columns: of the last token read before each target. lengths, state: see `read`.
+        """
+        hidden, _ = self.body(tokens, lengths, state)
+        return self.head.token_losses(hidden[:, columns].flatten(0, 1), targets.flatten()).view(targets.shape)
+
     def log_probs(
         self,
         tokens: Int[Tensor, "lanes len"],

@@ -14,6 +14,7 @@ from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.evaluation.reading import Reading
+from manyheads.tasks.paper_presets import enwik8, imagenet64, million, vanilla_lm
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
@@ -28,6 +29,7 @@ __all__ = [
     "debug",
     "demo",
     "duplication",
+    "lm_demo",
     "reformer_debug",
     "reformer_demo",
     "tiny",
@@ -195,6 +197,20 @@ def xl_demo(precision: str = "bf16") -> TextConfig:
     )
 
 
+def lm_demo(precision: str = "bf16") -> TextConfig:
+    """`xl-demo` without memory: each segment is read by itself, with absolute positions, as by a plain Transformer.
+
+    Args: precision: see `xl_demo`.
+    """
+    config = xl_demo(precision)
+    return replace(
+        config,
+        run_dir="runs/lm-demo",
+        model=replace(config.model, memory_len=0, attention="absolute"),
+        reading=replace(config.reading, memory_len=0),
+    )
+
+
 def reformer_debug() -> TextConfig:
     """A Reformer's run in seconds on a CPU: two small layers, local and hashed, on the bytes of the embedded novel."""
     small = xl_debug()
@@ -285,10 +301,15 @@ PRESETS: dict[str, Callable[..., RunConfig]] = {
     "big": big,
     "xl-debug": xl_debug,
     "xl-demo": xl_demo,
+    "lm-demo": lm_demo,
     "reformer-debug": reformer_debug,
     "reformer-demo": reformer_demo,
     "duplication": duplication,
+    "vanilla-lm": vanilla_lm,
+    "million": million,
+    "enwik8": enwik8,
+    "imagenet64": imagenet64,
 }
 
-SIZED_BY_PRECISION = frozenset({"demo", "reformer-demo", "xl-demo"})
+SIZED_BY_PRECISION = frozenset({"demo", "lm-demo", "reformer-demo", "xl-demo"})
 """Presets whose functions take the precision of the run: how much can be learned in some minutes depends on it."""

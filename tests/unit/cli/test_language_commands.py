@@ -204,3 +204,26 @@ def test_info(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> 
     assert record["architecture"] == "transformer-xl"
     assert record["tokenizer"]["documents"] == "none"
     assert record["decoding"]["max_new_tokens"] == 200
+
+
+def test_recl_compares_models(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["evaluate", run, "--recl", "--max-tokens", "600", "--recl-step", "20", "--recl-longest", "80"]
+    assert manyheads(*base, "--beside", run, "--recl-hardest", "0.1", "1") == 0
+    shown = capsys.readouterr().out
+    for part in ("RECL, in tokens", "r = 0.1", "r = 1", "perplexity by context", "scored     26 tokens, one in 20"):
+        assert part in shown, shown
+    assert manyheads(*base, "--beside", run, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["protocol"]["contexts"] == [20, 40, 60, 80]
+    first, second = found["results"]
+    assert first["recl"] == second["recl"]
+    assert set(first["recl"]) == {"0.1", "0.5", "1.0"}
+    for wrong, message in [
+        ([], "--recl compares two models or more"),
+        (["--beside", run, "--memory-len", "4"], "leave out --memory-len"),
+        (["--beside", run, "--recl-hardest", "0"], "--recl-hardest holds 0"),
+        (["--beside", run, "--recl-longest", "30"], "less than two steps of 20"),
+        (["--beside", run, "--max-tokens", "30", "--recl-longest", "40"], "the text has at most 29"),
+    ]:
+        assert manyheads(*base, *wrong) == 2, wrong
+        assert message in capsys.readouterr().err

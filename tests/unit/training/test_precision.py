@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import manyheads.training.run.precision
 from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.data.prepared_text import NOVEL
+from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
@@ -170,11 +172,12 @@ def made_small(name: str, corpus: Path, run_dir: Path) -> RunConfig:
         sizes |= {"local_chunk_len": 8}
         if config.model.positions == "axial":
             sizes |= {"axial_shape": (8, 8), "axial_dims": (16, 16)}
+    path = config.data.path if config.data.path == DUPLICATION else NOVEL
     return changed(  # type: ignore[no-any-return]
         config,
         **common,
-        data={"lanes": 2, "segment_len": 64, "accumulate": 1},
-        reading={"segment_len": 64, "max_tokens": 200},
+        data={"path": path, "lanes": 2, "segment_len": 64, "accumulate": 1, "documents": "joined", "order": "text"},
+        reading={"segment_len": 64, "max_tokens": 200, "documents": "joined"},
         model=sizes,
         validation={"every_steps": 2, "sample_tokens": 4},
     )

@@ -23,6 +23,7 @@ from manyheads.tasks.report import Report, machine_lines, model_line, model_reco
 from manyheads.tasks.text.hash_rounds import evaluate_hash_rounds
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
+from manyheads.tasks.text.recl import evaluate_recl
 from manyheads.tasks.text.trial import try_reading
 
 __all__ = ["TextReport", "evaluate"]
@@ -99,6 +100,8 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     """
     if options.data == DUPLICATION:
         raise ConfigError(f"{options.model} is not a run on the {DUPLICATION}, so seed and length are unknown.")
+    if options.recl:
+        return evaluate_recl(options, show)
     if options.num_hashes:
         return evaluate_hash_rounds(options, show)
     if options.plot is None:

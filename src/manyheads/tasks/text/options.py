@@ -165,8 +165,26 @@ class EvaluateOptions:
         metavar="N|full ...",
         default_is="the model's",
     )
+    recl: bool = option(
+        "With --beside: the relative effective context length of all models (Dai et al. 2019, appendix C).",
+        default=False,
+    )
+    recl_step: int = option("With --recl: difference of two context lengths, in tokens.", default=100, metavar="N")
+    recl_longest: int | None = option(
+        "With --recl: the longest context, in tokens.",
+        default=None,
+        metavar="N",
+        default_is="1,000, or less if a model or the text is shorter",
+    )
+    recl_hardest: tuple[float, ...] = option(
+        "With --recl: shares of the tokens that count, the hardest ones first; a column each.",
+        default=(0.1, 0.5, 1.0),
+        metavar="R ...",
+    )
     beside: tuple[str, ...] = option(
-        "With --num-hashes: other models on the same data, a row of the table each.", default=(), metavar="MODEL ..."
+        "With --num-hashes or --recl: other models on the same data, a row of the table each.",
+        default=(),
+        metavar="MODEL ...",
     )
     plot: str | None = option(
         "Where the picture of several memories goes, as PNG and SVG.",
@@ -189,11 +207,38 @@ class EvaluateOptions:
             raise ConfigError("--plot draws the loss of several memories; give --memory-len two values or more.")
         if self.num_hashes and len(self.memory_len) > 1:
             raise ConfigError("--num-hashes and several --memory-len make two tables; give one of them.")
-        if self.beside and not self.num_hashes:
-            raise ConfigError("--beside compares models by hash rounds; give --num-hashes with it.")
+        if self.beside and not (self.num_hashes or self.recl):
+            raise ConfigError(
+                "--beside compares models by hash rounds or context; give --num-hashes or --recl with it."
+            )
+        self._check_recl()
         for text in self.num_hashes:
             if text != "full" and not (text.isdecimal() and 0 < int(text) <= MOST_HASHES):
                 raise ConfigError(f"--num-hashes is {text!r}; give numbers from 1 to {MOST_HASHES}, or full.")
+
+    def _check_recl(self) -> None:
+        if not self.recl:
+            return
+        if not self.beside:
+            raise ConfigError("--recl compares two models or more; name the others by --beside MODEL ...")
+        clashes = {
+            "--num-hashes": self.num_hashes,
+            "--memory-len": self.memory_len,
+            "--segment-len": self.segment_len,
+            "--dry-run": self.dry_run,
+        }
+        if found := [name for name, value in clashes.items() if value]:
+            raise ConfigError(f"--recl sets the context of the models itself; leave out {' and '.join(found)}.")
+        if self.recl_step < 1:
+            raise ConfigError(f"--recl-step is {self.recl_step}; it must be at least 1.")
+        if self.recl_longest is not None and self.recl_longest < 2 * self.recl_step:
+            raise ConfigError(
+                f"--recl-longest is {self.recl_longest:,}, less than two steps of {self.recl_step:,}; raise it, or"
+                " lower --recl-step."
+            )
+        for share in self.recl_hardest:
+            if not 0 < share <= 1:
+                raise ConfigError(f"--recl-hardest holds {share:g}; shares are above 0 and at most 1.")
 
     output: ClassVar[None] = None
     inputs: ClassVar[tuple[str, ...]] = ()
@@ -245,6 +290,7 @@ With several --memory-len there is a table, and a picture of the loss against me
         "manyheads evaluate runs/xl-demo",
         "manyheads evaluate runs/xl-demo --memory-len 0 64 128 256 --segment-len 64 --same-length yes",
         "manyheads evaluate runs/xl-demo --text other.txt --json",
+        "manyheads evaluate runs/xl-demo --recl --beside runs/lm-demo",
     ),
 )
 
