@@ -83,7 +83,7 @@ CUTS = [
     (r"train (?=--data.path data/my-(trees|words))", "train --preset debug "),
     (r"--beam 21", "--beam 2"),
     (r"(?<=train )--preset", f"{QUICKLY} --preset"),
-    (r"evaluate runs/(xl-demo|reformer-demo|novel|long)(?!.*--(max-tokens|text))", r"\g<0> --max-tokens 2000"),
+    (r"evaluate runs/(xl-demo|lm-demo|reformer-demo|novel|long)(?!.*--(max-tokens|text))", r"\g<0> --max-tokens 2000"),
 ]
 PYTHON_CUTS = [(r"max_new_tokens=\d+", "max_new_tokens=5")]
 RUNS = {

@@ -128,7 +128,8 @@ def lay_out_texts(folder: Path, data: Path) -> None:
     """Texts under the names of the corpora: what is checked by its size is repeated until it has that size."""
     (folder / "enwik8-prefix").symlink_to(data / "enwik8-prefix")
     (folder / "books").symlink_to(data / "text")
-    (folder / "wikitext-2").symlink_to(data / "wikitext-2")
+    for corpus in ("wikitext-2", "ptb"):  # ptb has the same form: a sentence per line, <unk>
+        (folder / corpus).symlink_to(data / "wikitext-2")
     (folder / "wikitext-103").mkdir()
     for name in ("train", "valid", "test"):
         content = gzip.decompress((data / "wikitext-2" / f"{name}.txt.gz").read_bytes())

@@ -1,7 +1,8 @@
 """The corpora on which language models are compared, in the form in which they are published: files, units and splits.
 
 Papers: WikiText, Merity et al. 2016, arXiv:1609.07843; enwik8 and text8, Mahoney 2006 (splits as in Al-Rfou et
-al. 2018, arXiv:1808.04444); One Billion Word Benchmark, Chelba et al. 2013, arXiv:1312.3005.
+al. 2018, arXiv:1808.04444); Penn Treebank, Mikolov et al. 2010 (10,000 words, others <unk>); One Billion Word
+Benchmark, Chelba et al. 2013, arXiv:1312.3005.
 Nothing is downloaded; the files must be on disk, plain or gzip.
 """
 
@@ -69,6 +70,12 @@ def _hundred_million(name: str) -> Layout:
 LAYOUTS: dict[str, Layout] = {
     "wikitext-2": _wikitext(2_088_628),
     "wikitext-103": _wikitext(103_227_021),
+    "ptb": Layout(
+        files={split: (f"ptb.{split}.txt", f"{split}.txt") for split in ("train", "valid", "test")},
+        vocabulary={"level": "words"},
+        tokens={"train": 929_589, "valid": 73_760, "test": 82_430},
+        inside=("simple-examples/data", "data"),
+    ),
     "enwik8": _hundred_million("enwik8"),
     "text8": _hundred_million("text8"),
     # The official script uses one held-out file as both validation and test text; here they are two files.

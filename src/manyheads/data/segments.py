@@ -6,7 +6,7 @@ Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.2: the memory of a lane after o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -154,7 +154,11 @@ class SegmentStream:
         Raises: IndexError: the epoch has no such row.
         """
         plan, reading = self._plan(epoch)
-        return reading.batch(plan.row(row))
+        batch = reading.batch(plan.row(row))
+        if self.settings.loss_on == "half":
+            new = batch.tokens.shape[1] - batch.num_context
+            batch = replace(batch, num_context=batch.num_context + new // 2)
+        return batch
 
     def at(self, epoch: int, row: int) -> list[SegmentBatch]:
         """Return the micro-batches of one optimiser step, each with the same lanes as in every other step.

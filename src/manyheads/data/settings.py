@@ -84,6 +84,8 @@ class SegmentSettings:
         segment_len: number of tokens of each lane per optimiser step.
         segment_lengths: `fixed`; or `varied`, an option of the official Transformer-XL: with probability 0.95 around
             segment_len, otherwise around half of it, with a standard deviation of 5 tokens.
+        loss_on: tokens of a segment that are learned: `all`, or only the recent `half`, whose context is longer ("half
+            losses", Dai et al. 2019, sec. 4.2).
         order: order of the documents: that of the `text`, or `shuffled` differently in each epoch.
         documents: `joined` into one text, in which lanes and segments can begin anywhere; or `separate`: a lane reads
             whole documents, its memory is cleared at the beginning of each, and no segment contains parts of two.
@@ -99,6 +101,7 @@ class SegmentSettings:
     lanes: int = 16
     segment_len: int = 128
     segment_lengths: Literal["fixed", "varied"] = "fixed"
+    loss_on: Literal["all", "half"] = "all"
     order: Literal["text", "shuffled"] = "text"
     documents: Literal["joined", "separate"] = "joined"
     accumulate: int = 1
@@ -114,6 +117,10 @@ class SegmentSettings:
                 " its own.",
                 fields=("mix", "lanes"),
             )
+        if self.mix and self.loss_on == "half":
+            raise ConfigError(
+                "data.mix learns all tokens of its segments; set data.loss_on to 'all'.", fields=("mix", "loss_on")
+            )
         if self.mix and (self.segment_lengths == "varied" or (self.documents, self.order) == ("separate", "shuffled")):
             raise ConfigError(
                 "data.mix needs epochs of equal length; set data.segment_lengths to 'fixed', and data.order to 'text'"
@@ -125,6 +132,12 @@ class SegmentSettings:
                 f"data.accumulate is {self.accumulate}, but data.lanes is {self.lanes}; accumulate must be at most"
                 " lanes.",
                 fields=("accumulate", "lanes"),
+            )
+        if self.loss_on == "half" and self.documents == "separate":
+            raise ConfigError(
+                "data.loss_on is 'half' and data.documents 'separate', so documents shorter than half a segment would"
+                " not be learned; set loss_on to 'all', or documents to 'joined'.",
+                fields=("loss_on", "documents"),
             )
         if self.segment_lengths == "varied" and self.documents == "separate":
             raise ConfigError(

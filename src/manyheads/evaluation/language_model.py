@@ -63,6 +63,7 @@ def evaluate_text(
         lanes=reading.lanes,
         segment_len=reading.segment_len,
         documents=reading.documents,
+        ext_len=reading.ext_len,
         end_id=vocabulary.end_id,
         begin_id=vocabulary.begin_id,
     )

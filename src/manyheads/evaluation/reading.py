@@ -18,6 +18,7 @@ class Reading:
     Args:
         segment_len: tokens per lane and segment.
         memory_len: positions per layer in memory from earlier segments; null: the model's.
+        ext_len: tokens before each segment that are read again as context; they enter memory one segment later.
         clamp_len: larger distances count as this distance; null: the model's, 0: no limit.
         same_length: every token attends to exactly memory_len positions; null: the model's.
         lanes: number of parts of the text that are read in parallel; all but the first begin without memory.
@@ -29,6 +30,7 @@ class Reading:
 
     segment_len: int = 128
     memory_len: int | None = None
+    ext_len: int = 0
     clamp_len: int | None = None
     same_length: bool | None = None
     lanes: int = 8
@@ -37,7 +39,13 @@ class Reading:
 
     def __post_init__(self) -> None:
         check(self, "", at_least(1), "segment_len", "lanes")
-        check(self, "", at_least(0), "memory_len", "clamp_len", "max_tokens")
+        check(self, "", at_least(0), "memory_len", "ext_len", "clamp_len", "max_tokens")
+        if self.ext_len and self.documents == "separate":
+            raise ConfigError(
+                f"ext_len is {self.ext_len}, and documents are separate, so a segment has nothing before it to read"
+                " again; set ext_len to 0, or documents to 'joined'.",
+                fields=("ext_len", "documents"),
+            )
 
     def attending(self, config: Any) -> Any:
         """Return the model's context settings with these values instead of its own; None: it attends to its segment
@@ -49,7 +57,8 @@ class Reading:
         """
         own = getattr(config, "attending", None)
         if own is None:
-            asked = {"memory_len": self.memory_len, "clamp_len": self.clamp_len, "same_length": self.same_length}
+            names = ("memory_len", "ext_len", "clamp_len", "same_length")
+            asked = {name: getattr(self, name) for name in names}
             name = next((name for name, value in asked.items() if value), None)
             if name is not None:
                 raise ConfigError(
@@ -57,7 +66,7 @@ class Reading:
                     " it out, and raise segment_len for more context."
                 )
             return None
-        changes: dict[str, Any] = {"ext_len": 0}
+        changes: dict[str, Any] = {"ext_len": self.ext_len}
         if self.memory_len is not None:
             changes["memory_len"] = self.memory_len
         if self.clamp_len is not None:

@@ -401,5 +401,10 @@ def test_layouts_find_their_files(tmp_path: Path) -> None:
         paths = find_layout("lm1b", place).paths
         assert [path.name[8:13] for path in paths["train"]] == ["00001", "00002", "00003"]
         assert paths["valid"] != paths["test"]  # the official script takes one file for both
+    (tmp_path / "simple-examples" / "data").mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        _file(tmp_path / "simple-examples" / "data" / f"ptb.{split}.txt", b"a\n")
+    found = find_layout("ptb", tmp_path / "simple-examples")
+    assert [paths[0].name for paths in found.paths.values()] == ["ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"]
     for layout in LAYOUTS.values():
         VocabularySettings(**layout.vocabulary)

@@ -333,3 +333,25 @@ def test_batches_move_and_split() -> None:
     moved = batch.to("meta")
     assert moved.tokens.device.type == "meta"
     assert moved.num_context == 3
+
+
+@pytest.mark.parametrize("ext_len", [0, 3])
+def test_only_the_recent_half_is_learned(ext_len: int) -> None:
+    store = store_of([list(range(60))])
+
+    def made(loss_on: Any) -> SegmentStream:
+        return SegmentStream(
+            store, SegmentSettings(lanes=2, segment_len=7, loss_on=loss_on), 0, end_id=None, ext_len=ext_len
+        )
+
+    whole, half = made("all"), made("half")
+    assert whole.rows(0) == half.rows(0)
+    for row in range(whole.rows(0)):
+        full, recent = whole.whole(0, row), half.whole(0, row)
+        assert torch.equal(full.tokens, recent.tokens)
+        new = full.tokens.shape[1] - full.num_context
+        assert recent.num_target_tokens() == 2 * (new - new // 2)
+        assert recent.num_context - full.num_context == new // 2
+    for wrong in ({"documents": "separate"}, {"mix": ("a=1", "b=1"), "path": "a"}):
+        with pytest.raises(ConfigError, match="loss_on"):
+            SegmentSettings(loss_on="half", **wrong)  # type: ignore[arg-type]

@@ -59,7 +59,8 @@ class TextReport:
             lines.append("  text       " + ", ".join(f"{count:,} {name}" for name, count in record["counts"].items()))
         lines += [
             model_line(protocol),
-            f"  reading    segment {reading['segment_len']:,}, memory {memory}, clamp"
+            f"  reading    segment {reading['segment_len']:,}, memory {memory},"
+            f"{f' read again {again:,},' if (again := reading['ext_len']) else ''} clamp"
             f" {reading['clamp_len'] or 'none'}, same length {'yes' if reading['same_length'] else 'no'},"
             f" {reading['lanes']:,} lanes, documents {reading['documents']}",
             *machine_lines(protocol),
@@ -170,6 +171,7 @@ def _record(reading: Reading, found: Likelihood, held: HeldText, generator: Gene
     record["reading"] = {
         "segment_len": reading.segment_len,
         **{name: getattr(attending, name, None) for name in ("memory_len", "clamp_len", "same_length")},
+        "ext_len": reading.ext_len,
         "lanes": reading.lanes,
         "documents": reading.documents,
         "max_tokens": reading.max_tokens,

@@ -109,7 +109,7 @@ def readings_of(options: EvaluateOptions) -> list[Reading]:
     file = run_file(options.model)
     section = load_yaml(file).values.get("reading") if file is not None else None
     values = {**(section if isinstance(section, dict) else {}), "max_tokens": 0}
-    for name in ("segment_len", "clamp_len", "lanes", "documents", "max_tokens"):
+    for name in ("segment_len", "ext_len", "clamp_len", "lanes", "documents", "max_tokens"):
         if getattr(options, name) is not None:
             values[name] = getattr(options, name)
     if options.same_length is not None:

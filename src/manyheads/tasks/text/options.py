@@ -64,7 +64,7 @@ class PrepareOptions(preparation.PrepareOptions):
     test_bytes: int | None = option(
         "The same for testing; what is held back for testing comes last.", default=None, metavar="N"
     )
-    layout: Literal["wikitext-2", "wikitext-103", "enwik8", "text8", "lm1b", "images"] | None = option(
+    layout: Literal["wikitext-2", "wikitext-103", "ptb", "enwik8", "text8", "lm1b", "images"] | None = option(
         "The files, units and splits of a corpus that models are compared on; or images: folders of PNG pictures.",
         default=None,
     )
@@ -141,6 +141,12 @@ class EvaluateOptions:
         "Positions a layer that are remembered; several give a table.",
         default=(),
         metavar="N ...",
+        default_is="the run's",
+    )
+    ext_len: int | None = option(
+        "Tokens before each segment that are read again as context and enter memory later.",
+        default=None,
+        metavar="N",
         default_is="the run's",
     )
     clamp_len: int | None = option(
@@ -225,6 +231,7 @@ class EvaluateOptions:
             "--num-hashes": self.num_hashes,
             "--memory-len": self.memory_len,
             "--segment-len": self.segment_len,
+            "--ext-len": self.ext_len,
             "--dry-run": self.dry_run,
         }
         if found := [name for name, value in clashes.items() if value]:
