@@ -13,9 +13,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from manyheads.decoding.engines import OPENERS
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from manyheads import nn as nn
     from manyheads.architectures.pretrained import load as load
+    from manyheads.decoding.engines import SearchEngine
     from manyheads.decoding.generator import Generator as Generator
     from manyheads.decoding.parser import Parser as Parser
     from manyheads.decoding.translator import Translator as Translator
@@ -42,3 +47,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _open_ctranslate2(name: str, folder: Path, runs_plainly: str) -> SearchEngine:
+    from manyheads.interop.exports.ctranslate2_engine import open_for
+
+    return open_for(name, folder, runs_plainly)
+
+
+# This package is above all others: it hands the engine to `decoding`, which is below it.
+OPENERS.update(ctranslate2=_open_ctranslate2, auto=_open_ctranslate2)

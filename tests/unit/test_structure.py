@@ -5,6 +5,7 @@ declared and not recognised by inspection.
 from __future__ import annotations
 
 import ast
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -68,6 +69,29 @@ def test_circles_are_found() -> None:
 
 def test_no_two_modules_import_one_another() -> None:
     assert circles({name: imported(tree) - {name} for name, tree in modules().items()}) == []
+
+
+def layers() -> dict[str, int]:
+    """Package -> its place in the list of pyproject.toml, 0 for the highest."""
+    with (SOURCES.parent / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    [found] = [one for one in contracts if one["type"] == "layers"]
+    return {name: place for place, row in enumerate(found["layers"]) for name in row.split(" | ")}
+
+
+def test_no_module_names_one_above_it_to_import_it_late() -> None:
+    """import-linter sees import statements; this sees the names of modules in strings, as `import_module` takes them."""
+    place = layers()
+    found = []
+    for name, tree in modules().items():
+        own = place.get(".".join(name.split(".")[:2]))
+        if own is None:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in modules():
+                other = place.get(".".join(node.value.split(".")[:2]), own)
+                found += [f"{name} names {node.value}"] * (other < own)
+    assert found == []
 
 
 def test_architectures_and_tasks_are_never_recognised_by_their_config_class() -> None:

@@ -1,23 +1,26 @@
-"""The engines of a `Translator`: this package's own search, or another runtime on an export of the model."""
+"""The engines of a `Translator`: this package's own search, or another runtime on an export of the model.
+
+Another engine needs an export, which lies above this package. `manyheads/__init__.py` therefore fills `OPENERS`.
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import RequestError
 
-__all__ = ["EngineName", "SearchEngine", "open_engine"]
+if TYPE_CHECKING:
+    from manyheads.decoding.hypothesis import Hypothesis
+    from manyheads.decoding.settings import DecodingSettings
+
+    Search: TypeAlias = Callable[[Sequence[list[int]], DecodingSettings], list[list[Hypothesis]]]
+
+__all__ = ["OPENERS", "EngineName", "OpenEngine", "SearchEngine", "open_engine"]
 
 EngineName = Literal["torch", "ctranslate2", "auto"]
-
-# An engine lies above this package, as it needs an export; it is imported only when it is asked for.
-_CTRANSLATE2 = "manyheads.interop.exports.ctranslate2_engine"
-
-Search = Callable[[Sequence[list[int]], DecodingSettings], list[list[Hypothesis]]]
 
 
 class SearchEngine(Protocol):
@@ -47,6 +50,12 @@ class SearchEngine(Protocol):
         ...
 
 
+# Name, model folder and `runs_plainly` (see `open_engine`) -> an engine.
+OpenEngine: TypeAlias = Callable[[str, Path, str], SearchEngine]
+# The engines besides torch.
+OPENERS: dict[str, OpenEngine] = {}
+
+
 def open_engine(name: EngineName, folder: Path, *, runs_plainly: str) -> SearchEngine | None:
     """Return an engine for a model folder; None for `torch`.
 
@@ -57,5 +66,6 @@ def open_engine(name: EngineName, folder: Path, *, runs_plainly: str) -> SearchE
     """
     if name == "torch":
         return None
-    module = importlib.import_module(_CTRANSLATE2)
-    return cast("SearchEngine", module.open_for(name, folder, runs_plainly))
+    if name not in OPENERS:
+        raise RequestError(f"engine is {name!r}; it must be one of {', '.join(('torch', *OPENERS))}.")
+    return OPENERS[name](name, folder, runs_plainly)

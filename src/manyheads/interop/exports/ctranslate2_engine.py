@@ -1,14 +1,16 @@
 """CTranslate2 as the engine of a `Translator`: `decoding.engines`.
 
 The export is kept beside the model, in MODEL.ctranslate2/CHECKSUM, or in the user's cache if that folder cannot be
-written. Greedy search gives the ids of our own search (up to ties in rounding). Beams differ: CTranslate2 stops when
-num_beams hypotheses have ended, so a later and better one may be missed.
+written. Only the newest export of a model is kept. Greedy search gives the ids of our own search (up to ties in
+rounding). Beams differ: CTranslate2 stops when num_beams hypotheses have ended, so a later and better one may be
+missed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,7 +27,7 @@ from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, MissingExtraError, RequestError, SaveError
-from manyheads.files.commit import write_folder
+from manyheads.files.commit import remove_folder, write_folder
 from manyheads.files.verify import file_sha256, is_intact
 from manyheads.interop.exports import ExportOptions
 from manyheads.interop.exports.compare import tokenizer_of
@@ -34,8 +36,9 @@ from manyheads.interop.exports.engine import sample_sentences
 
 __all__ = ["CTranslate2Engine", "cached_export", "open_for", "unsupported"]
 
-_ENGINES = ("torch", "ctranslate2", "auto")
 _NUM_TIMED = 16
+_NAME_LEN = 16  # hexadecimal digits of a checksum
+_IS_EXPORT = re.compile(rf"[0-9a-f]{{{_NAME_LEN}}}")
 _PATIENCE = 2  # times num_beams hypotheses must have ended; our own search without early_stopping is exact
 _READ_FILES = ("config.json", "model.safetensors", "tokenizer.json", "source.spm", "target.spm", "vocab.json")
 # Options that CTranslate2 lacks or computes differently, and the value with which they have no effect.
@@ -52,8 +55,6 @@ _NEUTRAL = {
 
 def open_for(name: str, folder: Path, runs_plainly: str) -> CTranslate2Engine | Declined:
     """See `decoding.engines.open_engine`."""
-    if name not in _ENGINES:
-        raise RequestError(f"engine is {name!r}; it must be one of {', '.join(_ENGINES)}.")
     try:
         if runs_plainly:
             raise RequestError(f"the engine ctranslate2 runs on the CPU in float32; this translator {runs_plainly}.")
@@ -227,6 +228,9 @@ def unsupported(settings: DecodingSettings) -> str:
 def cached_export(folder: Path) -> Path:
     """Return the folder of a model's export, which is written if there is no intact one.
 
+    Once a new export is written, the older ones of this model are deleted. An engine that runs from one of them goes
+    on, because it has read the files.
+
     Raises: ConfigError: CTranslate2 cannot hold the model. SaveError: there is no place to write it.
     """
     digest = hashlib.sha256()
@@ -234,23 +238,31 @@ def cached_export(folder: Path) -> Path:
         if (folder / name).is_file():
             digest.update(f"{name} {file_sha256(folder / name)}\n".encode())
     beside = folder.resolve()
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    places = (beside.with_name(f"{beside.name}.ctranslate2"), caches / "manyheads" / "ctranslate2")
-    exports = [place / digest.hexdigest()[:16] for place in places]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "manyheads" / "ctranslate2"
+    model_name = hashlib.sha256(os.fsencode(beside)).hexdigest()[:_NAME_LEN]
+    places = (beside.with_name(f"{beside.name}.ctranslate2"), caches / model_name)
+    exports = [place / digest.hexdigest()[:_NAME_LEN] for place in places]
     for export in exports:
         if is_intact(export):
             return export
-    size = (folder / "model.safetensors").stat().st_size
     try:
-        write_folder(exports[0], lambda target: _write(folder, target), needed_bytes=size)
-        return exports[0]
+        return _make_export(folder, exports[0])
     except SaveError:  # a model that is read-only
-        write_folder(exports[1], lambda target: _write(folder, target), needed_bytes=size)
-        return exports[1]
+        return _make_export(folder, exports[1])
     except ConfigError:
         with suppress(OSError):  # not empty
             places[0].rmdir()
         raise
+
+
+def _make_export(folder: Path, export: Path) -> Path:
+    size = (folder / "model.safetensors").stat().st_size
+    write_folder(export, lambda target: _write(folder, target), needed_bytes=size)
+    for old in export.parent.iterdir():
+        if old != export and _IS_EXPORT.fullmatch(old.name) and old.is_dir() and not old.is_symlink():
+            with suppress(OSError, SaveError):  # deleted by another process, or not ours to delete
+                remove_folder(old)
+    return export
 
 
 def _write(folder: Path, target: Path) -> None:

@@ -165,7 +165,32 @@ class TestEngine:
         assert (first / "model.bin").stat().st_size > 1000
         write_transformer(folder, d_ff=32)
         Translator.from_pretrained(folder, device="cpu", engine="ctranslate2")
-        assert len(list((tmp_path / "model.ctranslate2").iterdir())) == 2
+        [second] = (tmp_path / "model.ctranslate2").iterdir()
+        assert second.name != first.name
+
+    def test_only_exports_are_deleted_and_only_of_this_model(self, tmp_path: Path) -> None:
+        for name in ("one", "other"):
+            Translator.from_pretrained(write_transformer(tmp_path / name), device="cpu", engine="ctranslate2")
+        place = tmp_path / "one.ctranslate2"
+        (place / "notes.txt").write_text("mine", encoding="utf-8")
+        (place / "0123456789abcdef").symlink_to(tmp_path / "other")
+        write_transformer(tmp_path / "one", d_ff=32)
+        Translator.from_pretrained(tmp_path / "one", device="cpu", engine="ctranslate2")
+        assert len(list(place.iterdir())) == 3
+        assert (tmp_path / "other" / "config.json").exists()
+        assert len(list((tmp_path / "other.ctranslate2").iterdir())) == 1
+
+    def test_in_the_users_cache_each_model_keeps_its_newest(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        for name in ("one", "other"):
+            (tmp_path / f"{name}.ctranslate2").write_text("no folder can have this name", encoding="utf-8")
+            for d_ff in (16, 32):
+                folder = write_transformer(tmp_path / name, d_ff=d_ff)
+                Translator.from_pretrained(folder, device="cpu", engine="ctranslate2")
+        places = list((tmp_path / "cache" / "manyheads" / "ctranslate2").iterdir())
+        assert [len(list(place.iterdir())) for place in places] == [1, 1]
 
     @pytest.mark.parametrize(("seconds", "taken"), [(1.0, "ctranslate2"), (9.0, "torch")])
     def test_auto_takes_the_faster_one_and_measures_once(
