@@ -23,16 +23,19 @@ PARTS ?=
 PEERS_VENV ?= .venv-peers
 # Where the clients of `make check-serving` are installed.
 CLIENTS_VENV ?= .venv-clients
+# Where the tools of `make release`, `make lock` and `make audit` are installed.
+RELEASE_VENV ?= .venv-release
 
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PEERS_READY := $(PEERS_VENV)/ready
+RELEASE_READY := $(RELEASE_VENV)/ready
 SHARED := $(or $(MANYHEADS_SHARED),../shared)
 
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check check-long check-serving bench bench-gpu recipes docs setup clean
+.PHONY: demo test first-minute check check-long check-serving bench bench-gpu recipes docs release lock audit setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -84,6 +87,20 @@ docs: $(READY)
 	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# dist/: wheel, source archive, SBOM. The wheel is installed into a clean environment and tried there.
+release: $(RELEASE_READY)
+	$(RELEASE_VENV)/bin/python release/build.py --torch '$(TORCH_SPEC)' $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+# requirements.lock, from pyproject.toml and constraints.txt.
+lock: $(RELEASE_READY)
+	$(RELEASE_VENV)/bin/python release/lock.py
+
+# Known vulnerabilities of what is locked, and of torch; asks the package index.
+audit: $(RELEASE_READY)
+	@grep -h '^torch==' constraints.txt > $(RELEASE_VENV)/torch.txt
+	$(RELEASE_VENV)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
+	$(RELEASE_VENV)/bin/pip-audit --strict --disable-pip --no-deps -r $(RELEASE_VENV)/torch.txt
+
 setup: $(READY)
 
 # torch goes first and alone, so that TORCH_INDEX serves nothing else; its pin gives way to TORCH_SPEC.
@@ -106,5 +123,10 @@ $(PEERS_READY): benchmarks/peers-requirements.txt
 	$(PEERS_VENV)/bin/python -m pip install --quiet -c $(PEERS_VENV)/constraints.txt -r $(PEERS_VENV)/requirements.txt
 	@touch $(PEERS_READY)
 
+$(RELEASE_READY): release/requirements.txt
+	@$(PYTHON) -m venv $(RELEASE_VENV)
+	@$(RELEASE_VENV)/bin/python -m pip install --quiet -r release/requirements.txt
+	@touch $(RELEASE_READY)
+
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(RELEASE_VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

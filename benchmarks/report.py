@@ -170,7 +170,7 @@ def commit() -> str:
     """The checkout's, and whether files of it were changed since."""
     try:
         said = [
-            subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+            subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()  # noqa: S607  (git is found on the PATH)
             for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
         ]
     except (OSError, subprocess.CalledProcessError):

@@ -80,7 +80,7 @@ def layers() -> dict[str, int]:
 
 
 def test_no_module_names_one_above_it_to_import_it_late() -> None:
-    """import-linter sees import statements; this sees the names of modules in strings, as `import_module` takes them."""
+    """import-linter sees import statements; this test sees the names of modules in strings, for `import_module`."""
     place = layers()
     found = []
     for name, tree in modules().items():

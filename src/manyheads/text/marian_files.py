@@ -44,9 +44,9 @@ class MarianOptions:
 
     source_lang: str | None = None
     target_lang: str | None = None
-    unk_token: str = "<unk>"
-    eos_token: str = "</s>"
-    pad_token: str = "<pad>"
+    unk_token: str = "<unk>"  # noqa: S105  (a token of text, not a password)
+    eos_token: str = "</s>"  # noqa: S105  (a token of text, not a password)
+    pad_token: str = "<pad>"  # noqa: S105  (a token of text, not a password)
     separate_vocabs: bool = False
     clean_up_spaces: bool = False
     start_id: int | None = None

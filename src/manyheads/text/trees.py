@@ -90,11 +90,11 @@ class _Reader:
             self._suspect = number  # in most files only a tree begins in the first column
         for match in _TOKEN.finditer(line):
             token = match[0]
-            if token == "(":
+            if token == "(":  # noqa: S105  (a token of text, not a password)
                 if not self._open:
                     self._began = number
                 self._begin(number, line)
-            elif token == ")":
+            elif token == ")":  # noqa: S105  (a token of text, not a password)
                 tree = self._end_bracket(number, line)
                 if tree is not None:
                     self._suspect = 0

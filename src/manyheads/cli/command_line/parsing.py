@@ -208,7 +208,7 @@ def _tokens(arguments: Sequence[str], known: Mapping[str, argparse.Action], mist
     left = list(arguments)
     while left:
         token = left.pop(0)
-        if token == "--":
+        if token == "--":  # noqa: S105  (a token of text, not a password)
             yield from (token, *left)
             return
         name, has_value, value = token.partition("=")

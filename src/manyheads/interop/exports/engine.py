@@ -72,7 +72,7 @@ def sample_sentences(config: Any, count: int = NUM_SENTENCES) -> list[list[int]]
     """Return the ids of random sources (the same for the same config), 3 to 22 tokens long, without special ids."""
     names = ("source_vocab_size", "vocab_size")
     size = next(value for name in names if (value := getattr(config, name, None)) is not None)
-    draw = random.Random(size)
+    draw = random.Random(size)  # noqa: S311  (the same sentences each time, no secret)
     first = min(4, size - 1)
     return [[draw.randrange(first, size) for _ in range(3 + place % 20)] for place in range(count)]
 

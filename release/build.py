@@ -1,0 +1,120 @@
+"""Builds a release into dist/ and tries it as a user would: a wheel, a source archive, a list of its contents (SBOM).
+
+    python release/build.py [--torch torch==2.13.0] [--torch-index URL]
+
+The wheel is built from the source archive, installed with requirements.lock into an environment of its own, and
+the tests of the source archive that are marked `first_minute` run against it. Without a green end dist/ stays empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+TEST_PACKAGES = ("pytest", "hypothesis")  # what the marked tests import, in the versions of constraints.txt
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """Build the source archive, then the wheel from it, by the backend of this environment. Returns: wheel, archive."""
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)], check=True)
+    [wheel], [archive] = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, archive
+
+
+def check_contents(wheel: Path) -> None:
+    """Check that the wheel holds what git knows below src/ and nothing else: code, pages, sample data."""
+    command = ["git", "ls-files", "-z", "src"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    known = {name.removeprefix("src/") for name in listed.stdout.split("\0") if name}
+    with zipfile.ZipFile(wheel) as file:
+        found = {name for name in file.namelist() if ".dist-info/" not in name}
+        licences = {name.rpartition("/")[2] for name in file.namelist() if ".dist-info/licenses/" in name}
+    if found != known:
+        raise SystemExit(f"the wheel lacks {sorted(known - found)} and has besides {sorted(found - known)}.")
+    if licences != {"LICENSE", "NOTICE"}:
+        raise SystemExit(f"the wheel has the licence files {sorted(licences)}; it needs LICENSE and NOTICE.")
+
+
+def install(environment: Path, wheel: Path, torch: str, torch_index: str) -> Path:
+    """Make an environment with torch, all that is locked, and the wheel. Returns: its Python."""
+    venv.create(environment, with_pip=True, clear=True)
+    python = environment / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, *(["--index-url", torch_index] if torch_index else []), torch], check=True)
+    subprocess.run([*pip, "--require-hashes", "-r", str(ROOT / "requirements.lock")], check=True)
+    subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
+    subprocess.run([str(python), "-m", "pip", "check"], check=True)
+    return python
+
+
+def write_sbom(python: Path, target: Path) -> None:
+    """Write what is installed as CycloneDX JSON, before the packages of the tests are installed."""
+    command = [sys.executable, "-m", "cyclonedx_py", "environment", str(python), "--pyproject"]
+    options = [str(ROOT / "pyproject.toml"), "--output-reproducible", "--output-format", "JSON", "--output-file"]
+    subprocess.run([*command, *options, str(target)], check=True)
+
+
+def run_tests(python: Path, archive: Path, folder: Path) -> None:
+    """Run the marked tests of the source archive, beside which the package's own sources are removed."""
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [row for row in pins if row.partition("==")[0] in TEST_PACKAGES]
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    [sources] = folder.iterdir()
+    shutil.rmtree(sources / "src")
+    tests = sorted((sources / "tests").rglob("test_*.py"))
+    marked = [str(path) for path in tests if "mark.first_minute" in path.read_text(encoding="utf-8")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["MANYHEADS_TYPECHECK"] = "0"  # as users have it, who have no beartype
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "first_minute", *marked]
+    code = subprocess.run(command, cwd=sources, env=environment, check=False).returncode
+    if code != 0:
+        raise SystemExit(f"the tests of the installed wheel ended with {code}; nothing is left in dist/.")
+
+
+def publish(files: list[Path]) -> None:
+    """Move the files into dist/, which is emptied first, with a file of their SHA-256."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    DIST.mkdir()
+    rows = []
+    for file in files:
+        rows.append(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
+        print(f"{file.stat().st_size:>12,} bytes  dist/{file.name}")
+        shutil.move(file, DIST / file.name)
+    (DIST / "SHA256SUMS").write_text("".join(rows), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--torch", default="torch==2.13.0", help="which torch is installed to try the wheel")
+    parser.add_argument("--torch-index", default="", help="where that torch is found, if not at pip's own index")
+    options = parser.parse_args()
+    shutil.rmtree(DIST, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="manyheads-release-") as name:
+        folder = Path(name)
+        for part in ("built", "tests"):
+            (folder / part).mkdir()
+        wheel, archive = build(folder / "built")
+        check_contents(wheel)
+        python = install(folder / "environment", wheel, options.torch, options.torch_index)
+        sbom = folder / "built" / f"{wheel.name.partition('-py3')[0]}.cdx.json"
+        write_sbom(python, sbom)
+        run_tests(python, archive, folder / "tests")
+        publish([wheel, archive, sbom])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
