@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import json
+import locale
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,7 @@ import pytest
 import torch
 
 from manyheads.cli.main import main
+from manyheads.files.commit import swap
 from manyheads.training.run.device import peak_memory_bytes
 
 pytestmark = pytest.mark.first_minute
@@ -33,6 +39,7 @@ RUNS = {
 }
 TRANSLATORS = ("debug", "reformer-seq2seq")
 CAPABILITIES = {"avx2": "AVX2", "default": "DEFAULT"}  # what torch answers to ATEN_CPU_CAPABILITY
+CLASS = os.environ.get("MANYHEADS_TEST_CLASS", "")
 ABSENT = os.environ.get("MANYHEADS_TEST_ABSENT", "").split()
 PROBE = """
 import json, os, sys
@@ -89,7 +96,7 @@ def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not ABSENT, reason="a class of machine that hides something; see tests/machines/run.py")
 def test_what_is_hidden_is_hidden_in_child_processes_too() -> None:
     found = json.loads(python("-c", PROBE).stdout)
-    assert any(name in found for name in ABSENT)
+    assert any(name in found for name in ABSENT) or CLASS in IMITATED
     for name in set(ABSENT) & set(found):
         assert not found[name] if isinstance(found[name], bool) else not any(found[name]), (name, found)
     for name in ABSENT:
@@ -98,6 +105,82 @@ def test_what_is_hidden_is_hidden_in_child_processes_too() -> None:
         elif "." in name:
             module, _, attribute = name.rpartition(".")
             assert not hasattr(importlib.import_module(module), attribute)
+
+
+def is_unprivileged() -> bool:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask == 0o077 and not _can_write(Path.home())
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        (folder / "probe").touch()
+    except OSError:
+        return False
+    return True
+
+
+def clock_jumps() -> bool:
+    times = [time.time() for _ in range(6)]
+    return times != sorted(times)
+
+
+def has_no_exchange() -> bool:
+    with tempfile.TemporaryDirectory() as name:
+        first, second = Path(name) / "first", Path(name) / "second"
+        first.touch()
+        second.touch()
+        return not swap(first, second)
+
+
+IMITATED = {
+    "unprivileged": is_unprivileged,
+    "comma": lambda: locale.localeconv()["decimal_point"] == ",",
+    "ascii": lambda: not sys.flags.utf8_mode and locale.getencoding() == "ANSI_X3.4-1968",
+    "clock": clock_jumps,
+    "no-exchange": has_no_exchange,
+    "no-tmpdir": lambda: not Path(os.environ["TMPDIR"]).exists(),
+    "narrow": lambda: shutil.get_terminal_size().columns == 3,
+}
+
+
+@pytest.mark.skipif(CLASS not in IMITATED, reason="a class of environment; see tests/machines/run.py")
+def test_the_environment_is_imitated() -> None:
+    assert IMITATED[CLASS]()
+
+
+def test_a_deleted_working_folder_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    for arguments in (["doctor"], ["train", *RUNS["debug"], "--run-dir", "run"], ["info", str(tmp_path)]):
+        assert main(arguments) == 2
+        assert "the working folder does not exist any more" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main(["--version"]) == 0
+    assert main(["train", "--help"]) == 0
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_rename_that_fails_is_said_and_leaves_nothing(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(source: Any, target: Any, **_: Any) -> None:
+        raise OSError(code, os.strerror(code), str(target))
+
+    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    run = tmp_path / "run"
+    assert main(["train", *RUNS["debug"], "--run-dir", str(run), *NO_PLOTS]) == 2
+    said = capsys.readouterr().err
+    assert os.strerror(code) in said
+    assert str(run) in said
+    assert "Traceback" not in said
+    assert [path for path in run.rglob("*") if ".tmp-" in path.name] == []
 
 
 def test_the_doctor_knows_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from types import ModuleType
 from manyheads import __version__
 from manyheads.cli.printing import say
 from manyheads.config.suggest import did_you_mean
-from manyheads.errors import ManyHeadsError, SaveError, is_out_of_memory
+from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory
 
 __all__ = ["COMMANDS", "EXIT_CODES", "guarded", "main", "module_of"]
 
@@ -112,6 +112,7 @@ def _run(arguments: list[str]) -> int:
     elif name == "--version":
         say(f"manyheads {__version__}")
     elif name in COMMANDS:
+        _check_working_folder(arguments)
         code = module_of(name).run(arguments[1:])
     else:
         say(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
@@ -126,6 +127,21 @@ def _run(arguments: list[str]) -> int:
         _abandon_output()
         raise SaveError(f"Cannot write standard output: {error.strerror or error}.") from None
     return code
+
+
+def _check_working_folder(arguments: list[str]) -> None:
+    """Refuse to work in a folder that was deleted: relative paths mean nothing there, and torch's libraries abort.
+
+    Raises: RequestError: it was deleted, and not only help is asked for.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109  (help needs no pathlib)
+    except FileNotFoundError:
+        if "--help" not in arguments and "-h" not in arguments:
+            raise RequestError(
+                "the working folder does not exist any more: it was deleted or moved. Change into another one (cd)"
+                " and run the command again."
+            ) from None
 
 
 def module_of(command: str) -> ModuleType:

@@ -1,14 +1,20 @@
-"""Hides parts of this system, as on a machine that lacks them; Python imports this file at the start of every process.
+"""Hides or changes parts of this system, as on a machine without them; every Python process imports it at its start.
 
 It works in child processes too, because it is found through PYTHONPATH. MANYHEADS_TEST_HIDE lists what is hidden,
-separated by spaces: `/proc` (a folder), `os.sched_getaffinity` (an attribute), `fcntl` (a module).
+separated by spaces: `/proc` (a folder), `os.sched_getaffinity` (an attribute), `fcntl` (a module). Three names are
+not hidden but changed: `setlocale` (the locale of the variables holds from the start, in C code too), `clock` (the time
+of day jumps), `renameat2` (the C library does not have it).
 """
 
 import builtins
+import ctypes
 import errno
 import importlib
+import itertools
+import locale
 import os
 import sys
+import time
 
 OURS = "manyheads"
 EVENTS = ("open", "os.listdir", "os.scandir", "os.chdir")
@@ -56,11 +62,44 @@ def hide_modules(names):
     builtins.__import__ = import_module
 
 
+def set_locale():
+    """Programs with a window call this; then numbers are printed and read with commas by C code."""
+    if os.environ.get("MANYHEADS_TEST_COMMA"):  # no such locale can be had here
+        real = locale.localeconv
+        locale.localeconv = lambda: {**real(), "decimal_point": ",", "thousands_sep": "."}
+    else:
+        locale.setlocale(locale.LC_ALL, "")
+
+
+def make_clock_jump():
+    """Each call is an hour back or a day ahead of the one before."""
+    jumps = itertools.cycle([0, -3600, 86400])
+    seconds, nanoseconds = time.time, time.time_ns
+    time.time = lambda: seconds() + next(jumps)
+    time.time_ns = lambda: nanoseconds() + next(jumps) * 10**9
+
+
+def hide_renameat2():
+    real = ctypes.CDLL.__getattr__
+
+    def look(library, name):
+        if name == "renameat2":
+            raise AttributeError(name)
+        return real(library, name)
+
+    ctypes.CDLL.__getattr__ = look
+
+
+CHANGES = {"setlocale": set_locale, "clock": make_clock_jump, "renameat2": hide_renameat2}
+
+
 def hide(names):
     modules = set()
     for name in names:
         owner, _, attribute = name.rpartition(".")
-        if name.startswith("/"):
+        if name in CHANGES:
+            CHANGES[name]()
+        elif name.startswith("/"):
             hide_folder(name)
         elif owner:
             found = importlib.import_module(owner)
