@@ -55,6 +55,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "scale_embedding": False,
             "activation": "gelu_tanh",
         },
+        "heads of their own width": {"head_dim": 12, "value_dim": 6, "initialisation": "glorot"},
     },
     "reformer": {
         "debug": {},

@@ -132,10 +132,11 @@ def attention_tensors(layer: Any, is_cross: bool, output: Tensor, seen: Tensor |
     assert seen is not None
     k_len = seen.shape[3]
     keys = (*heads, k_len, layer.head_dim)
+    values = (*heads, k_len, layer.v_proj.out_features // layer.num_heads)
     source = "memory" if is_cross else "[memory; x]" if k_len > q_len else "x"
     yield "queries", queries, f"Q = x W_Q{_bias(layer.q_proj)}, in heads"
     yield "keys", keys, f"K = {source} W_K{_bias(layer.k_proj)}, in heads"
-    yield "values", keys, f"V = {source} W_V{_bias(layer.v_proj)}, in heads"
+    yield "values", values, f"V = {source} W_V{_bias(layer.v_proj)}, in heads"
     if isinstance(layer, RelativeAttention):
         learned = isinstance(layer, LearnedRelativeAttention)
         equation = "a trained row per distance i - j" if learned else "r = R W_R, in heads"

@@ -170,6 +170,7 @@ class AnnotatedTransformer(Peer):
     @classmethod
     def describe(cls, module: Seq2Seq) -> dict[str, Any]:
         config = module.config
+        cls.refuse({config.undivided: config.undivided})
         cls.demand(
             config,
             {

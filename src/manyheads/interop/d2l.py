@@ -193,6 +193,7 @@ class MultiHeadPeer(_AttentionPeer):
         cls.refuse(
             {
                 f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
+                f"values of width {module.v_proj.out_features}": module.v_proj.out_features != d_model,
                 "scores of its own": module.score is not None,
                 "biases in some projections only": len(biases) > 1,
             }

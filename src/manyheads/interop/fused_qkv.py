@@ -66,6 +66,7 @@ class FusedQkv(Peer):
         cls.refuse(
             {
                 f"head_dim {module.head_dim}": module.head_dim * module.num_heads != embed_dim,
+                f"values of width {module.v_proj.out_features}": module.v_proj.out_features != embed_dim,
                 f"inputs of widths {sorted(widths)}": len(widths) > 1,
                 "scores of its own": module.score is not None,
                 "projections without biases": any(getattr(module, name).bias is None for name in PROJECTIONS),

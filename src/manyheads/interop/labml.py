@@ -48,6 +48,7 @@ class _Labml(Peer):
         cls.refuse(
             {
                 f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
+                f"values of width {module.v_proj.out_features}": module.v_proj.out_features != d_model,
                 "v_proj or out_proj without biases": not all(has_bias[2:]),
                 "a bias in only one of q_proj and k_proj": has_bias[0] != has_bias[1],
             }

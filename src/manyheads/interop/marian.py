@@ -188,6 +188,7 @@ class Marian(Peer):
     @classmethod
     def describe(cls, module: Seq2Seq) -> dict[str, Any]:
         config = module.config
+        cls.refuse({config.undivided: config.undivided})
         cls.demand(
             config,
             {

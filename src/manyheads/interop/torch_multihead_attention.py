@@ -78,6 +78,7 @@ class TorchAttention(Peer):
         cls.refuse(
             {
                 f"head_dim {module.head_dim}": module.head_dim * module.num_heads != embed_dim,
+                f"values of width {module.v_proj.out_features}": module.v_proj.out_features != embed_dim,
                 f"query_dim {module.q_proj.in_features}": module.q_proj.in_features != embed_dim,
                 "scores of its own": module.score is not None,
                 "biases in some projections only": len(biases) > 1,

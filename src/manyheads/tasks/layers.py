@@ -239,7 +239,8 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
     known: dict[str, Any] = {}
     for source in sources[:-1]:
         known |= _section(source, "model")
-    kept = {size: known[size] for size in _SIZES if size in known and size in field_types(config)}
+    # An architecture may have no null for a size: 0 or the default then says the same.
+    kept = {size: known[size] for size in _SIZES if known.get(size) is not None and size in field_types(config)}
     layer: dict[str, Any] = {"model": {**kept, "architecture": name}}
     if name == "reformer" and any(_section(source, "reading") for source in sources[:-1]):
         layer["reading"] = dict.fromkeys(("memory_len", "clamp_len", "same_length"))  # it has no memory to set

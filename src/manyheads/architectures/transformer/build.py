@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.model import Transformer
@@ -13,4 +15,9 @@ __all__ = ["build"]
 def build(config: TransformerConfig) -> Seq2Seq:
     """Return body and head, with random weights."""
     head = LinearHead(config.d_model, config.target_vocab_size, bias=config.head_bias)
-    return Seq2Seq(Transformer(config), head, config)
+    model = Seq2Seq(Transformer(config), head, config)
+    if config.initialisation == "glorot":
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                nn.init.xavier_uniform_(parameter)
+    return model

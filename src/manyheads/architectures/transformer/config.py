@@ -34,7 +34,9 @@ class TransformerConfig:
         source_vocab_size: number of source ids; 0: the tokenizer's.
         target_vocab_size: number of target ids; 0: the tokenizer's.
         d_model: width of every layer.
-        num_heads: attention heads; d_model is divided among them.
+        num_heads: attention heads; d_model is divided among them unless head_dim and value_dim are given.
+        head_dim: d_k, width of queries and keys in a head; null: d_model / num_heads.
+        value_dim: d_v, width of values in a head; null: d_model / num_heads.
         d_ff: inner width of the feed-forward layers.
         num_decoder_heads: heads of the decoder; 0: num_heads.
         decoder_d_ff: d_ff of the decoder; 0: d_ff.
@@ -57,6 +59,9 @@ class TransformerConfig:
             `embeddings`: source and target; `none`.
         head_bias: a bias on the output logits.
         attention: the score function.
+        initialisation: of the weights before training. `default`: Glorot-uniform in attention and feed-forward layers,
+            N(0, 1 / d_model) in the tables of embeddings and the output; `glorot`: Glorot-uniform in all matrices, as
+            in the Annotated Transformer.
 
     Raises: ConfigError: sizes are not positive or not divisible, a rate is outside [0, 1), or tied embeddings have
         different sizes.
@@ -70,6 +75,8 @@ class TransformerConfig:
     target_vocab_size: int = 0
     d_model: int = 512
     num_heads: int = 8
+    head_dim: int | None = None
+    value_dim: int | None = None
     d_ff: int = 2048
     num_decoder_heads: int = 0
     decoder_d_ff: int = 0
@@ -90,9 +97,11 @@ class TransformerConfig:
     tie_embeddings: Literal["all", "decoder", "embeddings", "none"] = "all"
     head_bias: bool = False
     attention: AttentionConfig = field(default_factory=DotProductAttentionConfig)
+    initialisation: Literal["default", "glorot"] = "default"
 
     def __post_init__(self) -> None:
         check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "max_len")
+        check(self, "model.", between(1, MOST_UNITS), "head_dim", "value_dim")
         check(self, "model.", between(1, MOST_LAYERS), "num_decoder_layers")
         check(self, "model.", between(0, MOST_LAYERS), "num_encoder_layers")
         check(self, "model.", between(0, MOST_UNITS), "source_vocab_size", "target_vocab_size")
@@ -100,11 +109,12 @@ class TransformerConfig:
         check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "feed_forward_dropout", "norm_eps")
         for name in ("num_heads", "num_decoder_heads"):
             heads = getattr(self, name)
-            if heads and self.d_model % heads:
+            if heads and self.d_model % heads and None in (self.head_dim, self.value_dim):
                 divisors = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
                 raise ConfigError(
                     f"model.d_model {self.d_model} is not divisible by model.{name} {heads};"
-                    f" use one of {divisors} heads, or a d_model that is a multiple of {heads}.",
+                    f" use one of {divisors} heads, or a d_model that is a multiple of {heads}, or give both"
+                    " model.head_dim and model.value_dim.",
                     fields=("d_model", name),
                 )
         if self.tie_embeddings in ("all", "embeddings") and self.source_vocab_size != self.target_vocab_size:
@@ -118,6 +128,25 @@ class TransformerConfig:
     def heads_of(self, stack: Literal["encoder", "decoder"]) -> int:
         """Return the number of attention heads in that stack."""
         return (stack == "decoder" and self.num_decoder_heads) or self.num_heads
+
+    def head_dim_of(self, stack: Literal["encoder", "decoder"]) -> int:
+        """Return d_k in that stack."""
+        return self.head_dim or self.d_model // self.heads_of(stack)
+
+    def value_dim_of(self, stack: Literal["encoder", "decoder"]) -> int:
+        """Return d_v in that stack."""
+        return self.value_dim or self.d_model // self.heads_of(stack)
+
+    @property
+    def undivided(self) -> str:
+        """The first of head_dim and value_dim that is not d_model / num_heads in both stacks, and its value; "" if none
+        is. Most other programs divide d_model among the heads.
+        """
+        for name in ("head_dim", "value_dim"):
+            width = getattr(self, name)
+            if width and any(width * self.heads_of(stack) != self.d_model for stack in ("encoder", "decoder")):
+                return f"{name} {width}"
+        return ""
 
     def d_ff_of(self, stack: Literal["encoder", "decoder"]) -> int:
         """Return the inner width of the feed-forward layers in that stack."""
@@ -135,12 +164,16 @@ class TransformerConfig:
 
     def lower_bounds(self) -> tuple[int, int]:
         """See `protocols.ModelConfig`."""
-        sizes = (self.source_vocab_size, self.target_vocab_size, self.d_ff, self.decoder_d_ff, self.d_model)
+        inner = (self.num_heads * self.head_dim_of("encoder"), self.num_heads * self.value_dim_of("encoder"))
+        sizes = (self.source_vocab_size, self.target_vocab_size, self.d_ff, self.decoder_d_ff, self.d_model, *inner)
         return self.num_encoder_layers + self.num_decoder_layers, self.d_model * max(sizes)
 
     def describe(self) -> str:
         """Return the sizes in one line."""
+        heads = f"{self.num_heads} heads"
+        if self.undivided:
+            heads += f" of {self.head_dim_of('encoder')} (values {self.value_dim_of('encoder')})"
         return (
             f"{self.num_encoder_layers} + {self.num_decoder_layers} layers, d_model {self.d_model},"
-            f" {self.num_heads} heads, d_ff {self.d_ff}"
+            f" {heads}, d_ff {self.d_ff}"
         )

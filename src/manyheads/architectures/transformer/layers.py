@@ -65,9 +65,16 @@ class DecoderLayer(nn.Module):
 
 
 def _attention(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> MultiHeadAttention:
-    heads = config.heads_of(stack)
-    score = config.attention.score(heads, config.d_model // heads)
-    return MultiHeadAttention(config.d_model, heads, dropout=config.attention_dropout, bias=config.bias, score=score)
+    heads, head_dim = config.heads_of(stack), config.head_dim_of(stack)
+    return MultiHeadAttention(
+        config.d_model,
+        heads,
+        head_dim=head_dim,
+        value_head_dim=config.value_dim_of(stack),
+        dropout=config.attention_dropout,
+        bias=config.bias,
+        score=config.attention.score(heads, head_dim),
+    )
 
 
 def _feed_forward(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> FeedForward:

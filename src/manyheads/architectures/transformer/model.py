@@ -16,7 +16,6 @@ from manyheads.architectures.transformer.state import PlannedStep
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, PlannedLayer, source_mask
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
-from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.norm import build_norm
@@ -67,7 +66,7 @@ class Decoder(nn.Module):
         for layer in self._layers():
             attention = layer.cross_attn
             key, value = attention.project_memory(memory)
-            past = KeyValueState.empty(memory.shape[0], attention.num_heads, attention.head_dim, like=key)
+            past = attention.empty_state(memory.shape[0], like=key)
             states.append(DecoderLayerState(past=past, memory_key=key.contiguous(), memory_value=value.contiguous()))
         return tuple(states)
 

@@ -17,7 +17,16 @@ from manyheads.errors import ConfigError
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 
-__all__ = ["LIMIT", "MOST_TOKENS", "Reference", "demand", "load_transformer", "reference", "tokenizer_of"]
+__all__ = [
+    "LIMIT",
+    "MOST_TOKENS",
+    "Reference",
+    "demand",
+    "demand_divided",
+    "load_transformer",
+    "reference",
+    "tokenizer_of",
+]
 
 LIMIT = 1e-3
 """The deviation of a log-probability in float32 above which an export is wrong; rounding gives about 1e-5."""
@@ -39,6 +48,7 @@ def load_transformer(model: Path, name: str, wanted: dict[str, tuple[Any, ...]])
         )
     for setting, values in wanted.items():
         demand(name, setting, getattr(config, setting), values)
+    demand_divided(name, config)
     assert isinstance(module, Seq2Seq)
     return module
 
@@ -51,6 +61,15 @@ def demand(name: str, setting: str, value: Any, values: tuple[Any, ...]) -> None
         raise ConfigError(
             f"the format {name} cannot hold a model with model.{setting} {shown!r}; it has {known}. Train with one of"
             " these, or use another format or manyheads itself."
+        )
+
+
+def demand_divided(name: str, config: Any) -> None:
+    """Raises: ConfigError: head_dim or value_dim of a Transformer is not d_model / num_heads."""
+    if config.undivided:
+        raise ConfigError(
+            f"the format {name} cannot hold a model with model.{config.undivided}; it has d_model / num_heads. Train"
+            " without this setting, or use manyheads itself."
         )
 
 

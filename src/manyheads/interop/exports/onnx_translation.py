@@ -16,7 +16,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.interop import hf_tokenizer
 from manyheads.interop.exports import onnx_files as files
-from manyheads.interop.exports.compare import tokenizer_of
+from manyheads.interop.exports.compare import demand_divided, tokenizer_of
 from manyheads.interop.exports.onnx_graphs import CrossProjections, DecoderStep, EncoderGraph, prepare
 from manyheads.interop.marian_generation import MarianIds, generation_to_peer
 from manyheads.text.sides import TranslationTokenizer
@@ -38,6 +38,7 @@ def write_translation(module: Seq2Seq, model: Path, target: Path, suffix: str) -
             f"the format onnx cannot hold a {module.config.architecture} (model.architecture); it holds"
             " transformer, transformer-xl and reformer. Use the folder with manyheads itself."
         )
+    demand_divided("onnx", module.config)  # transformers.js and Optimum compute a cache's shape from d_model
     tokenizer = tokenizer_of(model, "onnx")
     notes = _write_json(module, tokenizer, model, target)
     _write_graphs(module, target, suffix)

@@ -99,14 +99,16 @@ class MultiHeadAttention(nn.Module):
 
     To replace the scaled dot product, give a `score`, or override `get_scores` in a subclass.
 
-    Paper: Vaswani et al. 2017, sec. 3.2.2. Symbols: h = num_heads, d_k = d_v = head_dim. Differs: biases by option.
+    Paper: Vaswani et al. 2017, sec. 3.2.2. Symbols: h = num_heads, d_k = head_dim, d_v = value_head_dim. Differs:
+        biases by option.
     Args:
         d_model: width of the output, and of queries, keys and values unless said otherwise.
         num_heads: h.
-        head_dim: width of a head; None: d_model / num_heads.
+        head_dim: width of queries and keys in a head; None: d_model / num_heads.
+        value_head_dim: width of values in a head; None: head_dim.
         query_dim: width of the queries; None: d_model.
         key_dim: width of the keys; None: d_model.
-        value_dim: width of the values; None: key_dim.
+        value_dim: width of the values before projection; None: key_dim.
         dropout: rate on the attention weights, in training.
         bias: True: all four projections have a bias; False: none; or the names of those that do, such as ("v_proj",
             "out_proj").
@@ -129,6 +131,7 @@ class MultiHeadAttention(nn.Module):
         num_heads: int,
         *,
         head_dim: int | None = None,
+        value_head_dim: int | None = None,
         query_dim: int | None = None,
         key_dim: int | None = None,
         value_dim: int | None = None,
@@ -140,13 +143,14 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.head_dim = width_of_heads(d_model, num_heads, head_dim or 0)
         self.dropout_rate = dropout
-        inner = self.num_heads * self.head_dim
+        self.value_head_dim = value_head_dim or self.head_dim
+        inner, inner_value = num_heads * self.head_dim, num_heads * self.value_head_dim
         key_dim = key_dim or d_model
         biased = biased_projections(bias)
         self.q_proj = Linear(query_dim or d_model, inner, bias="q_proj" in biased)
         self.k_proj = Linear(key_dim, inner, bias="k_proj" in biased)
-        self.v_proj = Linear(value_dim or key_dim, inner, bias="v_proj" in biased)
-        self.out_proj = Linear(inner, d_model, bias="out_proj" in biased)
+        self.v_proj = Linear(value_dim or key_dim, inner_value, bias="v_proj" in biased)
+        self.out_proj = Linear(inner_value, d_model, bias="out_proj" in biased)
         self.score = score
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
@@ -209,6 +213,10 @@ class MultiHeadAttention(nn.Module):
             return out, state, weights
         return self.attend(q, k, v, mask, first_query), state
 
+    def empty_state(self, rows: int, like: Tensor) -> KeyValueState:
+        """Return a state without positions, for `forward`; device and dtype of `like`."""
+        return KeyValueState.empty(rows, self.num_heads, self.head_dim, like, value_dim=self.value_head_dim)
+
     def step(self, x: Tensor, past: PlannedKeyValues, mask: Mask | None = None) -> Tensor:
         """Self-attention of new positions to all positions so far, whose keys and values are written to `past`.
 
@@ -227,7 +235,8 @@ class MultiHeadAttention(nn.Module):
     def step_across(self, x: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
         """Attention of new positions to projected keys and values that several rows share, such as a sentence's source.
 
-        Shape: x (sentences x beams, new_len, d_model), in and out; key, value (sentences, heads, k_len, head_dim).
+        Shape: x (sentences x beams, new_len, d_model), in and out; key (sentences, heads, k_len, head_dim), value
+            (sentences, heads, k_len, value_head_dim).
         """
         # The rows of one sentence form one longer query, so that keys are never copied.
         q = self.project_query(x.reshape(key.shape[0], -1, x.shape[2]))
@@ -240,7 +249,8 @@ class MultiHeadAttention(nn.Module):
     def project_memory(self, key: Tensor, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Project keys and values, for example of the encoder's output, which all steps of a decoder attend to.
 
-        Shape: key (batch, k_len, key_dim), value (batch, k_len, value_dim) -> (batch, heads, k_len, head_dim) each.
+        Shape: key (batch, k_len, key_dim), value (batch, k_len, value_dim) -> (batch, heads, k_len, head_dim) and
+            (batch, heads, k_len, value_head_dim).
         """
         if value is None and self.k_proj.in_features == self.v_proj.in_features:
             k, v = linears(key, self.k_proj, self.v_proj)

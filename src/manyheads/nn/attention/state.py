@@ -55,8 +55,8 @@ class KeyValueState:
         >>> state.filled()[0].shape, state.reorder(torch.tensor([1, 1, 0])).key.shape[0]
         (torch.Size([2, 4, 3, 8]), 3)
 
-    Shape: key, value (rows, heads, capacity, head_dim), of which the first `length` positions are filled; length ()
-        int64 on the CPU.
+    Shape: key (rows, heads, capacity, head_dim) and value (rows, heads, capacity, value_dim), of which the first
+        `length` positions are filled; length () int64 on the CPU.
     """
 
     key: Tensor
@@ -64,10 +64,13 @@ class KeyValueState:
     length: Tensor
 
     @classmethod
-    def empty(cls, rows: int, num_heads: int, head_dim: int, like: Tensor) -> KeyValueState:
-        """Return a state without positions; device and dtype of `like`."""
-        none = like.new_empty(rows, num_heads, 0, head_dim)
-        return cls(key=none, value=none, length=torch.zeros((), dtype=torch.int64))
+    def empty(
+        cls, rows: int, num_heads: int, head_dim: int, like: Tensor, *, value_dim: int | None = None
+    ) -> KeyValueState:
+        """Return a state without positions; device and dtype of `like`. value_dim: of a value; None: head_dim."""
+        key = like.new_empty(rows, num_heads, 0, head_dim)
+        value = key if value_dim in (None, head_dim) else like.new_empty(rows, num_heads, 0, value_dim)
+        return cls(key=key, value=value, length=torch.zeros((), dtype=torch.int64))
 
     @property
     def rows(self) -> int:
