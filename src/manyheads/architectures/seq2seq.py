@@ -11,6 +11,7 @@ from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.shapes import Float, Int
+from manyheads.nn.smoothing import SmoothingKind
 
 __all__ = ["RestrictedSeq2Seq", "Seq2Seq"]
 
@@ -43,6 +44,7 @@ class Seq2Seq(nn.Module):
         state: Any = None,
         *,
         label_smoothing: float = 0.0,
+        smoothing_kind: SmoothingKind = "all",
         chunk_tokens: int = 2048,
         r_drop: float = 0.0,
         num_sampled: int = 0,
@@ -67,6 +69,8 @@ class Seq2Seq(nn.Module):
             labels,
             keep,
             label_smoothing=label_smoothing,
+            smoothing_kind=smoothing_kind,
+            pad_id=batch.pad_id,
             chunk_tokens=chunk_tokens,
             again=again,
             r_drop=r_drop,

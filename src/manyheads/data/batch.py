@@ -16,7 +16,7 @@ class PairBatch:
     """Aligned sentence pairs as ids, padded on the right.
 
     Shape: source (batch, source_len), each row tokens + EOS; target (batch, target_len), each row BOS + tokens + EOS;
-        lengths (batch,), without padding; sample_ids (batch,), positions in the store.
+        lengths (batch,), without padding; sample_ids (batch,), positions in the store. pad_id: the id of padding.
     """
 
     source: Tensor
@@ -24,6 +24,7 @@ class PairBatch:
     target: Tensor
     target_lengths: Tensor
     sample_ids: Tensor
+    pad_id: int = 0
 
     @property
     def target_input(self) -> Tensor:
@@ -51,14 +52,14 @@ class PairBatch:
 
     def twice(self) -> PairBatch:
         """Return a batch that contains the whole batch twice, one after the other."""
-        return replace(self, **{name: torch.cat([getattr(self, name)] * 2) for name in self.__dataclass_fields__})
+        return replace(self, **{name: torch.cat([getattr(self, name)] * 2) for name in _PAIR_TENSORS})
 
     def rows(self, which: slice) -> PairBatch:
         """Return some of the rows, with the same padding."""
-        return replace(self, **{name: getattr(self, name)[which] for name in self.__dataclass_fields__})
+        return replace(self, **{name: getattr(self, name)[which] for name in _PAIR_TENSORS})
 
     def to(self, device: torch.device | str) -> PairBatch:
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _PAIR_TENSORS}
         return replace(self, **moved)
 
 
@@ -110,4 +111,5 @@ class SegmentBatch:
         return replace(self, **{name: getattr(self, name)[which] for name in _SEGMENT_TENSORS})
 
 
+_PAIR_TENSORS = ("source", "source_lengths", "target", "target_lengths", "sample_ids")
 _SEGMENT_TENSORS = ("tokens", "targets", "lengths", "resets", "sample_ids")

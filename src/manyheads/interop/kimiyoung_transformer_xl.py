@@ -74,7 +74,10 @@ class OfficialTransformerXL(Peer):
         if not 0 <= options["attn_type"] < 4:
             raise ConfigError(f"attn_type is {options['attn_type']}; MemTransformerLM knows 0, 1, 2 and 3.")
         if options["sample_softmax"] > 0:
-            raise ConfigError("sample_softmax is on; neither MemTransformerLM nor our model can be built with it.")
+            raise ConfigError(
+                f"sample_softmax is {options['sample_softmax']}, with which MemTransformerLM itself cannot be built;"
+                " set it to -1. Training here samples candidates by training.num_sampled."
+            )
         kind, clamp_len = _KINDS[options["attn_type"]], options["clamp_len"]
         # Larger distances count as clamp_len; for trained distances (type 1) the peer keeps clamp_len rows.
         limit = {"relative_learned": clamp_len - 1, "absolute_learned": None}.get(kind, clamp_len)

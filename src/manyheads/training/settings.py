@@ -7,6 +7,7 @@ from typing import Literal
 
 from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, at_least, check
 from manyheads.errors import ConfigError
+from manyheads.nn.smoothing import SmoothingKind
 
 __all__ = [
     "InitialSettings",
@@ -100,7 +101,9 @@ class TrainingSettings:
         max_minutes: wall-clock limit of the training, including validations before its end; 0 means none. With it,
             `cosine` and `linear` schedules use the larger progress of steps and minutes, so the rate always ends low;
             such a run is not bit-reproducible.
-        label_smoothing: probability that is spread evenly over the vocabulary (sec. 5.4).
+        label_smoothing: probability that is spread evenly over other tokens (sec. 5.4).
+        smoothing_kind: the tokens that share it: `all`, the correct one and padding included; `without_padding`;
+            or `others`, those besides the correct one and padding, as in the Annotated Transformer.
         r_drop: weight alpha of R-Drop (Liang et al. 2021): every pair is computed twice with different dropout, and the
             loss penalises the difference of the two predictions; 0 is off. A step takes twice the time; it helps with
             small data. The paper uses 5 for translation.
@@ -129,6 +132,7 @@ class TrainingSettings:
     max_steps: int = 100_000
     max_minutes: float = 0.0
     label_smoothing: float = 0.1
+    smoothing_kind: SmoothingKind = "all"
     r_drop: float = 0.0
     num_sampled: int = 0
     ema_decay: float = 0.0

@@ -45,7 +45,12 @@ def schedule_figure(
 
 
 def label_smoothing_figure(
-    targets: Any, probabilities: Any, losses: Mapping[str, Any], *, title: str = "Target distribution"
+    targets: Any,
+    probabilities: Any,
+    losses: Mapping[str, Any],
+    *,
+    title: str = "Target distribution",
+    pad_id: int | None = None,
 ) -> Figure:
     """Draw the target distribution and the loss by the probability of the correct token (as in the Annotated
     Transformer).
@@ -55,6 +60,7 @@ def label_smoothing_figure(
         probabilities: (n,), probability that a model gives to the correct token.
         losses: name -> (n,), the loss at those probabilities.
         title: title of the targets.
+        pad_id: the token of padding: its column says so, and a row of zeros is a place without loss.
 
     Raises: ShapeError: another rank or length. MissingExtraError: no matplotlib.
     """
@@ -68,8 +74,12 @@ def label_smoothing_figure(
     for axis, count in ((left.xaxis, asked.shape[1]), (left.yaxis, asked.shape[0])):
         if count <= 12:
             axis.set_ticks(range(count))
+    if pad_id is not None and asked.shape[1] <= 12:
+        left.xaxis.set_ticklabels([f"{n}\npadding" if n == pad_id else str(n) for n in range(asked.shape[1])])
     if asked.size <= 60:
         for (row, column), value in np.ndenumerate(asked):
+            if pad_id is not None and not asked[row].any():
+                continue  # padding is no class, and has no distribution
             shade = "white" if value > 0.6 * asked.max() else INK
             left.text(column, row, f"{value:.2g}", ha="center", va="center", fontsize=8.5, color=shade)
     add_colour_bar(figure, image, left, pad=0.02)

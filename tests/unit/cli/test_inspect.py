@@ -151,6 +151,7 @@ def test_shapes_as_a_table_and_as_json(
         ("schedule",),
         ("schedule", "base", "big", "--steps", "9000"),
         ("smoothing", "--smoothing", "0", "0.3"),
+        ("smoothing", "--smoothing", "0.3", "--kind", "others", "--targets", "2", "0"),
     ],
 )
 def test_pictures(
@@ -176,6 +177,9 @@ def test_pictures(
         assert (">distance<" if arguments[1] == "LANGUAGE" else ">position<") in picture
     if arguments[0] == "smoothing":
         assert "What smoothing 0.3 asks for" in picture  # the last that was given
+        assert ">padding<" in picture
+        kind = "others" if "others" in arguments else "all"
+        assert f"({kind})" in picture
 
 
 @pytest.mark.parametrize(
@@ -201,6 +205,8 @@ def test_pictures(
         (("schedule", "--d-model", "0"), "at least 1"),
         (("smoothing", "--smoothing", "1.0"), "below 1"),
         (("smoothing", "--targets", "7"), "below --vocab-size 5"),
+        (("smoothing", "--pad-id", "5"), "below --vocab-size 5"),
+        (("smoothing", "--kind", "others", "--vocab-size", "2", "--targets", "1"), "at least 3 tokens, not 2"),
         (("atention",), "Did you mean attention?"),
     ],
 )

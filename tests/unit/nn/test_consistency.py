@@ -13,6 +13,7 @@ from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.consistency import consistent_loss, plain_consistent_loss
 from manyheads.nn.kernels.loss import smoothed_loss
+from manyheads.nn.smoothing import SmoothingKind
 
 N, D, V = 23, 6, 11
 
@@ -56,6 +57,18 @@ def test_loss_and_gradients_are_the_papers(
     inputs = (first, second, weight, bias)
     ours, theirs = torch.autograd.grad(loss * 0.37, inputs), torch.autograd.grad(wanted * 0.37, inputs)
     for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["without_padding", "others"])
+def test_smoothing_without_padding(kind: SmoothingKind) -> None:
+    first, second, targets, weight, bias = tensors()
+    given = (first, second, targets.where(targets != 7, 8), weight, bias, 5.0, 0.3)
+    inputs = (first, second, weight, bias)
+    loss, wanted = consistent_loss(*given, 4, kind, 7)[0], plain_consistent_loss(*given, kind, 7)
+    torch.testing.assert_close(loss, wanted, atol=1e-10, rtol=1e-10)
+    assert not torch.isclose(loss, plain_consistent_loss(*given))
+    for one, other in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(wanted, inputs), strict=True):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
 
 

@@ -11,10 +11,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from manyheads.errors import ConfigError
+from manyheads.interop.annotated_transformer import LabelSmoothing
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import loss as module
 from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
+from manyheads.nn.kernels.loss import plain_loss, smoothed_loss, smoothed_targets
+from manyheads.nn.smoothing import SmoothingKind
 
 N, D, V = 23, 6, 11
 CPU = torch.device("cpu")
@@ -48,6 +51,71 @@ def test_loss_and_gradients_are_cross_entropys(bias: bool, smoothing: float, chu
     ours, theirs = torch.autograd.grad(loss * 0.37, inputs), torch.autograd.grad(wanted * 0.37, inputs)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+KINDS: tuple[SmoothingKind, ...] = ("all", "without_padding", "others")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("pad", [0, 7, V - 1])
+def test_every_kind_of_smoothing_is_cross_entropy_with_its_targets(kind: SmoothingKind, bias: bool, pad: int) -> None:
+    hidden, targets, weight, row = tensors(bias=bias)
+    targets = torch.where(targets == pad, (pad + 1) % V, targets)
+    inputs = [x for x in (hidden, weight, row) if x is not None]
+    given = (hidden, targets, weight, row)
+    loss, nll = smoothed_loss(*given, 0.3, 4, kind, pad)
+    asked = smoothed_targets(targets, V, 0.3, kind, pad).double()
+    torch.testing.assert_close(asked.sum(1), torch.ones(N).double())
+    log_probs = F.log_softmax(F.linear(hidden, weight, row), dim=1)
+    wanted = -(asked * log_probs).sum()
+    torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(loss, plain_loss(*given, 0.3, kind, pad)[0])
+    torch.testing.assert_close(nll, reference(*given, 0.0))
+    theirs = torch.autograd.grad(plain_loss(*given, 0.3, kind, pad)[0], inputs)
+    for one, other in zip(torch.autograd.grad(loss, inputs), theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+def test_the_three_kinds_by_hand() -> None:
+    """Five tokens, 0 is padding, smoothing 0.3; `others` is the picture of the Annotated Transformer."""
+    wanted = {
+        "all": [0.06, 0.06, 0.76, 0.06, 0.06],
+        "without_padding": [0.0, 0.075, 0.775, 0.075, 0.075],
+        "others": [0.0, 0.1, 0.7, 0.1, 0.1],
+    }
+    for kind in KINDS:
+        found = smoothed_targets(torch.tensor([0, 2]), 5, 0.3, kind, 0)
+        torch.testing.assert_close(found, torch.tensor([[0.0] * 5, wanted[kind]]))
+
+
+def test_others_is_the_loss_of_the_annotated_transformer() -> None:
+    """Which adds the entropy of the targets."""
+    hidden, targets, weight, row = tensors()
+    targets = targets.clamp(min=1)
+    peer = LabelSmoothing(V, 0, 0.3)
+    asked = peer.targets(targets, torch.float64)
+    entropy = -torch.special.xlogy(asked, asked).sum()
+    loss, _ = smoothed_loss(hidden, targets, weight, row, 0.3, smoothing_kind="others")
+    wanted = peer(F.log_softmax(F.linear(hidden, weight, row), dim=1), targets)
+    torch.testing.assert_close(loss - entropy, wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_padding_that_a_bias_forbids_spoils_nothing(kind: SmoothingKind) -> None:
+    hidden, targets, weight, row = tensors()
+    with torch.no_grad():
+        row[0] = -torch.inf
+    loss, _ = smoothed_loss(hidden, targets.clamp(min=1), weight, row, 0.3, 4, kind, 0)
+    grads = torch.autograd.grad(loss, (hidden, weight, row))
+    assert loss.isfinite()
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_too_few_tokens_to_share() -> None:
+    hidden, targets = torch.randn(3, 4), torch.ones(3, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="at least 3 tokens, not 2"):
+        smoothed_loss(hidden, targets, torch.randn(2, 4), None, 0.1, smoothing_kind="others")
 
 
 @settings(deadline=None, max_examples=25)

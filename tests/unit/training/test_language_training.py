@@ -182,6 +182,7 @@ def test_candidates_stand_for_the_vocabulary_in_training_alone(text: Callable[..
     ("sections", "message"),
     [
         ({"training": {"r_drop": 1.0}}, "training.r_drop"),
+        ({"training": {"smoothing_kind": "others"}}, "training.smoothing_kind"),
         ({"training": {"num_sampled": 9}, "model": {"cutoffs": (20,)}}, "the model's softmax is adaptive"),
         ({"validation": {"best_by": "bleu"}}, "validation.best_by"),
         ({"model": {"vocab_size": 100}}, "model.vocab_size is 100"),

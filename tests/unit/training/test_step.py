@@ -46,7 +46,7 @@ def batch(rows: int, seed: int = 0, first_id: int = 0) -> PairBatch:
 
 
 def part(whole: PairBatch, rows: slice) -> PairBatch:
-    return PairBatch(*(getattr(whole, name)[rows] for name in whole.__dataclass_fields__))
+    return whole.rows(rows)
 
 
 def config(**changes: object) -> TrainConfig:
@@ -288,6 +288,19 @@ def test_r_drop_reads_every_pair_twice_under_other_dropout() -> None:
 def test_r_drop_is_a_number_of_at_least_zero(value: float) -> None:
     with pytest.raises(ConfigError, match=r"training\.r_drop"):
         TrainingSettings(r_drop=value)
+
+
+@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+def test_the_kind_of_smoothing_reaches_the_loss(r_drop: float) -> None:
+    """And padding is the id that the batch says."""
+    losses = {}
+    for kind in ("all", "without_padding", "others"):
+        for pad_id in (0, 3):
+            training = TrainingSettings(label_smoothing=0.3, smoothing_kind=kind, r_drop=r_drop)
+            _, stepper = build(config(training=training))
+            losses[kind, pad_id] = stepper.take([replace(batch(6), pad_id=pad_id)], 1, 1e-2).loss_sum
+    assert losses["all", 0] == losses["all", 3]
+    assert len(set(losses.values())) == 5
 
 
 def test_candidates_serve_translators_too() -> None:

@@ -192,6 +192,9 @@ def test_schedules_start_at_step_one() -> None:
 
 def test_label_smoothing() -> None:
     sure = np.array([0.1, 0.9])
+    padded = label_smoothing_figure([[0.0, 1.0], [0.0, 0.0]], sure, {}, pad_id=0).axes[0]
+    assert [text.get_text() for text in padded.texts] == ["0", "1"]  # the row of padding has no numbers
+    assert [label.get_text() for label in padded.get_xticklabels()] == ["0\npadding", "1"]
     left, right = label_smoothing_figure([[0.9, 0.1]], sure, {"0.1": [2.0, 0.3]}).axes[:2]
     assert [text.get_text() for text in left.texts] == ["0.9", "0.1"]
     assert list(right.lines[0].get_ydata()) == [2.0, 0.3]

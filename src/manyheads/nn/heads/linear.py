@@ -12,6 +12,7 @@ from manyheads.nn.kernels.consistency import consistent_loss
 from manyheads.nn.kernels.linear import Packed, linear_by
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
 from manyheads.nn.shapes import Float, Int
+from manyheads.nn.smoothing import SmoothingKind
 
 __all__ = ["LinearHead"]
 
@@ -78,6 +79,8 @@ class LinearHead(nn.Module):
         keep: Tensor,
         *,
         label_smoothing: float = 0.0,
+        smoothing_kind: SmoothingKind = "all",
+        pad_id: int = 0,
         chunk_tokens: int = 2048,
         again: Float[Tensor, "*rows d_model"] | None = None,
         r_drop: float = 0.0,
@@ -87,7 +90,9 @@ class LinearHead(nn.Module):
 
         Args:
             keep: bool like targets; False for padding, whose rows are not computed.
-            label_smoothing: this probability is spread evenly over the whole vocabulary.
+            label_smoothing: this probability is spread evenly over the tokens of smoothing_kind.
+            smoothing_kind: all tokens, or those without padding; see `nn.smoothing.spread`.
+            pad_id: the token of padding, for smoothing_kind.
             chunk_tokens: rows of logits that exist at once.
             again: the same positions' hidden states from a second pass with different dropout.
             r_drop: with `again`, the weight of the divergence between the two passes (see `kernels.consistency`).
@@ -112,8 +117,11 @@ class LinearHead(nn.Module):
             return loss, loss.detach()
         if again is not None:
             other = again.flatten(0, -2).index_select(0, rows)
-            return consistent_loss(kept, other, wanted, self.weight, self.bias, r_drop, label_smoothing, chunk_tokens)
-        return smoothed_loss(kept, wanted, self.weight, self.bias, label_smoothing, chunk_tokens)
+            arguments = (kept, other, wanted, self.weight, self.bias, r_drop, label_smoothing, chunk_tokens)
+            return consistent_loss(*arguments, smoothing_kind, pad_id)
+        return smoothed_loss(
+            kept, wanted, self.weight, self.bias, label_smoothing, chunk_tokens, smoothing_kind, pad_id
+        )
 
     def _against_candidates(self, hidden: Tensor, targets: Tensor, num_sampled: int) -> Tensor:
         if self._candidates is None or self._candidates.num_draws != num_sampled:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
-from manyheads.nn.kernels.loss import add_tiles, apply_loss, autocast_dtype, pad_rows, plain_loss
+from manyheads.nn.kernels.loss import add_tiles, apply_loss, autocast_dtype, excluded_row, pad_rows, plain_loss
 from manyheads.nn.shapes import Float, Int
+from manyheads.nn.smoothing import SmoothingKind, Spread, spread
 
 __all__ = ["consistent_loss", "plain_consistent_loss"]
 
@@ -29,12 +30,15 @@ def plain_consistent_loss(
     bias: Tensor | None,
     alpha: float,
     label_smoothing: float = 0.0,
+    smoothing_kind: SmoothingKind = "all",
+    pad_id: int = 0,
 ) -> Tensor:
     """Compute the loss_sum of `consistent_loss` under autograd, which stores all logits; the reference in tests.
 
     Paper: Liang et al. 2021, eq. 2 to 4. Shape: see `consistent_loss`.
     """
-    losses = [plain_loss(x, targets, weight, bias, label_smoothing)[0] for x in (first, second)]
+    smoothing = (label_smoothing, smoothing_kind, pad_id)
+    losses = [plain_loss(x, targets, weight, bias, *smoothing)[0] for x in (first, second)]
     log_p, log_q = (torch.log_softmax(F.linear(x, weight, bias), dim=1) for x in (first, second))
     divergence = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()  # KL(p || q) + KL(q || p)
     return (losses[0] + losses[1]) / 2 + alpha / 4 * divergence
@@ -49,6 +53,8 @@ def consistent_loss(
     alpha: float,
     label_smoothing: float = 0.0,
     chunk_tokens: int = 2048,
+    smoothing_kind: SmoothingKind = "all",
+    pad_id: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean smoothed cross-entropy of two passes + alpha / 4 (KL(p || q) + KL(q || p)), summed over tokens.
 
@@ -57,29 +63,29 @@ def consistent_loss(
     Returns: (loss_sum, nll_sum); nll_sum is the mean of both passes and has no gradient. Both passes have gradients,
         which are computed together with the loss, as in `smoothed_loss`.
     """
-    arguments = (first, second, targets, weight, bias, alpha, label_smoothing, chunk_tokens, autocast_dtype(first))
+    smoothing = (label_smoothing, smoothing_kind, pad_id)
+    arguments = (first, second, targets, weight, bias, alpha, smoothing, chunk_tokens, autocast_dtype(first))
     return apply_loss(_ConsistentLoss, *arguments)
 
 
 def _errors(
-    one: Tensor, other: Tensor, wanted: Tensor, smoothing: float, alpha: float
+    one: Tensor, other: Tensor, wanted: Tensor, parts: Spread, without: slice, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the sums of some rows, and d loss / d logits of both passes.
 
-    Shape: one, other (rows, vocab_size); wanted (rows, 1), the targets.
+    Shape: one, other (rows, vocab_size); wanted (rows, 1), the targets. without: tokens without a share of `parts`.
     With d = log p - log q: KL(p || q) = sum(p d). Its gradient is p (d - KL(p || q)) for the logits of p, and q - p for
     the logits of q.
     Returns: loss and negative log-likelihood, stacked; the gradient of `one`; the gradient of `other`.
     """
     quarter = alpha / 4
-    vocab_size = one.shape[1]
     sums = []
     logs = [torch.log_softmax(z, dim=1, dtype=torch.promote_types(z.dtype, torch.float32)) for z in (one, other)]
     for log_probs in logs:
         likelihood = -log_probs.gather(1, wanted).sum()
-        smoothed = (1 - smoothing) * likelihood
-        if smoothing:
-            smoothed = smoothed - smoothing / vocab_size * log_probs.sum()
+        smoothed = parts.on_target * likelihood
+        if parts.mass:
+            smoothed = smoothed - parts.share * (log_probs.sum() - log_probs[:, without].sum())
         sums.append(torch.stack([smoothed, likelihood]))
     p, q = (log_probs.exp() for log_probs in logs)
     difference = logs[0].sub_(logs[1])
@@ -87,11 +93,12 @@ def _errors(
     backward = -torch.linalg.vecdot(q, difference)[:, None]
     # `of_one` reuses the memory of `difference`, so `of_other`, which reads it, comes first.
     of_other = torch.mul(difference, -quarter, out=logs[1]).add_(quarter * (1 - backward) + 0.5).mul_(q)
-    of_other.sub_(p, alpha=quarter).sub_(0.5 * smoothing / vocab_size)
+    of_other.sub_(p, alpha=quarter).sub_(0.5 * parts.mass / parts.count)
     of_one = difference.mul_(quarter).add_(quarter * (1 - forward) + 0.5).mul_(p)
-    of_one.sub_(q, alpha=quarter).sub_(0.5 * smoothing / vocab_size)
-    target = torch.full_like(wanted, -0.5 * (1 - smoothing), dtype=p.dtype)
+    of_one.sub_(q, alpha=quarter).sub_(0.5 * parts.mass / parts.count)
+    target = torch.full_like(wanted, -0.5 * parts.on_target, dtype=p.dtype)
     for error in (of_one, of_other):
+        error[:, without] += 0.5 * parts.share
         error.scatter_add_(1, wanted, target)
     mean = (sums[0] + sums[1]) / 2
     return torch.stack([mean[0] + quarter * (forward + backward).sum(), mean[1]]), of_one, of_other
@@ -109,12 +116,15 @@ class _ConsistentLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         alpha: float,
-        smoothing: float,
+        smoothing: tuple[float, SmoothingKind, int],
         chunk_tokens: int,
         compute: torch.dtype | None,
     ) -> tuple[Tensor, Tensor]:
         statistics = torch.promote_types(first.dtype, torch.float32)
         compute = compute or first.dtype
+        amount, kind, pad_id = smoothing
+        parts = spread(kind, amount, len(weight))
+        without = excluded_row(parts.count, len(weight), pad_id)
         needs = ctx.needs_input_grad
         grads = [torch.empty_like(x) if need else None for x, need in zip((first, second), needs, strict=False)]
         grad_weight = torch.zeros_like(weight, dtype=statistics) if needs[3] else None
@@ -133,7 +143,7 @@ class _ConsistentLoss(torch.autograd.Function):
                 logits = [linear(x, low_weight, low_bias) for x in hidden]
                 tiles = zip(*(torch.split(x[:count], tile) for x in (*logits, wanted)), strict=True)
                 for one, other, tile_wanted in tiles:
-                    found, of_one, of_other = _errors(one, other, tile_wanted, smoothing, alpha)
+                    found, of_one, of_other = _errors(one, other, tile_wanted, parts, without, alpha)
                     sums += found
                     one.copy_(of_one)  # from here on `logits` contains the gradients
                     other.copy_(of_other)

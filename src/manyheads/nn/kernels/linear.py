@@ -94,7 +94,7 @@ def linears(
         packed: packed weights of these maps.
     """
     if packed is not None and packed.serves(x, *maps):
-        return packed.linear(x).split([len(cast(Tensor, one.weight)) for one in maps], dim=-1)
+        return torch.split(packed.linear(x), [len(cast(Tensor, one.weight)) for one in maps], dim=-1)
     weights, biases = [cast(Tensor, one.weight) for one in maps], [cast("Tensor | None", one.bias) for one in maps]
     mixed = any(bias is None for bias in biases) and not all(bias is None for bias in biases)
     if mixed or not policy.joins_weights(x.shape[0] * x.shape[1], weights[0].shape[0]):
@@ -102,7 +102,7 @@ def linears(
     # Under autocast the weights are cast first, so that half as many bytes are concatenated.
     weight = torch.cat([low_precision(one) for one in weights])
     bias = None if mixed or biases[0] is None else torch.cat([low_precision(one) for one in biases if one is not None])
-    return linear(x, weight, bias).split([len(one) for one in weights], dim=-1)
+    return torch.split(linear(x, weight, bias), [len(one) for one in weights], dim=-1)
 
 
 class Packed:

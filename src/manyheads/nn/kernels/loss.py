@@ -19,8 +19,19 @@ from torch.torch_version import TorchVersion
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
 from manyheads.nn.shapes import Float, Int
+from manyheads.nn.smoothing import SmoothingKind, spread
 
-__all__ = ["HeadLoss", "add_tiles", "apply_loss", "autocast_dtype", "pad_rows", "plain_loss", "smoothed_loss"]
+__all__ = [
+    "HeadLoss",
+    "add_tiles",
+    "apply_loss",
+    "autocast_dtype",
+    "excluded_row",
+    "pad_rows",
+    "plain_loss",
+    "smoothed_loss",
+    "smoothed_targets",
+]
 
 HeadLoss = tuple[Tensor, Tensor]
 """(loss_sum, nll_sum): the smoothed and the plain negative log-likelihood, summed over tokens, in nats."""
@@ -34,11 +45,15 @@ def plain_loss(
     weight: Float[Tensor, "vocab_size d_model"],
     bias: Float[Tensor, " vocab_size"] | None,
     label_smoothing: float = 0.0,
+    smoothing_kind: SmoothingKind = "all",
+    pad_id: int = 0,
 ) -> HeadLoss:
     """Compute `smoothed_loss` by the formula under autograd, which stores all logits: the reference of the tests."""
     log_probs = torch.log_softmax(F.linear(hidden, weight, bias), dim=1)
     nll = -log_probs.gather(1, targets[:, None]).sum()
-    return (1 - label_smoothing) * nll - label_smoothing * log_probs.mean(dim=1).sum(), nll.detach()
+    parts = spread(smoothing_kind, label_smoothing, len(weight))
+    shared = log_probs.sum() - log_probs[:, excluded_row(parts.count, len(weight), pad_id)].sum()
+    return parts.on_target * nll - parts.share * shared, nll.detach()
 
 
 def smoothed_loss(
@@ -48,16 +63,39 @@ def smoothed_loss(
     bias: Float[Tensor, " vocab_size"] | None,
     label_smoothing: float = 0.0,
     chunk_tokens: int = 2048,
+    smoothing_kind: SmoothingKind = "all",
+    pad_id: int = 0,
 ) -> HeadLoss:
     """Cross-entropy against 1 - s on the target plus s / vocab_size on every token (s = label_smoothing), summed.
 
     Paper: Szegedy et al. 2016, sec. 7. Differs: the same loss and gradients are computed chunk by chunk.
-    Args: chunk_tokens: rows of logits that exist at the same time.
+    Args:
+        chunk_tokens: rows of logits that exist at the same time.
+        smoothing_kind: which tokens share s; see `nn.smoothing.spread`.
+        pad_id: the token that has no share, unless smoothing_kind is `all`; it is no target.
+
     Returns: (loss_sum, nll_sum), at least in float32; only loss_sum has a gradient.
     Cost: memory for chunk_tokens x vocab_size logits and for the gradients of hidden, weight and bias.
     """
     compute = autocast_dtype(hidden)
-    return apply_loss(_SmoothedLoss, hidden, targets, weight, bias, label_smoothing, chunk_tokens, compute)
+    smoothing = (label_smoothing, smoothing_kind, pad_id)
+    return apply_loss(_SmoothedLoss, hidden, targets, weight, bias, smoothing, chunk_tokens, compute)
+
+
+def smoothed_targets(
+    targets: Int[Tensor, " tokens"], vocab_size: int, label_smoothing: float, kind: SmoothingKind, pad_id: int
+) -> Float[Tensor, "tokens vocab_size"]:
+    """Return the distributions of `smoothed_loss`; zeros where the target is padding, which has no loss.
+
+    >>> smoothed_targets(torch.tensor([2, 0]), 5, 0.3, "others", pad_id=0)
+    tensor([[0.0000, 0.1000, 0.7000, 0.1000, 0.1000],
+            [0.0000, 0.0000, 0.0000, 0.0000, 0.0000]])
+    """
+    parts = spread(kind, label_smoothing, vocab_size)
+    found = torch.full((len(targets), vocab_size), parts.share, device=targets.device)
+    found[:, excluded_row(parts.count, vocab_size, pad_id)] = 0
+    found.scatter_add_(1, targets[:, None], torch.full_like(found[:, :1], parts.on_target))
+    return found.masked_fill(targets[:, None] == pad_id, 0)
 
 
 def apply_loss(function: type[torch.autograd.Function], *arguments: Any) -> HeadLoss:
@@ -78,6 +116,11 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return autocast's dtype on the device of x; None if autocast is off."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def excluded_row(count: int, vocab_size: int, pad_id: int) -> slice:
+    """Return the tokens that have no share of the smoothing: none, or padding. count: of tokens that share it."""
+    return slice(0) if count == vocab_size else slice(pad_id, pad_id + 1)
 
 
 def add_tiles(total: Tensor, part: Tensor) -> None:
@@ -130,14 +173,16 @@ class _SmoothedLoss(torch.autograd.Function):
         targets: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        smoothing: float,
+        smoothing: tuple[float, SmoothingKind, int],
         chunk_tokens: int,
         compute: torch.dtype | None,
     ) -> HeadLoss:
         statistics = torch.promote_types(hidden.dtype, torch.float32)
         compute = compute or hidden.dtype
         vocab_size = weight.shape[0]
-        share = smoothing / vocab_size
+        amount, kind, pad_id = smoothing
+        parts = spread(kind, amount, vocab_size)
+        share, without = parts.share, excluded_row(parts.count, vocab_size, pad_id)
         sums = hidden.new_zeros(2, dtype=statistics)
         needs = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden) if needs[0] else None
@@ -146,14 +191,18 @@ class _SmoothedLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             low_weight = weight.to(compute)
             low_bias = None if bias is None else bias.to(compute)
-            summed_weight = weight.sum(dim=0, dtype=statistics)
+            summed_weight = weight.sum(dim=0, dtype=statistics) - weight[without].sum(dim=0, dtype=statistics)
             summed_hidden = hidden.to(compute).sum(dim=0, dtype=statistics)
             # Known before the logits: the smoothing's part of all gradients, the targets' part of the bias's gradient.
             grad_weight = (-share * summed_hidden).expand(vocab_size, -1).contiguous() if needs[2] else None
             grad_bias = None
             if bias is not None and needs[3]:
                 grad_bias = torch.full_like(bias, -share * hidden.shape[0], dtype=statistics)
-                grad_bias.index_add_(0, targets, grad_bias.new_full(targets.shape, smoothing - 1))
+            for grad in (grad_weight, grad_bias):
+                if grad is not None:
+                    grad[without] = 0
+            if grad_bias is not None:
+                grad_bias.index_add_(0, targets, grad_bias.new_full(targets.shape, -parts.on_target))
             for start in range(0, hidden.shape[0], chunk_tokens):
                 wanted = targets[start : start + chunk_tokens, None]
                 count = wanted.shape[0]
@@ -170,23 +219,27 @@ class _SmoothedLoss(torch.autograd.Function):
                 normalisers = highest + totals[:count].log()
                 sums += torch.stack([(normalisers - target_logits).sum(), normalisers.sum()])
                 if any(needs):
-                    # E - (1 - s) total at the target, in full precision, because a confident row's is a small
+                    # E - on_target x total at the target, in full precision, because a confident row's is a small
                     # difference of nearly equal numbers.
                     error = target_logits.sub_(highest).mul_(_LOG2_E).exp2_()
-                    logits.scatter_(1, wanted, error.sub_(totals[:count], alpha=1 - smoothing).to(compute))
+                    logits.scatter_(1, wanted, error.sub_(totals[:count], alpha=parts.on_target).to(compute))
                 # From here on `padded` contains error x totals, without the smoothing's part.
                 if grad_hidden is not None:
                     error = product(padded, low_weight)[:count].to(statistics) / totals[:count] - share * summed_weight
                     grad_hidden[start : start + chunk_tokens] = error
                 if grad_weight is not None:
                     add_tiles(grad_weight, product_of_rows(padded, (low_hidden / totals).to(compute)))
-            summed_bias = 0.0 if low_bias is None else low_bias.sum(dtype=statistics)
-            mean_logits = (summed_hidden @ summed_weight + hidden.shape[0] * summed_bias) / vocab_size
+            summed_bias: Tensor | float = 0.0
+            if low_bias is not None:
+                sharing = low_bias.clone()
+                sharing[without] = 0  # a difference of sums would be NaN if padding has a bias of -inf
+                summed_bias = sharing.sum(dtype=statistics)
+            mean_logits = (summed_hidden @ summed_weight + hidden.shape[0] * summed_bias) / parts.count
         nll_sum, normaliser_sum = sums.unbind()
         nll_sum = nll_sum.clone()
         loss_sum = nll_sum.clone()
-        if smoothing:  # otherwise a token that a bias of -inf forbids would give 0 x inf = NaN
-            loss_sum = (1 - smoothing) * nll_sum + smoothing * (normaliser_sum - mean_logits)
+        if amount:  # otherwise a token that a bias of -inf forbids would give 0 x inf = NaN
+            loss_sum = parts.on_target * nll_sum + parts.mass * (normaliser_sum - mean_logits)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(nll_sum)

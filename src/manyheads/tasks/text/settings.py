@@ -70,6 +70,12 @@ class TextConfig(RunConfig):
                 f"training.r_drop is {self.training.r_drop}; it is for translators and parsers, set it to 0.",
                 fields=["training"],
             )
+        if self.training.smoothing_kind != "all":
+            raise ConfigError(
+                f"training.smoothing_kind is {self.training.smoothing_kind!r}, but the targets of a language model have"
+                " no padding; set it to 'all'.",
+                fields=["training"],
+            )
         if self.training.num_sampled and self.model.has_adaptive_softmax:
             raise ConfigError(
                 f"training.num_sampled is {self.training.num_sampled}, and the model's softmax is adaptive; take one"

@@ -159,6 +159,8 @@ class Stepper:
             torch.manual_seed(seed)
         settings = self._config.training
         options: dict[str, Any] = {"r_drop": settings.r_drop} if settings.r_drop else {}
+        if settings.smoothing_kind != "all":
+            options["smoothing_kind"] = settings.smoothing_kind
         if settings.num_sampled:
             options["num_sampled"] = settings.num_sampled
         with self.autocast():

@@ -9,6 +9,7 @@ from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.config.options import CommandPage, option
 from manyheads.errors import ConfigError
+from manyheads.nn.smoothing import SmoothingKind, spread
 
 __all__ = ["PAGE", "SmoothingOptions", "run"]
 
@@ -21,14 +22,22 @@ class SmoothingOptions:
     """Options of `manyheads inspect smoothing`."""
 
     smoothing: tuple[float, ...] = option(
-        "Shares that go to all tokens alike; the last is drawn as a distribution. [0 0.1 0.4]",
+        "Probabilities that tokens share; the last is drawn as a distribution. [0 0.1 0.4]",
         default=(0.0, 0.1, 0.4),
         metavar="X ...",
         default_is="",
     )
+    kind: SmoothingKind = option(
+        "Who shares it: all tokens; those without padding; or the others, without the right one and padding.",
+        default="all",
+    )
     vocab_size: int = option("Tokens.", default=5, metavar="N")
+    pad_id: int = option("The token of padding, which is never asked for.", default=0, metavar="N", default_is="0")
     targets: tuple[int, ...] = option(
-        "Right tokens of some places. [2 1 0 3]", default=(2, 1, 0, 3), metavar="N ...", default_is=""
+        "Right tokens of some places; padding has an empty row. [2 1 0 3]",
+        default=(2, 1, 0, 3),
+        metavar="N ...",
+        default_is="",
     )
     output: tuple[str, ...] = picture_option("smoothing.png")
 
@@ -39,7 +48,7 @@ PAGE = CommandPage(
 the distribution that is asked for at some places, and the loss as the right token's probability grows.""",
     (
         "manyheads inspect smoothing --smoothing 0 0.1 0.4",
-        "manyheads inspect smoothing --vocab-size 5 --targets 2 1 0 --output smoothing.svg",
+        "manyheads inspect smoothing --kind others --vocab-size 5 --targets 2 1 0 3 3 --output smoothing.svg",
     ),
 )
 
@@ -56,26 +65,32 @@ def run(arguments: Sequence[str]) -> int:
         )
     if not options.targets or not all(0 <= target < options.vocab_size for target in options.targets):
         raise ConfigError(f"--targets {options.targets}: give ids from 0 to below --vocab-size {options.vocab_size}.")
+    if not 0 <= options.pad_id < options.vocab_size:
+        raise ConfigError(
+            f"--pad-id is {options.pad_id}; it must be from 0 to below --vocab-size {options.vocab_size}."
+        )
+    for share in options.smoothing:
+        spread(options.kind, share, options.vocab_size)  # raises its own error
     import torch
 
-    from manyheads.nn.kernels.loss import smoothed_loss
+    from manyheads.nn.kernels.loss import smoothed_loss, smoothed_targets
     from manyheads.visualise.schedules import label_smoothing_figure
 
     size = options.vocab_size
     # The head's own loss of log-probabilities: an identity in place of its matrix leaves them as they are.
-    eye, right = torch.eye(size), torch.zeros(1, dtype=torch.int64)
+    eye, right = torch.eye(size), torch.tensor([(options.pad_id + 1) % size])
     sure = torch.linspace(1 / size, 0.999, 200)
     losses = {}
     for share in options.smoothing:
         values = []
         for probability in sure:
-            others = ((1 - probability) / (size - 1)).expand(size - 1)
-            log_probs = torch.cat([probability[None], others]).log()[None]
-            values.append(float(smoothed_loss(log_probs, right, eye, None, share, 1)[0]))
+            probs = ((1 - probability) / (size - 1)).repeat(1, size).index_fill(1, right, probability.item())
+            values.append(
+                float(smoothed_loss(probs.log(), right, eye, None, share, 1, options.kind, options.pad_id)[0])
+            )
         losses[f"smoothing {share:g}"] = values
     last = options.smoothing[-1]
-    asked = torch.full((len(options.targets), size), last / size)
-    asked[torch.arange(len(options.targets)), torch.tensor(options.targets)] += 1 - last
-    title = f"What smoothing {last:g} asks for"
-    write_figure(label_smoothing_figure(asked, sure, losses, title=title), options.output)
+    asked = smoothed_targets(torch.tensor(options.targets), size, last, options.kind, options.pad_id)
+    title = f"What smoothing {last:g} asks for ({options.kind.replace('_', ' ')})"
+    write_figure(label_smoothing_figure(asked, sure, losses, title=title, pad_id=options.pad_id), options.output)
     return 0
