@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,8 @@ class PairBatch:
 
     def twice(self) -> PairBatch:
         """Return a batch that contains the whole batch twice, one after the other."""
-        return replace(self, **{name: torch.cat([getattr(self, name)] * 2) for name in _PAIR_TENSORS})
+        both: dict[str, Any] = {name: torch.cat([getattr(self, name)] * 2) for name in _PAIR_TENSORS}
+        return replace(self, **both)
 
     def rows(self, which: slice) -> PairBatch:
         """Return some of the rows, with the same padding."""

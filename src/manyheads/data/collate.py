@@ -42,8 +42,14 @@ def collate(
     samples = np.asarray(sample_ids, np.int64)
     source, source_lengths = _padded(store.source, samples, [], eos_id, pad_id, max_source_len, pad_to_multiple)
     target, target_lengths = _padded(store.target, samples, [bos_id], eos_id, pad_id, max_target_len, pad_to_multiple)
-    arrays = (source, source_lengths, target, target_lengths, samples.copy())
-    return PairBatch(*(torch.from_numpy(array) for array in arrays), pad_id=pad_id)
+    return PairBatch(
+        source=torch.from_numpy(source),
+        source_lengths=torch.from_numpy(source_lengths),
+        target=torch.from_numpy(target),
+        target_lengths=torch.from_numpy(target_lengths),
+        sample_ids=torch.from_numpy(samples.copy()),
+        pad_id=pad_id,
+    )
 
 
 def round_up(length: Lengths, multiple: int, limit: int | None) -> Lengths:
