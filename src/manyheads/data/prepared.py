@@ -16,7 +16,7 @@ from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
 from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, canonical
 from manyheads.data.preparing_pairs import CLEANING, PairList, prepare_corpus, text_path
 from manyheads.data.progress import Progress
-from manyheads.data.settings import DataSettings
+from manyheads.data.settings import CopyTaskSettings, DataSettings
 from manyheads.data.store import PairStore
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import ConfigError, DataError, SaveError
@@ -253,7 +253,7 @@ def open_data(
     """
     name, count = settings.path, settings.num_train_pairs
     generated: dict[str, tuple[dict[str, Any], Callable[[], dict[str, list[tuple[str, str]]]]]] = {
-        COPY_TASK: ({"seed": seed}, lambda: copy_pairs(seed, count)),
+        COPY_TASK: (_copy_identity(settings, seed), lambda: copy_pairs(seed, count, settings.copy_task)),
         TATOEBA: ({"digests": DIGESTS}, lambda: _tatoeba(count)),
     }
     if name in generated:
@@ -269,6 +269,12 @@ def open_data(
         raise ConfigError(f"There is no corpus {name!r}; the embedded one is {TATOEBA}.")
     refuse_missing(name, [COPY_TASK, TATOEBA], "manyheads prepare")
     return PreparedData.open(name, verify=verify)
+
+
+def _copy_identity(settings: DataSettings, seed: int) -> dict[str, Any]:
+    """What determines the texts of the copy task; the default settings are left out, so that old folders are found."""
+    task = settings.copy_task
+    return {"seed": seed} if task == CopyTaskSettings() else {"seed": seed, "copy_task": asdict(task)}
 
 
 def _tatoeba(num_train_pairs: int) -> dict[str, list[tuple[str, str]]]:

@@ -4,15 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from manyheads.config.checks import MOST_LANES, MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["DUPLICATION", "DataSettings", "SegmentSettings", "shares_of"]
+__all__ = ["DUPLICATION", "CopyTaskSettings", "DataSettings", "SegmentSettings", "shares_of"]
 
 DUPLICATION = "duplication-task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyTaskSettings:
+    """The sequences of the copy task (`data.path copy-task`).
+
+    Args:
+        num_symbols: number of different words: `w1`, `w2` and so on.
+        shortest: words of the shortest sequence.
+        longest: words of the longest sequence.
+
+    Raises: ConfigError: a number is out of range, or longest is below shortest.
+    """
+
+    num_symbols: int = 16
+    shortest: int = 4
+    longest: int = 10
+
+    def __post_init__(self) -> None:
+        check(self, "data.copy_task.", between(1, 2**16), "num_symbols")
+        check(self, "data.copy_task.", between(1, 512), "shortest", "longest")
+        if self.longest < self.shortest:
+            raise ConfigError(
+                f"data.copy_task.longest is {self.longest}, below shortest {self.shortest}; raise longest, or lower"
+                " shortest.",
+                fields=("shortest", "longest"),
+            )
+
+    @property
+    def num_texts(self) -> int:
+        """Number of different sequences."""
+        return sum(self.num_symbols**length for length in range(self.shortest, self.longest + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +67,7 @@ class DataSettings:
         mix: several prepared folders with their shares of the training pairs, such as `data/old=0.2 data/new=0.8`.
             `path` is one of them: it validates the run, and an epoch contains about each of its pairs once. Without
             `path`, it is the one with the largest share.
+        copy_task: words and lengths of the copy task; other data does not use it.
 
     Raises: ConfigError: a number is out of range.
     """
@@ -48,6 +81,7 @@ class DataSettings:
     pad_to_multiple: int = 1
     num_train_pairs: int = 0
     mix: tuple[str, ...] = ()
+    copy_task: CopyTaskSettings = field(default_factory=CopyTaskSettings)
 
     def __post_init__(self) -> None:
         check(self, "data.", between(8, MOST_UNITS), "max_tokens")

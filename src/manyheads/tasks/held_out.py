@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from pathlib import Path
 
+from manyheads.config.build import build
 from manyheads.config.files import load_yaml
+from manyheads.data.settings import CopyTaskSettings
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["chosen_split", "held_out_pairs", "own_data", "run_file"]
+__all__ = ["chosen_split", "copy_settings", "held_out_pairs", "own_data", "run_file"]
 
 EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"
@@ -48,13 +50,29 @@ def run_file(model: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def held_out_pairs(data: str, split: str | None, seed: int) -> tuple[list[tuple[str, str]], str]:
+def copy_settings(model: str) -> CopyTaskSettings:
+    """Return `data.copy_task` of a run's config.yaml; the defaults without one.
+
+    Args: model: a run folder, or its model/.
+
+    Raises: ConfigError: the file's settings are wrong.
+    """
+    config = run_file(model)
+    section = load_yaml(config).values.get("data") if config is not None else None
+    given = section.get("copy_task") if isinstance(section, dict) else None
+    return build(CopyTaskSettings, given or {}, f"{config}: data.copy_task")
+
+
+def held_out_pairs(
+    data: str, split: str | None, seed: int, copy_task: CopyTaskSettings | None = None
+) -> tuple[list[tuple[str, str]], str]:
     """The raw text of a held-out split.
 
     Args:
         data: a folder with prepared data, `embedded:tatoeba-en-de`, or `copy-task`.
         split: `test` or `valid`; None takes test if there is one, else valid.
         seed: of the copy task's sequences.
+        copy_task: its words and lengths; None: the defaults.
 
     Returns: the pairs in order, and the split's name.
     Raises: DataError: no such folder, damaged, or without that split. ConfigError: no such embedded corpus.
@@ -66,7 +84,7 @@ def held_out_pairs(data: str, split: str | None, seed: int) -> tuple[list[tuple[
     if data == COPY_TASK:
         from manyheads.data.copy_task import copy_pairs
 
-        return copy_pairs(seed)[split or "test"], split or "test"
+        return copy_pairs(seed, settings=copy_task)[split or "test"], split or "test"
     if data.startswith("embedded:"):
         raise ConfigError(f"There is no corpus {data!r}; the embedded one is {EMBEDDED}.")
     from manyheads.data.prepared import PreparedData

@@ -13,7 +13,7 @@ from manyheads.data.copy_task import copy_pairs
 from manyheads.data.prepared import PreparedData, open_data, prepare_corpus
 from manyheads.data.preparing_pairs import PairList
 from manyheads.data.readers import PairFiles
-from manyheads.data.settings import DataSettings
+from manyheads.data.settings import CopyTaskSettings, DataSettings
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.commit import remove_stale
 from manyheads.text.settings import TokenizerSettings
@@ -241,3 +241,33 @@ def test_copied_sequences_are_unseen_and_reproducible() -> None:
     assert copy_pairs(8, 30) != copy_pairs(7, 30)
     with pytest.raises(ConfigError, match="at most 10000000"):
         copy_pairs(1, 10**9)
+
+
+def test_words_and_lengths_of_the_copy_task(tmp_path: Path) -> None:
+    task = CopyTaskSettings(num_symbols=5, shortest=7, longest=8)
+    texts = [source for pairs in copy_pairs(7, 30, task).values() for source, _ in pairs]
+    assert {len(text.split()) for text in texts} == {7, 8}
+    assert {word for text in texts for word in text.split()} == {f"w{n}" for n in range(1, 6)}
+    given = {"path": "copy-task", "num_train_pairs": 30}
+    words = TokenizerSettings(kind="word")
+    own = open_data(DataSettings(**given, copy_task=task), words, 7, tmp_path)
+    assert own.test_text == copy_pairs(7, 30, task)["test"]
+    assert own.digest != open_data(DataSettings(**given), words, 7, tmp_path).digest
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_symbols": 0}, "num_symbols is 0; it must be from 1"),
+        ({"shortest": 11}, "longest is 10, below shortest 11"),
+        ({"longest": 513}, "from 1 to 512"),
+    ],
+)
+def test_wrong_copy_tasks(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CopyTaskSettings(**settings)
+
+
+def test_too_few_different_texts_to_copy() -> None:
+    with pytest.raises(ConfigError, match=r"has 120 different texts.*1,460 are needed"):
+        copy_pairs(1, 30, CopyTaskSettings(num_symbols=2, shortest=3, longest=6))

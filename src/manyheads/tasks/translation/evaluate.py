@@ -22,7 +22,7 @@ from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_
 from manyheads.errors import DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.tasks.held_out import held_out_pairs, own_data
+from manyheads.tasks.held_out import copy_settings, held_out_pairs, own_data
 from manyheads.tasks.report import machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.tasks.translation.options import EvaluateOptions
@@ -123,7 +123,7 @@ def _pairs(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, 
         files = PairFiles(source=first, target=options.reference, on_bad_utf8=options.on_bad_utf8)
         return list(files.read(read)), files.describe()
     data, seed = (options.data, 1) if options.data is not None else own_data(options.model)
-    pairs, split = held_out_pairs(data, options.split, seed)
+    pairs, split = held_out_pairs(data, options.split, seed, copy_settings(options.model))
     if options.hypotheses is not None:
         found = list(read_lines(options.hypotheses, on_bad_utf8=options.on_bad_utf8, report=read))
         if len(found) != len(pairs):

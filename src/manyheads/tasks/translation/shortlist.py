@@ -21,7 +21,7 @@ from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import MANIFEST, list_files, verify_folder
-from manyheads.tasks.held_out import own_data, run_file
+from manyheads.tasks.held_out import copy_settings, own_data, run_file
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 
@@ -104,7 +104,7 @@ def _training_pairs(model: str, data: str | None, tokenizer: TranslationTokenize
     if path == COPY_TASK:
         from manyheads.data.copy_task import copy_pairs
 
-        yield from _encoded(copy_pairs(seed)["train"], tokenizer)
+        yield from _encoded(copy_pairs(seed, settings=copy_settings(model))["train"], tokenizer)
         return
     prepared = PreparedData.open(path)
     if prepared.tokenizer.digest != tokenizer.digest:
