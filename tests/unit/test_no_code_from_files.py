@@ -110,4 +110,4 @@ def test_modules_are_imported_by_names_from_literal_tables_alone() -> None:
     tables = {"architectures/table.py", "tasks/table.py", "documents/formats.py", "interop/exports/engine.py"}
     # A runtime of other people, by a name in the same file: it is an extra, and mypy has no types for it.
     runtimes = {f"interop/exports/{name}.py" for name in ("ctranslate2", "onnx_files", "transformers")}
-    assert users == lazy | commands | tables | runtimes | {"decoding/engines.py"}
+    assert users == lazy | commands | tables | runtimes

@@ -68,8 +68,8 @@ def test_evaluate_prints_its_protocol(run: Path, manyheads: Cli, capsys: pytest.
     assert [result["reading"]["memory_len"] for result in record["results"]] == [0, 8]
     first = record["results"][0]
     assert first["reading"] == {
-        "segment_len": 16, "memory_len": 0, "clamp_len": 5, "same_length": True, "lanes": 3, "documents": "joined",
-        "max_tokens": 500,
+        "segment_len": 16, "memory_len": 0, "clamp_len": 5, "same_length": True, "ext_len": 0, "lanes": 3,
+        "documents": "joined", "max_tokens": 500,
     }  # fmt: skip
     assert first["perplexity"] == pytest.approx(math.exp(first["nats_per_token"]))
     assert [Path(path).name for path in record["pictures"]] == ["loss-by-memory.png", "loss-by-memory.svg"]

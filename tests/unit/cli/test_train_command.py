@@ -206,7 +206,7 @@ def test_help_names_every_setting_and_preset(manyheads: Program, capsys: pytest.
     assert manyheads("train", "--help") == 0
     page = capsys.readouterr().out
     sections = {"data", "tokenizer", "model", "optimiser", "schedule", "training", "validation", "decoding"}
-    sections |= {"initial"}
+    sections |= {"initial", "data.copy_task"}
     for name in set(dotted_names(TrainConfig)) - sections - {"model.attention.kind"}:
         assert f"  --{name if '.' in name else name.replace('_', '-')} " in page or f"  --{name}\n" in page, name
     for name in PRESETS:

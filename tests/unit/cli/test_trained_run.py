@@ -84,7 +84,7 @@ def test_info_for_eyes(run: Path, manyheads: Program, capsys: pytest.CaptureFixt
     assert lines[0] == "kind               run"
     assert "  parameters" in "\n".join(lines)
     assert max(map(len, lines)) < 160
-    assert len(lines) < 100
+    assert len(lines) < 120
     assert lines_of({"a_b": 1234, "c": None, "d": {"e": 0.5, "f": True}}) == [
         "a b  1,234",
         "d",

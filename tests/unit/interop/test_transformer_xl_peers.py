@@ -157,7 +157,7 @@ def test_raw_queries_are_put_back_to_normal() -> None:
         (HF, "n_layer", 10**9, "from 1 to 1,024"),
         (HF, "dropout", 2.0, r"must be in \[0, 1\)"),
         (OFFICIAL, "attn_type", 4, "knows 0, 1, 2 and 3"),
-        (OFFICIAL, "sample_softmax", 10, "can be built with it"),
+        (OFFICIAL, "sample_softmax", 10, "itself cannot be built"),
         (OFFICIAL, "n_heads", 2, "no option 'n_heads'"),
         (OFFICIAL, "tie_projs", [1], "of type list"),
         (OFFICIAL, "d_inner", 2.0, "of type int"),

@@ -154,8 +154,9 @@ def test_another_architecture_is_told_in_a_word() -> None:
 
 def test_presets_are_what_they_cite() -> None:
     made: dict[str, Any] = {name: make() for name, make in PRESETS.items()}
-    language = {"xl-debug", "xl-demo", "reformer-debug", "reformer-demo", "duplication"}
-    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big", *language}
+    language = {"lm-demo", "xl-debug", "xl-demo", "reformer-debug", "reformer-demo", "duplication"}
+    papers = {"vanilla-lm", "million", "enwik8", "imagenet64"}
+    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big", *language, *papers}
     assert made["copy"].training.label_smoothing == 0
     tiny = made["tiny"]
     assert (tiny.optimiser.learning_rate, tiny.schedule.warmup_steps, tiny.data.max_tokens) == (0.005, 2000, 8192)
