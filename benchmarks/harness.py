@@ -81,6 +81,7 @@ class Side:
     options: the function's keywords, as JSON can hold them.
     python: the interpreter.
     environment: the whole of it; None passes on this process's own.
+    folder: of the scripts that build it; another commit's, where commits are compared.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Side:
     options: Mapping[str, Any] = field(default_factory=dict)
     python: str = sys.executable
     environment: Mapping[str, str] | None = None
+    folder: Path = Path(__file__).parent
 
 
 class Child:
@@ -108,7 +110,7 @@ class Child:
         self._most_seconds = most_seconds
         self._has_worked = False
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
-        script = Path(__file__).with_name("side.py")
+        script = side.folder / "side.py"
         self._process = subprocess.Popen(
             [side.python, str(script), side.build, json.dumps(dict(side.options))],
             stdin=subprocess.PIPE,

@@ -5,6 +5,8 @@
 Every side is a process of its own; see `harness` for the protocol, `tasks` for what is compared. Two of the sides are
 the machine's own products of 2048 x 2048 matrices, so that the share of them that a model reaches is of the same run.
 
+`--baseline COMMIT` compares our sides with the same sides at another commit, and not with peers.
+
 A side that is too slow on this machine is left out, and a line says which and why: one in bf16 where bf16 products are
 far slower than fp32's (measured first), and any whose warm-up or first turn takes many times its budget.
 """
@@ -14,11 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,7 @@ from typing import Any
 from harness import Side, Turns, take_turns
 from peers_shared import shared_peers
 from report import PRODUCTS, ROOT, SizeError, describe_machine, gflops, header, reasons, record, tables
-from tasks import TASKS, Comparison, Entry
+from tasks import TASKS, Comparison, Entry, against_baseline
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 QUICK_SECONDS, QUICK_ROUNDS = 0.5, 2
@@ -39,7 +43,27 @@ LOOK_SECONDS = 120.0
 
 def main() -> int:
     options = parse()
+    with checkout(options.baseline) as options.baseline_folder:
+        return run(options)
 
+
+@contextmanager
+def checkout(commit: str | None) -> Iterator[Path | None]:
+    """The files of a commit in a temporary folder; None without a commit."""
+    if commit is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="manyheads-baseline-") as folder:
+        archive = Path(folder, "tree.tar")
+        command = ["git", "-C", str(ROOT), "archive", "--output", str(archive), commit, "src", "benchmarks"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"The files of --baseline {commit} could not be read: {done.stderr.strip()}")
+        shutil.unpack_archive(archive, folder, filter="data")
+        yield Path(folder)
+
+
+def run(options: argparse.Namespace) -> int:
     def say(text: str) -> None:
         if not options.quiet:
             print(f"  {text}", file=sys.stderr, flush=True)
@@ -79,6 +103,8 @@ def main() -> int:
 def chosen_tasks(options: argparse.Namespace) -> list[tuple[str, Comparison]]:
     """Of the command line; without those whose peers are not there, which a line says."""
     chosen = [(name, one) for name in options.tasks or TASKS for one in TASKS[name]]
+    if options.baseline is not None:
+        chosen = [(name, against_baseline(one, options.baseline)) for name, one in chosen]
     lacking = None
     if shared_peers() is None:
         lacking = "there is no ../shared/peers.py (MANYHEADS_SHARED may name another folder)"
@@ -99,6 +125,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--peer-python", default=str(ROOT / ".venv-peers" / "bin" / "python"), help="the peers' interpreter"
     )
+    parser.add_argument("--baseline", metavar="COMMIT", help="compare with our own sides at this commit")
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--markdown", type=Path, help="write the tables there, with hardware and commit")
     parser.add_argument("--quiet", action="store_true", help="say nothing on the way")
@@ -160,13 +187,16 @@ def measure(
             seconds = options.seconds * comparison.pace
             if one.name in PRODUCTS.values():
                 seconds = min(seconds, 1.0)
-            sides.append((side_of(given, options.peer_python), seconds))
+            sides.append((side_of(given, options.peer_python, options.baseline_folder), seconds))
         found |= take_turns(sides, options.rounds, say, most_seconds(comparison, options.seconds))
     return found
 
 
-def side_of(entry: Entry, peer_python: str) -> Side:
-    """Where and under what environment a side runs: peers as they come, ours as the command line sets itself up."""
+def side_of(entry: Entry, peer_python: str, baseline: Path | None = None) -> Side:
+    """Where and under what environment a side runs: peers as they come, ours as the command line sets itself up.
+
+    Args: baseline: the folder with the files of another commit, for a side of it.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if entry.where == "peers":
         return Side(entry.name, entry.build, entry.options, peer_python, environment)
@@ -174,6 +204,9 @@ def side_of(entry: Entry, peer_python: str) -> Side:
     environment |= {"PYTHONPATH": str(ROOT / "src"), "GOMP_SPINCOUNT": "10000"}
     if entry.where == "one thread":
         environment |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+    if entry.where == "baseline" and baseline is not None:
+        environment["PYTHONPATH"] = str(baseline / "src")
+        return Side(entry.name, entry.build, entry.options, sys.executable, environment, baseline / "benchmarks")
     return Side(entry.name, entry.build, entry.options, sys.executable, environment)
 
 

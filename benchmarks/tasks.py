@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-__all__ = ["TASKS", "Comparison", "Entry"]
+__all__ = ["TASKS", "Comparison", "Entry", "against_baseline"]
 
 
 @dataclass(frozen=True)
@@ -14,14 +14,14 @@ class Entry:
     """A side; see `harness.Side`.
 
     Attributes:
-        where: in our environment or the peers', or in ours with one thread.
+        where: in our environment or the peers', in ours with one thread, or in ours with the code of the baseline.
         shares: it leaves something for those after it, or finds it, in a folder, which is its option `folder`.
     """
 
     name: str
     build: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    where: Literal["ours", "peers", "one thread"] = "ours"
+    where: Literal["ours", "peers", "one thread", "baseline"] = "ours"
     shares: bool = False
 
     @property
@@ -59,6 +59,21 @@ class Comparison:
     @property
     def needs_peers(self) -> bool:
         return any(entry.where == "peers" for entry in self.entries)
+
+
+def against_baseline(comparison: Comparison, commit: str) -> Comparison:
+    """Our sides beside the same sides at another commit, in place of peers.
+
+    A peer stays where our sides need what it leaves in the shared folder.
+    """
+    ours = [entry for entry in comparison.entries if entry.where == "ours"]
+    sources = [entry for entry in comparison.entries if entry.where == "peers" and entry.shares]
+    old = {entry.name: replace(entry, name=f"{entry.name}, at {commit}", where="baseline") for entry in ours}
+    return replace(
+        comparison,
+        entries=(*sources, *(side for entry in ours for side in (entry, old[entry.name]))),
+        pairs=tuple((name, entry.name) for name, entry in old.items()),
+    )
 
 
 def _peer(task: str, peer: str, precision: str = "fp32", named: str | None = None, **options: Any) -> Entry:

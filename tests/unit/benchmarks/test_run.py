@@ -124,7 +124,7 @@ def test_sides_in_bf16_are_left_out(
         return {one.name: turns(harness, [3.0] * rounds) for one, _ in sides}
 
     monkeypatch.setattr(run, "take_turns", take_turns)
-    options = Namespace(seconds=4.0, rounds=2, peer_python=sys.executable)
+    options = Namespace(seconds=4.0, rounds=2, peer_python=sys.executable, baseline_folder=None)
     found = run.measure(comparison, options, SLOW, lambda _: None)
     assert asked == [(["ours, fp32", "peer, fp32", report.PRODUCTS["fp32"]], 2.0 * run.BUDGETS)]
     text = "\n".join([*report.tables(comparison, found), *report.reasons(found)])
@@ -164,6 +164,26 @@ def test_class_of_a_machine(
 def functions_of(module: str) -> dict[str, ast.FunctionDef]:
     tree = ast.parse((BENCHMARKS / f"{module}.py").read_text("utf-8"))
     return {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+
+
+def test_sides_of_a_baseline_run_the_code_of_its_commit(benchmark_module: Import) -> None:
+    """Peers give way to our own sides at the commit; one that leaves something for ours stays."""
+    run, tasks = benchmark_module("run"), benchmark_module("tasks")
+    [decoding] = tasks.TASKS["decode-greedy"]
+    compared = tasks.against_baseline(decoding, "abc123")
+    peers = [entry.name for entry in compared.entries if entry.where == "peers"]
+    assert peers == ["transformers MarianMT, fp32"]
+    assert ("manyheads, fp32", "manyheads, fp32, at abc123") in compared.pairs
+    assert {name for pair in compared.pairs for name in pair} | set(peers) == {one.name for one in compared.entries}
+    old = next(entry for entry in compared.entries if entry.where == "baseline")
+    with run.checkout("HEAD") as folder:
+        side = run.side_of(old, "peer", folder)
+        assert side.environment["PYTHONPATH"] == str(folder / "src")
+        assert (side.folder / "side.py").is_file()
+        assert (folder / "src" / "manyheads" / "__init__.py").is_file()
+    assert not folder.exists()
+    with pytest.raises(SystemExit, match="--baseline no-such-commit could not be read"), run.checkout("no-such-commit"):
+        pass
 
 
 def test_every_side_of_every_task_can_be_called(benchmark_module: Import) -> None:
