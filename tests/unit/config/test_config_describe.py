@@ -8,7 +8,7 @@ import pytest
 
 from manyheads.config.build import resolve
 from manyheads.config.describe import argument_docs, describe, show_value
-from manyheads.config.merge import dotted_names, field_types, from_dotted, variants
+from manyheads.config.merge import dotted_names, from_dotted
 from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.table import RUNS
 from manyheads.training.settings import RunConfig
