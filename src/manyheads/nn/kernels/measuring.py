@@ -15,17 +15,17 @@ ROUNDS = 7
 
 
 @torch.no_grad()
-def least_seconds(*calls: Callable[[], object]) -> list[float]:
+def least_seconds(*calls: Callable[[], object], rounds: int = ROUNDS, num_threads: int = 1) -> list[float]:
     """Call the functions in turn and return the least time of each.
 
-    Other programs on the machine only ever add to a time. One thread does it: on a busy machine two threads wait for
-    each other for longer than a small product takes, and the wait would be measured.
+    Other programs on the machine only ever add to a time. By default one thread computes: on a busy machine two
+    threads wait for each other for longer than a small product takes, and the wait would be measured.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(num_threads)
     try:
         least = [math.inf] * len(calls)
-        for number in range(1 + ROUNDS):
+        for number in range(1 + rounds):
             for index, call in enumerate(calls):
                 started = time.perf_counter()
                 call()

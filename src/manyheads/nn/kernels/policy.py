@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.nn.kernels.measuring import mean_gain
+from manyheads.nn.kernels.measuring import least_seconds
 
 __all__ = [
     "KEYS_MULTIPLE",
@@ -43,6 +43,7 @@ __all__ = [
     "packing_gain",
     "pads_rows_to",
     "packs",
+    "products_gain",
     "quantises",
     "relative_path",
     "runs_flex_eagerly",
@@ -94,12 +95,13 @@ def is_compiled() -> bool:
 # Smaller products take microseconds in either library, and oneDNN compiles a kernel for each new shape. With a packed
 # weight oneDNN is faster for smaller products too.
 _LEAST_WORK, _LEAST_PACKED_WORK = 1 << 20, 1 << 17
-# Where oneDNN is not faster in general, weights of so many numbers are measured (decision 023). Smaller ones were about
-# as fast in either layout, so a measurement would decide by chance, and the last digits of results with it.
-_LEAST_MEASURED_WEIGHT, _MOST_MEASURED_WEIGHT = 1 << 19, 1 << 21
-_LEAST_PACKING_GAIN = 1.2
-# Rows of the products that are measured: steps of a search with 1 and 4 beams. More rows do not use such weights.
-_MEASURED_ROWS = (32, 128)
+# Where oneDNN is not faster in general, one measurement decides for all weights of at least so many numbers that are
+# not wider than high (decision 023). Smaller and wider ones are about as fast in either layout.
+_LEAST_PACKED_WEIGHT, _LEAST_PACKING_GAIN = 1 << 17, 1.15
+# The measured step: so many rows, and weights of 12 MB in all, more than the cache of a core holds, as in a model.
+_MEASURED_ROWS, _MEASURED_WEIGHTS, _MEASURED_SHAPE = 32, 12, (1024, 256)
+# More rows are multiplied by the library that torch chooses: 128 rows gained 1.12 to 1.18, 2,048 lost.
+_MOST_PACKED_ROWS = 128
 # Numbers of a weight from which on products of 32 rows were faster in int8 than in fp32: quantising rows takes time.
 LEAST_INT8_WEIGHT = 1 << 17
 
@@ -157,29 +159,31 @@ def packs(*weights: Tensor) -> bool:
         return False
     if first.dtype is not torch.float32:
         return first.dtype is torch.bfloat16 and has_bf16()
-    return onednn_is_faster() or _packing_is_faster(sum(len(weight) for weight in weights), first.shape[1])
-
-
-def _packing_is_faster(out_features: int, in_features: int) -> bool:
-    """Whether a step of a search with such a float32 weight is faster from a packed copy, as measured here."""
-    if out_features * in_features < _LEAST_MEASURED_WEIGHT or not has_packing():
-        return False
-    return packing_gain(min(out_features, _MOST_MEASURED_WEIGHT // in_features), in_features) >= _LEAST_PACKING_GAIN
+    height, width = sum(len(weight) for weight in weights), first.shape[1]
+    is_measured = height * width >= _LEAST_PACKED_WEIGHT and height >= width and has_packing()
+    return onednn_is_faster() or (is_measured and packing_gain() >= _LEAST_PACKING_GAIN)
 
 
 @cache
-def packing_gain(out_features: int, in_features: int) -> float:
-    """How many times as fast products of few rows are with a packed float32 weight; 0 if there are none."""
-    weight = torch.ones(max(1, out_features), in_features)
-    inputs = [torch.ones(rows, in_features) for rows in _MEASURED_ROWS]
+def packing_gain() -> float:
+    """Return how many times as fast products of few rows are with packed float32 weights; 0 if there are none.
+
+    All threads compute: a part of what packing saves is a copy that one thread makes while the others wait.
+    """
+    weights = [torch.ones(_MEASURED_SHAPE) for _ in range(_MEASURED_WEIGHTS)]
+    x = torch.ones(_MEASURED_ROWS, _MEASURED_SHAPE[1])
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _MEASURED_ROWS[-1])
+        packed = [torch.ops.mkldnn._reorder_linear_weight(weight, _MOST_PACKED_ROWS) for weight in weights]
         multiply = torch.ops.mkldnn._linear_pointwise
-        return mean_gain(
-            *((partial(F.linear, x, weight), partial(multiply, x, packed, None, "none", [], "")) for x in inputs)
+        plain_seconds, packed_seconds = least_seconds(
+            lambda: [F.linear(x, weight) for weight in weights],
+            lambda: [multiply(x, weight, None, "none", [], "") for weight in packed],
+            rounds=5,
+            num_threads=torch.get_num_threads(),
         )
     except RuntimeError:
         return 0.0
+    return plain_seconds / packed_seconds
 
 
 def quantises(*weights: Tensor) -> bool:
@@ -194,8 +198,8 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
     compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     least = 0 if dtype is torch.bfloat16 else _LEAST_PACKED_WORK
     is_large = x.numel() * out_features >= least
-    if dtype is torch.float32 and not onednn_is_faster() and x.numel() > _MEASURED_ROWS[-1] * x.shape[-1]:
-        return False  # the weight was packed because of its measurement, which says nothing about so many rows
+    if dtype is torch.float32 and not onednn_is_faster() and x.numel() > _MOST_PACKED_ROWS * x.shape[-1]:
+        return False
     return compute is dtype and not torch.is_grad_enabled() and is_large and _is_plain(x)
 
 
@@ -234,6 +238,7 @@ def _is_plain(x: Tensor) -> bool:
 _SHORT = 128 * 128
 # At most so many queries and keys, and at least so many (batch, head) pairs: a step of a search.
 _FEW_QUERIES, _FEW_KEYS, _MANY_PAIRS = 8, 512, 64
+_LEAST_PRODUCTS_GAIN = 1.2
 KEYS_MULTIPLE = 16
 """The number of keys is rounded up to a multiple of this for the path "rounded products"."""
 
@@ -243,8 +248,9 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
 
     On a CPU, at short lengths, matrix products are faster than SDPA in three cases. With dropout SDPA has no fused
     kernel there. In 16 bits its backward pass has a fixed cost per (batch, head) pair, which is too high for short
-    sentences. Where MKL has no AVX-512 code, its forward pass also has one if there are few queries, as in a step of a
-    search. In the last case 16-bit keys that are a part of a cache are padded as well (decision 006).
+    sentences. Its forward pass also has one if there are few queries, as in a step of a search: where MKL has no
+    AVX-512 code, and where it is measured for the beams of a sentence. 16-bit keys that are a part of a cache are
+    padded as well (decision 006).
     """
     if query.device.type != "cpu":
         return "sdpa"
@@ -258,9 +264,27 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return "products" if query.element_size() < 4 else "sdpa"
     few = q_len <= _FEW_QUERIES and k_len <= _FEW_KEYS and query.shape[0] * query.shape[1] >= _MANY_PAIRS
-    if not few or torch.compiler.is_compiling() or not onednn_is_faster():
+    if not few or torch.compiler.is_compiling():
         return "sdpa"
+    if not onednn_is_faster():
+        is_faster = q_len > 1 and key.element_size() == 4 and products_gain() >= _LEAST_PRODUCTS_GAIN
+        return "products" if is_faster else "sdpa"
     return "rounded products" if key.element_size() < 4 and not key.is_contiguous() else "products"
+
+
+@cache
+def products_gain() -> float:
+    """Return how many times as fast as SDPA matrix products are for four queries (beams) of each (batch, head) pair.
+
+    On two threads with AVX2 SDPA was slower than on one (322 and 201 us; products 132 and 200).
+    """
+    query, key = torch.ones(16, 4, 4, 64), torch.ones(16, 4, 32, 64)
+    products_seconds, sdpa_seconds = least_seconds(
+        lambda: torch.softmax(query @ key.transpose(-1, -2), -1) @ key,
+        lambda: F.scaled_dot_product_attention(query, key, key),
+        num_threads=torch.get_num_threads(),
+    )
+    return sdpa_seconds / products_seconds
 
 
 def sdpa_zeroes_empty_rows(mask: Tensor) -> bool:

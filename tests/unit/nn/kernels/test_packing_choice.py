@@ -15,24 +15,25 @@ pytestmark = pytest.mark.skipif(not policy.has_packing(), reason="this build of 
 
 
 @pytest.fixture
-def gains(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], float]:
-    """What measurements find, by (out_features, in_features), on a processor where oneDNN is not faster in general."""
-    found: dict[tuple[int, int], float] = {}
+def gain(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the measurement finds, on a processor where oneDNN is not faster in general."""
+    found = [1.5]
     monkeypatch.setattr(policy, "onednn_is_faster", lambda: False)
-    monkeypatch.setattr(policy, "packing_gain", lambda *sizes: found[sizes])
+    monkeypatch.setattr(policy, "packing_gain", lambda: found[0])
     return found
 
 
-def test_chosen_by_the_measured_gain(gains: dict[tuple[int, int], float]) -> None:
-    gains[8000, 256] = 1.6
-    gains[4096, 512] = 1.19
-    assert policy.packs(torch.empty(8000, 256))
-    assert not policy.packs(torch.empty(20_000, 512))  # measured with fewer rows
-    assert not policy.packs(torch.empty(256, 256))  # too small to be measured
+def test_chosen_by_the_measured_gain(gain: list[float]) -> None:
+    large, small, wide = torch.empty(8000, 256), torch.empty(256, 256), torch.empty(256, 1024)
+    assert policy.packs(large)
+    assert policy.packs(small, small, small)  # one product of the three projections
+    assert not policy.packs(small)
+    assert not policy.packs(wide)
+    gain[0] = 1.1
+    assert not policy.packs(large)
 
 
-def test_only_as_few_rows_as_were_measured(gains: dict[tuple[int, int], float]) -> None:
-    gains[4096, 128] = 2.0
+def test_only_few_rows(gain: list[float]) -> None:
     one = Linear(128, 4096)
     packed = Packed(one)
     assert Packed.is_worthwhile(one)
@@ -42,6 +43,21 @@ def test_only_as_few_rows_as_were_measured(gains: dict[tuple[int, int], float]) 
         assert not packed.serves(torch.randn(129, 128), one)
         x = torch.randn(32, 128)
         torch.testing.assert_close(packed.linear(x), F.linear(x, one.weight, one.bias), atol=1e-5, rtol=1e-5)
+
+
+def test_beams_attend_by_products_where_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [2.0]
+    monkeypatch.setattr(policy, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(policy, "products_gain", lambda: found[0])
+
+    def path(queries: int, dtype: torch.dtype = torch.float32) -> str:
+        query, key = (torch.empty(32, 4, length, 64, dtype=dtype) for length in (queries, 32))
+        return policy.attention_path(query, key, key, 0.0)
+
+    assert path(4) == "products"
+    assert path(1) == path(9) == path(4, torch.bfloat16) == "sdpa"
+    found[0] = 1.1
+    assert path(4) == "sdpa"
 
 
 def test_a_measurement_times_both_in_turn_with_one_thread() -> None:
@@ -66,5 +82,6 @@ def test_the_gain_is_a_geometric_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mean_gain((int, int), (int, int)) == 2.0
 
 
-def test_a_real_measurement() -> None:
-    assert policy.packing_gain(64, 64) > 0
+def test_real_measurements() -> None:
+    assert policy.packing_gain() > 0
+    assert policy.products_gain() > 0
