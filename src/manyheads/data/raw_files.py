@@ -25,7 +25,6 @@ class IdSource(Protocol):
 
     def read(self) -> Iterator[tuple[str, bytes, bool]]:
         """Yield a file's name, some of its bytes, and whether it ends with them."""
-        ...
 
     def describe(self) -> str: ...
 
