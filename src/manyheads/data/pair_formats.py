@@ -10,7 +10,7 @@ from typing import Any
 
 from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
-from manyheads.errors import DataError, MissingExtraError
+from manyheads.errors import DataError, needing_extra
 
 __all__ = ["csv_pairs", "nested_value", "one_line", "parquet_pairs", "tmx_pairs"]
 
@@ -197,11 +197,9 @@ def parquet_pairs(path: str | Path, keys: tuple[str, str], report: ReadReport) -
     Raises: DataError: it is no Parquet file, or has no such columns of text. MissingExtraError: pyarrow is not
         installed.
     """
-    try:
+    with needing_extra("Parquet files need the package pyarrow", "parquet"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise MissingExtraError("Parquet files need the package pyarrow: pip install 'manyheads[parquet]'.") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names

@@ -62,18 +62,15 @@ def _recorded(name: str, run_dir: Path) -> dict[str, Any]:
     file = run_dir / "config.yaml"
     if not file.is_file() or not any((run_dir / "checkpoints").glob("step-*")):
         return {}
-    values = load_yaml(file).values
-    initial = values.get("initial")
-    if not isinstance(initial, dict) or initial.get("model") != name or not isinstance(values.get("model"), dict):
-        return {}
-    return {"model": values["model"], "initial": initial}
+    source = load_yaml(file)
+    model, initial = source.section("model"), source.section("initial")
+    return {"model": model, "initial": initial} if model and initial.get("model") == name else {}
 
 
 def _own_data(name: str) -> str:
     """The prepared data of a run, if it is still there; empty otherwise."""
     file = run_file(name) if Path(name).is_dir() else None
-    section = load_yaml(file).values.get("data") if file is not None else None
-    path = section.get("path") if isinstance(section, dict) else None
+    path = None if file is None else load_yaml(file).section("data").get("path")
     if file is None or not isinstance(path, str):
         return ""
     inside = sorted(one.parent for one in (file.parent / "data").glob("*/manifest.json"))

@@ -100,10 +100,9 @@ def task_of_folder(name: str) -> str | None:
 
 def _is_duplication(run: Path) -> bool:
     try:
-        data = load_yaml(run / "config.yaml").values.get("data")
+        return load_yaml(run / "config.yaml").section("data").get("path") == DUPLICATION
     except ConfigError:
         return False  # there is none, or whoever opens it reports what is wrong
-    return isinstance(data, dict) and data.get("path") == DUPLICATION
 
 
 def _task_of_data(folder: Path) -> str | None:

@@ -58,8 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parse(PAGE, arguments, "inspect positions")
     check_kinds(options.output)
     check(options, "--", between(1, _MOST_POSITIONS), "length")
-    if options.d_model is not None and not 1 <= options.d_model <= _MOST_WIDTH:
-        raise ConfigError(f"--d-model is {options.d_model}; it must be from 1 to {_MOST_WIDTH:,}.")
+    check(options, "--", between(1, _MOST_WIDTH), "d_model")
     if options.model is not None and (options.d_model is not None or options.layout is not None):
         raise ConfigError("--d-model and --layout come from the model; leave them out, or leave out MODEL.")
     from manyheads.visualise.positions import positions_figure
