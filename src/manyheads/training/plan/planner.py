@@ -10,9 +10,10 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -78,6 +79,12 @@ class Footprint:
         probes = " and ".join(f"{probe:,}" for probe in self.probes)
         head = f"peak memory of training on a CPU in {self.precision}"
         return "\n".join([head, *lines, f"measured in steps of {probes} tokens"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sizes by name."""
+        record = asdict(self)
+        probes, _ = record.pop("probes"), record.pop("overhead")
+        return {**record, "total_bytes": self.total_bytes, "probed_lengths": probes}
 
 
 @dataclass(frozen=True)
