@@ -172,7 +172,7 @@ def _languages(
 
 
 def _matches(found: str, wanted: str) -> bool:
-    """Whether a language is the wanted one or a variety of it: en-gb is en."""
+    """Return whether a language is the wanted one or a variety of it, as en-gb is of en."""
     found, wanted = found.lower().replace("_", "-"), wanted.lower().replace("_", "-")
     return found == wanted or found.startswith(wanted + "-") or wanted.startswith(found + "-")
 

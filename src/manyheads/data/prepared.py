@@ -270,7 +270,7 @@ def open_data(
 
 
 def _copy_identity(settings: DataSettings, seed: int) -> dict[str, Any]:
-    """What determines the texts of the copy task; the default settings are left out, so that old folders are found."""
+    """Return what determines the copy task's texts. Default settings are left out, so that old folders are found."""
     task = settings.copy_task
     return {"seed": seed} if task == CopyTaskSettings() else {"seed": seed, "copy_task": asdict(task)}
 

@@ -133,7 +133,7 @@ def _begin_from(
 
 
 def _choose_path_of_mix(sources: Sequence[Source]) -> None:
-    """Where a source mixes data without naming `data.path`, it is the folder with the largest share."""
+    """Set `data.path` of a source that mixes data without naming it: the folder with the largest share."""
     for source in sources:
         section = source.section("data")
         mix = section.get("mix")
@@ -242,7 +242,7 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
 
 
 def _is_of_pairs(data: str) -> bool:
-    """Whether data of that name is for translators or parsers, as far as can be told without opening it."""
+    """Return whether data of that name is for translators or parsers, as far as its name and records tell."""
     return data in (EMBEDDED, COPY_TASK) or task_of_folder(data) in ("translation", "parsing")
 
 

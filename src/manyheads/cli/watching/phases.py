@@ -42,7 +42,7 @@ class Phases(Protocol):
         """Nothing is done until the next call, for example while input is awaited; nothing is shown meanwhile."""
 
     def hidden(self, when: bool) -> AbstractContextManager[None]:
-        """Where `when` is true, clear the terminal's last lines for what is written in the block."""
+        """If `when` is true, clear the terminal's last lines for the text that the block writes."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Times implementations against each other on this machine."""
+"""Compares the speed of implementations on this machine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROUNDS = 7
 def least_seconds(*calls: Callable[[], object]) -> list[float]:
     """Call the functions in turn and return the least time of each.
 
-    Other programs on the machine only ever add to a time. One thread does it: on a busy machine two threads wait for
-    each other for longer than a small product takes, and the wait would be measured.
+    Other programs on the machine can only make a call longer. Only one thread is used: on a busy machine two threads
+    wait for each other longer than a small product takes, and the wait would be measured.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def least_seconds(*calls: Callable[[], object]) -> list[float]:
 
 
 def mean_gain(*pairs: tuple[Callable[[], object], Callable[[], object]]) -> float:
-    """How many times as fast the second function of a pair is as the first: the geometric mean over the pairs."""
+    """Return the speed of the second function of a pair relative to the first: the geometric mean over the pairs."""
     gains = []
     for plain, fast in pairs:
         slow_seconds, fast_seconds = least_seconds(plain, fast)

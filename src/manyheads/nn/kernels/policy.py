@@ -161,7 +161,7 @@ def packs(*weights: Tensor) -> bool:
 
 
 def _packing_is_faster(out_features: int, in_features: int) -> bool:
-    """Whether a step of a search with such a float32 weight is faster from a packed copy, as measured here."""
+    """Return whether measurements here find a step of a search with such a float32 weight faster if it is packed."""
     if out_features * in_features < _LEAST_MEASURED_WEIGHT or not has_packing():
         return False
     return packing_gain(min(out_features, _MOST_MEASURED_WEIGHT // in_features), in_features) >= _LEAST_PACKING_GAIN
@@ -169,7 +169,7 @@ def _packing_is_faster(out_features: int, in_features: int) -> bool:
 
 @cache
 def packing_gain(out_features: int, in_features: int) -> float:
-    """How many times as fast products of few rows are with a packed float32 weight; 0 if there are none."""
+    """Return the speed of products of few rows with a packed float32 weight, relative to a plain one; 0: no packing."""
     weight = torch.ones(max(1, out_features), in_features)
     inputs = [torch.ones(rows, in_features) for rows in _MEASURED_ROWS]
     try:
@@ -183,7 +183,7 @@ def packing_gain(out_features: int, in_features: int) -> float:
 
 
 def quantises(*weights: Tensor) -> bool:
-    """Whether products with these weights, one below the other, are large enough for int8 to be faster."""
+    """Return whether products with these weights, one below the other, are large enough for int8 to be faster."""
     numbers = sum(weight.numel() for weight in weights)
     is_plain = all(weight.dtype is torch.float32 and weight.device.type == "cpu" for weight in weights)
     return is_plain and numbers >= LEAST_INT8_WEIGHT and not any(weight.is_inference() for weight in weights)
@@ -200,7 +200,7 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
 
 
 def uses_int8(x: Tensor) -> bool:
-    """Whether x is multiplied by a weight of 8 bits: not for gradients, and not under autocast."""
+    """Return whether x is multiplied by a weight of 8 bits: not for gradients, and not under autocast."""
     return (
         x.dtype is torch.float32
         and not torch.is_autocast_enabled("cpu")
