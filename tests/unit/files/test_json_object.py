@@ -30,6 +30,6 @@ def test_an_object_is_read(tmp_path: Path) -> None:
 def test_anything_else_is_refused_by_name(content: bytes, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "file.json"
     file.write_bytes(content)
-    with pytest.raises(ModelFileError, match="file.json") as caught:
+    with pytest.raises(ModelFileError, match=r"file\.json") as caught:
         read_object(file)
     assert reason in str(caught.value)
