@@ -100,7 +100,7 @@ def _write_page(views: list[AttentionView], path: Path, options: AttentionOption
 
 
 def _write_picture(views: list[AttentionView], path: Path, options: AttentionOptions) -> Path:
-    from manyheads.visualise.attention import attention_figure
+    from manyheads.visualise.attention import layer_figure
     from manyheads.visualise.attention_views import thinned
     from manyheads.visualise.figure import save_figure
 
@@ -111,11 +111,4 @@ def _write_picture(views: list[AttentionView], path: Path, options: AttentionOpt
     layer = len(view.layers) if options.layer is None else options.layer
     if not 1 <= layer <= len(view.layers):
         raise RequestError(f"--layer {layer}: the {view.name} has layers 1 to {len(view.layers)}.")
-    figure = attention_figure(
-        view.layers[layer - 1],
-        query_tokens=view.query_tokens,
-        key_tokens=view.key_tokens,
-        num_memory=view.num_memory,
-        title=f"{view.name}, layer {layer} of {len(view.layers)}",
-    )
-    return save_figure(figure, path, [path.suffix[1:].lower()])[0]
+    return save_figure(layer_figure(view, layer), path, [path.suffix[1:].lower()])[0]
