@@ -341,12 +341,12 @@ def _largest(knob: Knob, peaks: Mapping[int, float], limit: float) -> Fit:
     return Fit(knob, low * knob.accumulate, _polynomial(peaks, low))
 
 
-def _polynomial(points: Mapping[int, float], place: int) -> float:
-    """Return the value of the polynomial through the points at a place (Lagrange)."""
+def _polynomial(points: Mapping[int, float], x: int) -> float:
+    """Return the value at x of the polynomial through the points (Lagrange)."""
     total = 0.0
     for one, value in points.items():
         share = 1.0
         for other in points:
-            share *= (place - other) / (one - other) if other != one else 1.0
+            share *= (x - other) / (one - other) if other != one else 1.0
         total += share * value
     return total
