@@ -18,12 +18,12 @@ from manyheads.decoding.engines import OPENERS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from manyheads import nn as nn
-    from manyheads.architectures.pretrained import load as load
+    from manyheads import nn
+    from manyheads.architectures.pretrained import load
     from manyheads.decoding.engines import SearchEngine
-    from manyheads.decoding.generator import Generator as Generator
-    from manyheads.decoding.parser import Parser as Parser
-    from manyheads.decoding.translator import Translator as Translator
+    from manyheads.decoding.generator import Generator
+    from manyheads.decoding.parser import Parser
+    from manyheads.decoding.translator import Translator
 
 __version__ = "0.1.0"
 

@@ -5,7 +5,8 @@ The command line prints such an error as one paragraph and exits with `exit_code
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 __all__ = [
     "CheckpointError",
@@ -20,6 +21,7 @@ __all__ = [
     "SaveError",
     "ShapeError",
     "is_out_of_memory",
+    "needing_extra",
 ]
 
 
@@ -78,6 +80,22 @@ class RankLostError(ManyHeadsError):
 
 class MissingExtraError(ManyHeadsError):
     """An optional package is missing; the message gives the pip command."""
+
+
+@contextmanager
+def needing_extra(why: str, extra: str) -> Iterator[None]:
+    """Import an optional package within the block.
+
+    Args:
+        why: the first half of the message, such as "Markdown needs the package markdown-it-py".
+        extra: of `manyheads[extra]`.
+
+    Raises: MissingExtraError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f"{why}: pip install 'manyheads[{extra}]'.") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

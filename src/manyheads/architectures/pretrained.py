@@ -29,7 +29,7 @@ from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, SaveError
 from manyheads.files.commit import write_folder
-from manyheads.files.guarded import read_limited
+from manyheads.files.json_object import read_object
 from manyheads.files.verify import MANIFEST, verify_folder
 from manyheads.text.languages import LanguagePair
 
@@ -48,7 +48,6 @@ FORMAT_VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 GENERATION = "generation_config.json"
-_MOST_CONFIG_BYTES = 1 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -57,7 +56,6 @@ class HasFiles(Protocol):
 
     def files(self) -> Mapping[str, bytes]:
         """Return the files to write: name -> content."""
-        ...
 
 
 def portable_name(name: str) -> str:
@@ -253,13 +251,9 @@ def read_config(folder: Path) -> Any:
     """
     file = folder / CONFIG
     try:
-        values = json.loads(read_limited(file, _MOST_CONFIG_BYTES).decode("utf-8"))
+        values = read_object(file)
     except FileNotFoundError as error:
         raise ModelFileError(f"{folder} is not a model folder: it has no {CONFIG}.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{file} must hold one JSON object, not a {type(values).__name__}.")
     version = values.pop("format_version", None)
     if version != FORMAT_VERSION:
         raise ModelFileError(
@@ -280,11 +274,7 @@ def read_languages(folder: Path) -> tuple[LanguagePair, ...]:
     Raises: ModelFileError: config.json cannot be read, or they are no pairs of texts.
     """
     file = folder / CONFIG
-    try:
-        values = json.loads(read_limited(file, _MOST_CONFIG_BYTES).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
-    pairs = values.get("languages", []) if isinstance(values, dict) else []
+    pairs = read_object(file).get("languages", [])
     is_known = isinstance(pairs, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair) for pair in pairs
     )

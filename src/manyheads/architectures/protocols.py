@@ -32,30 +32,24 @@ class ModelConfig(Protocol):
     @property
     def architecture(self) -> str:
         """Its name in ARCHITECTURES."""
-        ...
 
     @property
     def task(self) -> Literal["translation", "language-modelling"]:
         """The kind of model: `Seq2Seq` or `LanguageModel`."""
-        ...
 
     @property
     def memory_degree(self) -> int:
         """Degree of the polynomial that gives the memory of a training step as a function of the input length."""
-        ...
 
     @property
     def longest_input(self) -> int | None:
         """Maximum length of a sequence or segment, in tokens; None: there is no limit."""
-        ...
 
     def lower_bounds(self) -> tuple[int, int]:
         """Return the minimum number of tensors of a model, and the minimum size of its largest tensor."""
-        ...
 
     def describe(self) -> str:
         """Return the sizes in one line."""
-        ...
 
 
 class Seq2SeqConfig(ModelConfig, Protocol):
@@ -64,17 +58,14 @@ class Seq2SeqConfig(ModelConfig, Protocol):
     @property
     def source_vocab_size(self) -> int:
         """Number of source ids; 0: that of the data."""
-        ...
 
     @property
     def target_vocab_size(self) -> int:
         """Number of target ids; 0: that of the data."""
-        ...
 
     @property
     def tie_embeddings(self) -> str:
         """`all`, `decoder` or `none`: which tables the head shares."""
-        ...
 
 
 class LanguageModelConfig(ModelConfig, Protocol):
@@ -83,32 +74,26 @@ class LanguageModelConfig(ModelConfig, Protocol):
     @property
     def vocab_size(self) -> int:
         """Number of ids; 0: that of the data."""
-        ...
 
     @property
     def reads_forwards(self) -> bool:
         """Whether no token attends to a later one, so that the model can learn to generate."""
-        ...
 
     @property
     def has_adaptive_softmax(self) -> bool:
         """Whether the head clusters the vocabulary."""
-        ...
 
     @property
     def draws_hashes(self) -> bool:
         """Whether its initial state contains a hash seed (`start(..., hash_seed=...)`)."""
-        ...
 
     @property
     def hash_rounds(self) -> int | Literal["full"] | None:
         """Number of hash rounds; `full`: exact attention; None: the architecture does not hash."""
-        ...
 
     @property
     def context_settings(self) -> dict[str, int]:
         """Settings besides the segment length that determine the context length of attention."""
-        ...
 
 
 class Output(NamedTuple):
@@ -138,7 +123,6 @@ class SearchState(Protocol):
                 a missing sentence has ended. The number of beams may change, so one row can be repeated for many beams.
         Returns: a state of sentences x beams rows, in the order of `rows.flatten()`.
         """
-        ...
 
 
 @runtime_checkable
@@ -148,11 +132,9 @@ class Searchable(Protocol):
     @property
     def max_len(self) -> int | None:
         """Maximum length of a source, and of a target from BOS to the last token before EOS; None: no limit."""
-        ...
 
     def start(self, source: Tensor, source_lengths: Tensor) -> SearchState:
         """Encode the sources. source (batch, source_len) ids padded on the right, lengths (batch,) with EOS."""
-        ...
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Append `tokens` (rows, new_len) to every row; the very first token is BOS.
@@ -161,7 +143,6 @@ class Searchable(Protocol):
             The given
             state is consumed: clone it first to branch. The caller may modify the log-probabilities.
         """
-        ...
 
 
 class PlannedStep(Protocol):
@@ -172,16 +153,13 @@ class PlannedStep(Protocol):
         """Whether it is a step of one token, not the first one, and attention is not recorded: such steps differ only
         in sizes and numbers.
         """
-        ...
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Steps of one kind share one compiled program."""
-        ...
 
     def for_compiler(self) -> Self:
         """Return the same step with optional tensors filled in, so that fewer programs serve all steps."""
-        ...
 
 
 @runtime_checkable
@@ -191,18 +169,15 @@ class PlansSteps(Protocol):
     @property
     def plans_steps(self) -> bool:
         """Whether this model has such steps."""
-        ...
 
     def plan(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
         """Make all decisions of a step that depend on values: allocate space, and choose where each value is written.
 
         Returns: a `PlannedStep`, and the next state. The given state is consumed.
         """
-        ...
 
     def compute(self, step: Any) -> Tensor:
         """Compute the rest of the step and return log-probabilities, (rows, vocab_size) in float32."""
-        ...
 
 
 @runtime_checkable
@@ -211,7 +186,6 @@ class Restrictable(Protocol):
 
     def restricted(self, ids: Tensor) -> Searchable:
         """Return a model whose target id i is `ids[i]`; probabilities are normalised over these ids. ids: (count,)"""
-        ...
 
 
 @runtime_checkable
@@ -223,7 +197,6 @@ class Scorable(Protocol):
 
         Shape: target (batch, target_len) begins with BOS; the result is (batch, target_len, vocab_size).
         """
-        ...
 
 
 class LanguageBody(Protocol):
@@ -232,7 +205,6 @@ class LanguageBody(Protocol):
     @property
     def max_len(self) -> int | None:
         """Maximum sequence length; None: there is no limit."""
-        ...
 
     def __call__(self, tokens: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]:
         """Return hidden states from which the head predicts the token after each, and the next state, without gradient.
@@ -240,7 +212,6 @@ class LanguageBody(Protocol):
         Args: tokens: (lanes, len) ids; lengths: (lanes,) number of real tokens, padding on the right, None: all; state:
             from `start`, which is consumed, None: empty.
         """
-        ...
 
     def start(self, lanes: int, attending: Any = None, *, projected: bool = True) -> Any:
         """Return the empty state, with `reset`, `reorder` and `clone`.
@@ -248,12 +219,9 @@ class LanguageBody(Protocol):
         Args: attending: context settings, None: as in training; projected: a state that makes generation fast, for
             evaluation only; False: a state for training.
         """
-        ...
 
     def tie_weights(self) -> None:
         """Tie the parameters that the body shares within itself."""
-        ...
 
     def tie_head(self, head: nn.Module) -> None:
         """Tie the parameters that body and head share by the config."""
-        ...

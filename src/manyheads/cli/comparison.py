@@ -10,7 +10,7 @@ from manyheads.cli.records import describe_folder
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
-__all__ = ["compare_runs", "sorted_rows", "table_lines"]
+__all__ = ["compare_runs", "draw_curves", "sorted_rows", "table_lines"]
 
 _SCORES = ("valid_nll", "perplexity", "bits_per_byte", "bits_per_character", "bits_per_dim", "bleu", "chrf", "f1")
 _LARGER_IS_BETTER = ("bleu", "chrf", "f1")
@@ -61,6 +61,17 @@ def table_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
         ).rstrip()
         for line in cells
     ]
+
+
+def draw_curves(paths: Sequence[Path], picture: Path) -> Path:
+    """Draw the learning curves of all runs in one picture, whose ending selects its format. Returns: its path."""
+    from manyheads.visualise.compared_curves import compared_curves_figure
+    from manyheads.visualise.curves import read_metrics
+    from manyheads.visualise.figure import save_figure
+
+    metrics = {str(path): path / "metrics.jsonl" for path in paths}
+    records = {name: read_metrics(file) if file.is_file() else [] for name, file in metrics.items()}
+    return save_figure(compared_curves_figure(records), picture, [picture.suffix[1:].lower()])[0]
 
 
 def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:

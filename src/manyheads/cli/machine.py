@@ -51,7 +51,7 @@ def set_up_machine() -> bool:
 
 
 def _is_busy() -> bool:
-    """Whether something else computes all the while, as far as three looks within milliseconds can tell."""
+    """Return whether other processes are computing, in each of three looks within milliseconds."""
     for _ in range(3):
         try:
             running = int(Path("/proc/loadavg").read_text("ascii").split()[3].split("/")[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import CheckpointError, DataError, ModelFileError
-from manyheads.files.guarded import check_regular, read_limited
+from manyheads.files.guarded import check_regular
+from manyheads.files.json_object import read_object
 from manyheads.files.verify import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_folder"]
 
-_MOST_JSON_BYTES = 16 << 20
 _LAYER = re.compile(r"\.layers\.\d+")
 
 
@@ -49,7 +48,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
 
     from manyheads.text.sides import has_tokenizer
 
-    config = _read_json(path / "config.json")
+    config = read_object(path / "config.json")
     files = read_manifest(path) if (path / MANIFEST).is_file() else {}
     parts: Counter[str] = Counter()
     try:
@@ -73,7 +72,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
     if has_tokenizer(path):
         record["tokenizer"] = _tokenizer(path)
     if (path / "generation_config.json").is_file():
-        record["decoding"] = _read_json(path / "generation_config.json")
+        record["decoding"] = read_object(path / "generation_config.json")
     if verify:
         record["damaged"] = _damages([path])
     return record
@@ -101,7 +100,7 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
     pointers = {name: read_pointer(path / "checkpoints", name) for name in ("latest", "best")}
     counters: dict[str, Any] = {}
     if checkpoints:
-        scalars = _read_json(checkpoints[-1] / SCALARS).get("scalars", {})
+        scalars = read_object(checkpoints[-1] / SCALARS).get("scalars", {})
         counters = scalars.get("counters", {})
     record: dict[str, Any] = {
         "kind": "run",
@@ -118,7 +117,7 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
         "config": load_yaml(path / "config.yaml").values,
     }
     if (path / "environment.json").is_file():
-        record["environment"] = _read_json(path / "environment.json")
+        record["environment"] = read_object(path / "environment.json")
     if (path / "model" / "config.json").is_file():
         record["model"] = _model(path / "model", verify)
     if verify:
@@ -162,7 +161,7 @@ def _tokenizer(path: Path) -> dict[str, Any]:
     from manyheads.text.vocabularies import is_vocabulary, load_vocabulary
 
     file = path / "tokenizer.json"
-    if file.is_file() and is_vocabulary(_read_json(file)):
+    if file.is_file() and is_vocabulary(read_object(file)):
         return _known(load_vocabulary(path))
     return _known(load_tokenizer(path))
 
@@ -181,13 +180,3 @@ def _damages(folders: list[Path]) -> list[str]:
         except CheckpointError as error:
             found.append(str(error))
     return found
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_limited(path, _MOST_JSON_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{path} must hold one JSON object, not a {type(content).__name__}.")
-    return content

@@ -73,7 +73,7 @@ def check(settings: Any, section: str, allowed: Range, *names: str, hint: str = 
 
     Args:
         settings: a dataclass.
-        section: its name and a dot, for the message; empty if it has no name.
+        section: its name and a dot, for the message; empty if it has no name; `--` for options of a command.
         allowed: the range of each field.
         names: of the fields.
         hint: added to the message.
@@ -84,7 +84,8 @@ def check(settings: Any, section: str, allowed: Range, *names: str, hint: str = 
         value = getattr(settings, name)
         if value is not None and value not in allowed:
             wanted = f"a finite number {allowed.wanted}" if value == allowed.high == math.inf else allowed.wanted
-            raise ConfigError(f"{section}{name} is {_shown(value)}; it must be {wanted}{hint}.", fields=[name])
+            shown = name.replace("_", "-") if section == "--" else name
+            raise ConfigError(f"{section}{shown} is {_shown(value)}; it must be {wanted}{hint}.", fields=[name])
 
 
 def _shown(value: object) -> str:

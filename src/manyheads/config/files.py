@@ -40,6 +40,11 @@ class Source:
         line = self.lines.get(path)
         return f"{self.name}, line {line}" if line else self.name
 
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the settings of a section; empty where it is missing or no section."""
+        section = self.values.get(name)
+        return section if isinstance(section, dict) else {}
+
 
 def load_yaml(path: Path | str, *, may_be_pipe: bool = False) -> Source:
     """Read one settings file.

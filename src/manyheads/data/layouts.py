@@ -91,19 +91,19 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def find_layout(name: str, place: str | Path) -> FoundLayout:
+def find_layout(name: str, path: str | Path) -> FoundLayout:
     """Return the files of a corpus.
 
     Args:
         name: one of `LAYOUTS`.
-        place: the folder that contains them, or the file if the corpus is one file.
+        path: the folder that contains them, or the file if the corpus is one file.
 
     Raises: DataError: a file is missing; the message gives the names that were tried.
     """
-    layout, place = LAYOUTS[name], Path(place)
-    if place.exists() and not place.is_dir() and len(layout.files) == 1:
-        return FoundLayout(layout, {"train": [place]})
-    folders = [place, *(place / inside for inside in layout.inside)]
+    layout, path = LAYOUTS[name], Path(path)
+    if path.exists() and not path.is_dir() and len(layout.files) == 1:
+        return FoundLayout(layout, {"train": [path]})
+    folders = [path, *(path / inside for inside in layout.inside)]
     paths: dict[str, list[Path]] = {}
     for split, names in layout.files.items():
         wanted = [wanted for plain in names for wanted in (plain, f"{plain}.gz")]
@@ -111,7 +111,7 @@ def find_layout(name: str, place: str | Path) -> FoundLayout:
         paths[split] = next((found for found in tried if found), [])
         if not paths[split]:
             raise DataError(
-                f"{place} does not hold {name}: there is no {' or '.join(wanted)} in it. Unpack the corpus there, name"
+                f"{path} does not hold {name}: there is no {' or '.join(wanted)} in it. Unpack the corpus there, name"
                 " its folder, or give the files by --corpus, --valid-corpus and --test-corpus without --layout."
             )
     return FoundLayout(layout, paths)

@@ -1,4 +1,4 @@
-"""Which target words translate a source word, learned from sentence pairs as ids by IBM model 1."""
+"""The likely translations of each source word, learned from pairs of ids by IBM model 1."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST_CANDIDATES = 256
 _ITERATIONS = 4
 # (source id, target id) entries that the table has at most: 0.5 GB. If there are more, the rarest ones are left out.
 _MOST_ENTRIES = 1 << 24
-# (source token, target token) places that are worked on at once.
-_PLACES_AT_ONCE = 1 << 21
+# Links of a source token with a target token that are processed at once.
+_LINKS_AT_ONCE = 1 << 21
 _LEAST_PROBABILITY = 1e-6
 
 _Ints = NDArray[np.int64]
@@ -90,11 +90,11 @@ def learn_lexicon(
     for number in range(_ITERATIONS):
         show("learning the lexicon", number, _ITERATIONS)
         expected = np.zeros(len(keys))
-        for codes, target, ids in _places(*sides, target_vocab_size) if len(keys) else ():
-            place = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)
-            share = np.where(keys[place] == codes, probabilities[place], 0.0)
+        for codes, target, ids in _links(*sides, target_vocab_size) if len(keys) else ():
+            row = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)
+            share = np.where(keys[row] == codes, probabilities[row], 0.0)
             total = np.bincount(target, share, minlength=len(ids)) + unaligned[ids]
-            expected += np.bincount(place, share / total[target], minlength=len(keys))
+            expected += np.bincount(row, share / total[target], minlength=len(keys))
         probabilities = _normalised(expected, owners, source_vocab_size)
     show("learning the lexicon", _ITERATIONS, _ITERATIONS)
     offsets, kept = _best(owners, probabilities, source_vocab_size)
@@ -102,17 +102,17 @@ def learn_lexicon(
     return Lexicon(frequent, offsets, (keys % target_vocab_size)[kept], len(known))
 
 
-def _places(source: _Side, target: _Side, target_vocab_size: int) -> Iterator[tuple[_Ints, _Ints, _Ints]]:
-    """Every (source token, target token) of every pair, some pairs at a time.
+def _links(source: _Side, target: _Side, target_vocab_size: int) -> Iterator[tuple[_Ints, _Ints, _Ints]]:
+    """Link every source token with every target token of its pair, some pairs at a time.
 
-    Yields: of each place source id x target_vocab_size + target id, and the number of its target token; the ids of the
-        target tokens.
+    Yields: the code of each link, source id x target_vocab_size + target id; the number of its target token; the ids of
+        the target tokens.
     """
     sizes = np.cumsum(source.lengths * target.lengths)
     first = 0
     while first < len(sizes):
         before = sizes[first - 1] if first else 0
-        end = max(first + 1, int(np.searchsorted(sizes, before + _PLACES_AT_ONCE, side="right")))
+        end = max(first + 1, int(np.searchsorted(sizes, before + _LINKS_AT_ONCE, side="right")))
         ids = target.ids[target.offsets[first] : target.offsets[end]]
         lengths = np.repeat(source.lengths[first:end], target.lengths[first:end])  # of each target token's source
         starts = np.repeat(source.offsets[first:end], target.lengths[first:end])
@@ -124,13 +124,13 @@ def _places(source: _Side, target: _Side, target_vocab_size: int) -> Iterator[tu
 
 
 def _together(source: _Side, target: _Side, target_vocab_size: int) -> tuple[_Ints, _Floats]:
-    """How often each source id stands in a pair with each target id; sorted by code, see `_places`."""
+    """Count how often each source id is in a pair with each target id. Returns: sorted codes (see `_links`), counts."""
     keys: _Ints = np.empty(0, np.int64)
     counts: _Floats = np.empty(0)
-    for codes, _, _ in _places(source, target, target_vocab_size):
+    for codes, _, _ in _links(source, target, target_vocab_size):
         new, new_counts = np.unique(codes, return_counts=True)
-        joined, places = np.unique(np.concatenate([keys, new]), return_inverse=True)
-        counts = np.bincount(places, np.concatenate([counts, new_counts]), len(joined)).astype(np.float64)
+        joined, rows = np.unique(np.concatenate([keys, new]), return_inverse=True)
+        counts = np.bincount(rows, np.concatenate([counts, new_counts]), len(joined)).astype(np.float64)
         keys = joined
         least = 1
         while len(keys) > _MOST_ENTRIES:
@@ -145,7 +145,7 @@ def _normalised(weights: _Floats, owners: _Ints, source_vocab_size: int) -> _Flo
 
 
 def _best(owners: _Ints, probabilities: _Floats, source_vocab_size: int) -> tuple[_Ints, _Ints]:
-    """The most probable entries of each source id. Returns: their offsets, and their places in the table."""
+    """The most probable entries of each source id. Returns: their offsets, and their rows in the table."""
     order = np.lexsort((-probabilities, owners))
     sorted_owners = owners[order]
     starts = np.searchsorted(sorted_owners, np.arange(source_vocab_size + 1))

@@ -21,7 +21,6 @@ class Source(Protocol[T]):
 
     def blocks(self, *, full: bool) -> Iterator[list[T]]:
         """Yield the input from its beginning. full: wait until a block is full, even if the input is slow."""
-        ...
 
 
 class LinesOf:

@@ -10,7 +10,7 @@ from typing import Any
 
 from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
-from manyheads.errors import DataError, MissingExtraError
+from manyheads.errors import DataError, needing_extra
 
 __all__ = ["csv_pairs", "nested_value", "one_line", "parquet_pairs", "tmx_pairs"]
 
@@ -172,7 +172,7 @@ def _languages(
 
 
 def _matches(found: str, wanted: str) -> bool:
-    """Whether a language is the wanted one or a variety of it: en-gb is en."""
+    """Return whether a language is the wanted one or a variety of it, as en-gb is of en."""
     found, wanted = found.lower().replace("_", "-"), wanted.lower().replace("_", "-")
     return found == wanted or found.startswith(wanted + "-") or wanted.startswith(found + "-")
 
@@ -197,11 +197,9 @@ def parquet_pairs(path: str | Path, keys: tuple[str, str], report: ReadReport) -
     Raises: DataError: it is no Parquet file, or has no such columns of text. MissingExtraError: pyarrow is not
         installed.
     """
-    try:
+    with needing_extra("Parquet files need the package pyarrow", "parquet"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise MissingExtraError("Parquet files need the package pyarrow: pip install 'manyheads[parquet]'.") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names

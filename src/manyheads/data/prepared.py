@@ -235,7 +235,6 @@ def open_data(
     cache_dir: str | Path,
     *,
     progress: Progress | None = None,
-    verify: bool = True,
 ) -> PreparedData:
     """Return the data that `settings.path` names: a prepared folder, an embedded corpus, or the copy task.
 
@@ -245,7 +244,6 @@ def open_data(
         seed: of the copy task's sequences.
         cache_dir: an embedded corpus is prepared once, in a folder below this one, and found again by its settings.
         progress: see `prepare_corpus`.
-        verify: see `PreparedData.open`.
 
     Raises:
         ConfigError: there is no embedded corpus of that name, or it has fewer training pairs than requested.
@@ -264,15 +262,15 @@ def open_data(
             splits: dict[str, Any] = {split: PairList(name, known) for split, known in pairs().items()}
             prepare_corpus(folder, **splits, tokenizer=tokenizer_settings, replace=True, progress=progress, key=key)
 
-        return cached_folder(recipe, Path(cache_dir), make, lambda folder: PreparedData.open(folder, verify=verify))
+        return cached_folder(recipe, Path(cache_dir), make, PreparedData.open)
     if name.startswith(EMBEDDED):
         raise ConfigError(f"There is no corpus {name!r}; the embedded one is {TATOEBA}.")
     refuse_missing(name, [COPY_TASK, TATOEBA], "manyheads prepare")
-    return PreparedData.open(name, verify=verify)
+    return PreparedData.open(name)
 
 
 def _copy_identity(settings: DataSettings, seed: int) -> dict[str, Any]:
-    """What determines the texts of the copy task; the default settings are left out, so that old folders are found."""
+    """Return what determines the copy task's texts. Default settings are left out, so that old folders are found."""
     task = settings.copy_task
     return {"seed": seed} if task == CopyTaskSettings() else {"seed": seed, "copy_task": asdict(task)}
 

@@ -119,7 +119,6 @@ def open_text(
     cache_dir: str | Path,
     *,
     progress: Progress | None = None,
-    verify: bool = True,
 ) -> TextData:
     """Return the data that `settings.path` names: a prepared folder, or the embedded novel.
 
@@ -128,7 +127,6 @@ def open_text(
         vocabulary: for the embedded novel; a prepared folder contains its own vocabulary.
         cache_dir: the novel is prepared once, in a folder below this one, and found again by its settings.
         progress: see `prepare_text`.
-        verify: see `TextData.open`.
 
     Raises:
         ConfigError: there is no embedded text of that name.
@@ -142,9 +140,9 @@ def open_text(
             options: dict[str, Any] = {"replace": True, "progress": progress, "key": key}
             prepare_text(folder, train=train, valid=valid, test=test, vocabulary=vocabulary, **options)
 
-        return cached_folder(recipe, Path(cache_dir), make, lambda folder: TextData.open(folder, verify=verify))
+        return cached_folder(recipe, Path(cache_dir), make, TextData.open)
     if settings.path.startswith(EMBEDDED):
         more = f"; {TATOEBA} is for translation" if settings.path == TATOEBA else ""
         raise ConfigError(f"There is no embedded text {settings.path!r}; the embedded one is {NOVEL}{more}.")
     refuse_missing(settings.path, [NOVEL], COMMAND)
-    return TextData.open(settings.path, verify=verify)
+    return TextData.open(settings.path)

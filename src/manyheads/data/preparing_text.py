@@ -91,7 +91,7 @@ class _TextSource(TokenSource):
             yield "", block, ends
 
     def cut(self, path: Path, place: int, stop: int) -> int:
-        """Where lines matter, return the beginning of the next line; see `TokenSource.cut`."""
+        """Return the beginning of the next line if lines matter; see `TokenSource.cut`."""
         if not self._by_line:
             return place
         with path.open("rb") as file:

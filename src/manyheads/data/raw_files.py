@@ -12,7 +12,7 @@ import numpy as np
 from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import describe
 from manyheads.data.texts import Files
-from manyheads.errors import ConfigError, DataError, MissingExtraError
+from manyheads.errors import ConfigError, DataError, needing_extra
 from manyheads.text.settings import ITEM_BYTES
 
 __all__ = ["IdSource", "Pictures", "RawFiles"]
@@ -25,7 +25,6 @@ class IdSource(Protocol):
 
     def read(self) -> Iterator[tuple[str, bytes, bool]]:
         """Yield a file's name, some of its bytes, and whether it ends with them."""
-        ...
 
     def describe(self) -> str: ...
 
@@ -99,10 +98,8 @@ class Pictures(Files):
             DataError: a picture is missing, damaged, or of another size.
             MissingExtraError: Pillow is not installed.
         """
-        try:
+        with needing_extra("Reading pictures needs Pillow", "images"):
             from PIL import Image
-        except ImportError as error:
-            raise MissingExtraError("Reading pictures needs Pillow: pip install 'manyheads[images]'.") from error
         for path in self._files():
             try:
                 with Image.open(path, formats=["PNG"]) as image:

@@ -28,7 +28,6 @@ class Text(Protocol):
             as_bytes: the unchanged bytes; otherwise lines of UTF-8, each with its "\\n".
             report: counts lines that are not UTF-8.
         """
-        ...
 
     def describe(self) -> str: ...
 

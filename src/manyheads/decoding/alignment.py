@@ -1,4 +1,4 @@
-"""Which source token each target token attends to: an alignment of words, without training for it.
+"""An alignment of words from attention weights, without training for it: the source token of each target token.
 
 Paper: Garg et al. 2019, arXiv:1909.02074, sec. 3.1, average the heads of one layer, the last but one. Differs: the
 heads of the upper half of the layers are averaged, because small models have few layers, and because this aligned the

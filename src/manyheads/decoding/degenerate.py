@@ -17,7 +17,7 @@ _LONGEST_RUN = 3  # the same word so often in a row is still language: "very, ve
 
 
 def repeats_itself(text: str) -> bool:
-    """Whether at least half of the text is one piece of it again and again.
+    """Return whether repetitions of one piece make up at least half of the text.
 
     The piece has at most 20 characters: a token, a word or a short phrase. It occurs at least 5 times in a row. That
     takes at least 10 characters, so that a number with many zeros is no repetition.
@@ -28,7 +28,7 @@ def repeats_itself(text: str) -> bool:
 
 
 def is_degenerate(source: str, text: str) -> bool:
-    """Whether a translation is empty, or repeats a word or a character as its source does not.
+    """Return whether a translation is empty, or repeats a word or a character that its source does not repeat.
 
     Stricter than `repeats_itself`: one run of a word in a long text is enough, because a second search costs little.
     """

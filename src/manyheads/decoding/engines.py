@@ -36,7 +36,6 @@ class SearchEngine(Protocol):
 
         Raises: RequestError: this engine was asked for by name, and it has no such option.
         """
-        ...
 
     def search(
         self,
@@ -47,7 +46,6 @@ class SearchEngine(Protocol):
         told: Callable[[int], None] | None = None,
     ) -> list[list[Hypothesis]]:
         """Do what `search.search_all` does; the hypotheses have no token_log_probs."""
-        ...
 
 
 # Name, model folder and `runs_plainly` (see `open_engine`) -> an engine.

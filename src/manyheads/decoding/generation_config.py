@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TypeVar
 
 from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.errors import ModelFileError
-from manyheads.files.guarded import read_limited
+from manyheads.files.json_object import read_object
 
 __all__ = ["load_settings", "read_settings"]
 
 
 T = TypeVar("T")
-_MOST_BYTES = 4 << 20
 
 
 def load_settings(folder: Path) -> DecodingSettings:
@@ -32,11 +29,7 @@ def read_settings(folder: Path, kind: type[T]) -> T:
     """
     file = folder / "generation_config.json"
     try:
-        values = json.loads(read_limited(file, _MOST_BYTES).decode("utf-8"))
+        values = read_object(file)
     except FileNotFoundError:
         return kind()
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{file} must hold one JSON object, not a {type(values).__name__}.")
     return build(kind, values, str(file))

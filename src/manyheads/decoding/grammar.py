@@ -33,7 +33,6 @@ class SentenceGrammar(Protocol):
 
         Returns: (rows, at least vocab_size) bool.
         """
-        ...
 
 
 class Grammar(Protocol):
@@ -43,7 +42,6 @@ class Grammar(Protocol):
         """Return the grammar of one batch. source (sentences, source_len), each row tokens + EOS; source_lengths
         (sentences,).
         """
-        ...
 
 
 class TreeGrammar:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.decoding.generator import Generator
-from manyheads.errors import ConfigError, DataError, MissingExtraError
+from manyheads.errors import ConfigError, DataError, needing_extra
 from manyheads.files.commit import write_file
 from manyheads.text.id_vocabulary import IdVocabulary
 
@@ -60,13 +60,8 @@ def _content(name: str) -> bytes:
 
 
 def _png(vocabulary: IdVocabulary, ids: list[int]) -> bytes:
-    try:
+    with needing_extra("Pictures need Pillow (a file with another name than .png takes the bytes)", "images"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError(
-            "Writing pictures needs Pillow: pip install 'manyheads[images]'; or give --output another name than .png,"
-            " which takes the bytes."
-        ) from error
     buffer = io.BytesIO()
     Image.fromarray(vocabulary.picture(ids)).save(buffer, "PNG")
     return buffer.getvalue()

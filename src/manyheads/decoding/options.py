@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from manyheads.config.checks import at_least, check
 from manyheads.config.options import option
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
@@ -123,10 +124,7 @@ class TranslationDeviceOptions(SearchDeviceOptions):
     )
 
     def __post_init__(self) -> None:
-        if self.shortlist is not None and self.shortlist < 1:
-            raise ConfigError(
-                f"--shortlist is {self.shortlist}; it must be at least 1. To search the whole vocabulary, leave it out."
-            )
+        check(self, "--", at_least(1), "shortlist", hint=". To search the whole vocabulary, leave it out")
         if self.shortlist is not None and self.compile:
             raise ConfigError(
                 "--shortlist changes the vocabulary of every batch, so steps with it cannot be compiled; leave out"

@@ -23,11 +23,9 @@ class Rules(Protocol):
 
     def score(self, sums: Tensor, length: int) -> Tensor:
         """Return the ranking scores of hypotheses of this length from their summed log-probabilities; any shape."""
-        ...
 
     def score_cut(self, sums: Tensor, length: int) -> Tensor:
         """Return the same as `score` for hypotheses that reach the limit without EOS."""
-        ...
 
     def finished(self, kept: Tensor, best_found: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
         """Return which sentences need no further step. (sentences,) bool
@@ -39,18 +37,15 @@ class Rules(Protocol):
             length: number of tokens so far.
             limits: (sentences,) maximum number of tokens.
         """
-        ...
 
     def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
         """Optionally change the log-probabilities (sentences, beams, vocab_size) of sentences at their last token."""
-        ...
 
     @property
     def cut_competes(self) -> bool:
         """Whether cut hypotheses of a sentence that is not `finished` at its limit are ranked together with ended ones.
         Otherwise they are ranked after them.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

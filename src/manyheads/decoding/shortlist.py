@@ -153,7 +153,7 @@ class Candidates:
 
 
 def _fits(tensors: dict[str, Tensor], source_vocab_size: int, target_vocab_size: int) -> bool:
-    """Whether offsets and ids are in range, so that no source leads outside."""
+    """Return whether all offsets and ids are in range."""
     frequent, offsets, candidates = (tensors[name] for name in _NAMES)
     if any(one.dim() != 1 for one in tensors.values()) or any(one.is_floating_point() for one in tensors.values()):
         return False

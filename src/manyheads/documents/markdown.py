@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from manyheads.documents.parts import Document, Part, Segment, Tag, lay_out, tile
-from manyheads.errors import MissingExtraError
+from manyheads.errors import needing_extra
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -212,12 +212,8 @@ def _balanced(parts: Sequence[Part]) -> tuple[Part, ...]:
 @cache
 def _parser() -> MarkdownIt:
     """A parser of blocks, whose inline rules record the places of what they match in `env["recorder"]`."""
-    try:
+    with needing_extra("Markdown needs the package markdown-it-py", "documents"):
         from markdown_it import MarkdownIt
-    except ImportError:
-        raise MissingExtraError(
-            "Markdown needs the package markdown-it-py: pip install 'manyheads[documents]'."
-        ) from None
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     parser.core.ruler.disable(["inline", "text_join"], True)
     parser.inline.ruler.before("escape", "extensions", _extension)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from manyheads.documents.parts import PRIVATE, Part, Tag, Text
-from manyheads.errors import MissingExtraError
+from manyheads.errors import needing_extra
 
 __all__ = ["MAX_KEPT", "Sentence", "kept_index", "protected", "sentence_splitter", "sentences_of", "split_at_clauses"]
 
@@ -174,12 +174,8 @@ def sentence_splitter(language: str) -> Callable[[str], Sequence[str]]:
 
     Raises: MissingExtraError: sentencex is not installed.
     """
-    try:
+    with needing_extra("Documents are split into sentences by the package sentencex", "documents"):
         import sentencex
-    except ImportError:
-        raise MissingExtraError(
-            "Documents are split into sentences by the package sentencex: pip install 'manyheads[documents]'."
-        ) from None
     primary = language.replace("_", "-").split("-")[0].lower() or "en"
 
     def split(text: str) -> Sequence[str]:

@@ -8,7 +8,6 @@ peer's two config files as peer.json, so that converting back loses nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.commit import write_folder
-from manyheads.files.guarded import read_limited
+from manyheads.files.json_object import read_object
 from manyheads.interop import FORMATS, PEERS, marian_folder, peer_files
 from manyheads.interop.kimiyoung_transformer_xl import options_of_module
 from manyheads.interop.legacy_pickle import Saved, read_saved
@@ -49,7 +48,6 @@ TENSORFLOW_XL, REFORMER = "tf/Transformer-XL", "transformers/Reformer"
 PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
 _OFFICIAL_PICKLE = "model.pt"
-_MOST_JSON_BYTES = 4 << 20
 _FIRST_PICKLES = ("pytorch_model.bin", _OFFICIAL_PICKLE, "best.ckpt", "checkpoint_best.pt")  # of several
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -267,14 +265,9 @@ def _evaluation(output: Path, config: Mapping[str, Any], corpus: CorpusFiles) ->
 def _read_object(path: Path) -> dict[str, Any]:
     """Raises: ModelFileError: the file is missing or not one JSON object."""
     try:
-        values = json.loads(read_limited(path, _MOST_JSON_BYTES).decode("utf-8"))
+        return read_object(path)
     except FileNotFoundError as error:
         raise ModelFileError(f"{path.parent} is not a model's folder: it has no {path.name}.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{path} must hold one JSON object, not a {type(values).__name__}.")
-    return values
 
 
 def _read_weights(folder: Path, from_pickle: bool) -> Saved:

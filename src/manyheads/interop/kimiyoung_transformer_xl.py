@@ -26,7 +26,7 @@ from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout, Rule, flipped, stacked
 from manyheads.interop.peer import Options, Peer, check_size
-from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, tied_projections
+from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, sizes_of, tied_projections
 
 __all__ = ["OfficialTransformerXL", "options_of_module"]
 
@@ -81,30 +81,17 @@ class OfficialTransformerXL(Peer):
         kind, clamp_len = _KINDS[options["attn_type"]], options["clamp_len"]
         # Larger distances count as clamp_len; for trained distances (type 1) the peer keeps clamp_len rows.
         limit = {"relative_learned": clamp_len - 1, "absolute_learned": None}.get(kind, clamp_len)
-        d_embed, cutoffs = options["d_embed"] or options["d_model"], tuple(options["cutoffs"])
+        sizes = sizes_of(options)
         config = TransformerXLConfig(
             vocab_size=options["n_token"],
-            d_model=options["d_model"],
-            num_heads=options["n_head"],
-            head_dim=options["d_head"],
-            d_ff=options["d_inner"],
-            num_layers=options["n_layer"],
-            d_embed=d_embed,
-            cutoffs=cutoffs,
-            div_value=options["div_val"],
-            dropout=float(options["dropout"]),
-            attention_dropout=float(options["dropatt"]),
+            **sizes,
             attention=kind,
             norm_position="pre" if options["pre_lnorm"] else "post",
             max_len=max(1, sum(options[name] or 0 for name in ("tgt_len", "ext_len", "mem_len"))),
-            memory_len=options["mem_len"] or 0,
             clamp_len=limit if clamp_len > 0 else None,
-            same_length=options["same_length"],
             ext_len=options["ext_len"] or 0,
             tie_embeddings=options["tie_weight"],
-            tie_projections=tied_projections(
-                options["tie_projs"], cutoffs, exist=options["div_val"] > 1 or d_embed != options["d_model"]
-            ),
+            tie_projections=tied_projections(options["tie_projs"], sizes),
         )
         check_size(weights, config)
         return cast(LanguageModel, build_model(config))

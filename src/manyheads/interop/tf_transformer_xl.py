@@ -26,6 +26,7 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout, stacked, transposed
 from manyheads.interop.peer import Options, Peer, check_size
+from manyheads.interop.xl_weights import sizes_of, tied_projections
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 
@@ -226,34 +227,18 @@ class TensorFlowXL(Peer):
 
 
 def _config(options: Mapping[str, Any]) -> TransformerXLConfig:
-    cutoffs = options["cutoffs"]
-    clusters = len(cutoffs) + 1
-    projects = options["div_val"] > 1 or options["d_embed"] != options["d_model"]
-    tied: tuple[bool, ...] = ()
-    if projects and not cutoffs:
-        tied = (True,)  # without clusters the softmax uses the embedding's projection
-    elif projects and options["proj_share_all_but_first"]:
-        tied = (False, *[True] * (clusters - 1))
+    sizes = sizes_of(options)
+    # Without clusters the softmax uses the embedding's projection.
+    tied = [not sizes["cutoffs"], *[options["proj_share_all_but_first"]] * len(sizes["cutoffs"])]
     return TransformerXLConfig(
         vocab_size=options["vocab_size"],
-        d_model=options["d_model"],
-        num_heads=options["n_head"],
-        head_dim=options["d_head"],
-        d_ff=options["d_inner"],
-        num_layers=options["n_layer"],
-        d_embed=options["d_embed"],
-        cutoffs=cutoffs,
-        div_value=options["div_val"],
-        dropout=float(options["dropout"]),
-        attention_dropout=float(options["dropatt"]),
+        **sizes,
         norm_eps=1e-12,
         share_biases=not options["untie_r"],
-        memory_len=options["mem_len"],
         clamp_len=options["clamp_len"] if options["clamp_len"] > 0 else None,
-        same_length=options["same_length"],
         same_length_extra_key=options["same_length"],
         initial_memory="zeros",
-        tie_projections=tied,
+        tie_projections=tied_projections(tied, sizes),
     )
 
 

@@ -19,7 +19,7 @@ from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, RequestError
 from manyheads.interop.layout import Layout
 from manyheads.interop.peer import Options, Peer, check_size
-from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, tied_projections
+from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, sizes_of, tied_projections
 
 __all__ = ["TransfoXL"]
 
@@ -65,33 +65,20 @@ class TransfoXL(Peer):
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LanguageModel:
         if options["attn_type"] != 0:
             raise ConfigError(f"attn_type is {options['attn_type']}; TransfoXL itself knows 0 alone.")
-        d_embed, cutoffs = options["d_embed"], tuple(options["cutoffs"])
+        sizes = sizes_of(options)
         # A config that the peer saved has `tie_projs`, which takes precedence over the shorter option.
         tied = options["tie_projs"]
         if tied is None:
-            tied = [False, *[options["proj_share_all_but_first"]] * len(cutoffs)]
+            tied = [False, *[options["proj_share_all_but_first"]] * len(sizes["cutoffs"])]
         config = TransformerXLConfig(
             vocab_size=options["vocab_size"],
-            d_model=options["d_model"],
-            num_heads=options["n_head"],
-            head_dim=options["d_head"],
-            d_ff=options["d_inner"],
-            num_layers=options["n_layer"],
-            d_embed=d_embed,
-            cutoffs=cutoffs,
-            div_value=options["div_val"],
-            dropout=float(options["dropout"]),
-            attention_dropout=float(options["dropatt"]),
+            **sizes,
             norm_position="pre" if options["pre_lnorm"] else "post",
             norm_eps=float(options["layer_norm_epsilon"]),
             share_biases=not options["untie_r"],
-            memory_len=options["mem_len"],
             clamp_len=options["clamp_len"] if options["clamp_len"] > 0 else None,
-            same_length=options["same_length"],
             tie_embeddings=options["tie_word_embeddings"],
-            tie_projections=tied_projections(
-                tied, cutoffs, exist=options["div_val"] > 1 or d_embed != options["d_model"]
-            ),
+            tie_projections=tied_projections(tied, sizes),
         )
         check_size(weights, config)
         return cast(LanguageModel, build_model(config))

@@ -1,8 +1,9 @@
-"""Common code for the two implementations of Transformer-XL: names of weights, the order of losses."""
+"""Common code for the other implementations of Transformer-XL: options, names of weights, the order of losses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.interop.layout import Layout
 
-__all__ = ["HEAD", "by_cluster", "layout_of_body", "tied_projections"]
+__all__ = ["HEAD", "by_cluster", "layout_of_body", "sizes_of", "tied_projections"]
 
 HEAD: Layout = {
     "crit.out_layers.0.{weight,bias}": "head.{weight,bias}",
@@ -39,6 +40,24 @@ def layout_of_body(config: TransformerXLConfig, prefix: str = "") -> Layout:
     return {f"{prefix}{peer}": ours for peer, ours in {**_BODY, **projections}.items()}
 
 
+def sizes_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of our config that all peers name alike."""
+    return {
+        "d_model": options["d_model"],
+        "num_heads": options["n_head"],
+        "head_dim": options["d_head"],
+        "d_ff": options["d_inner"],
+        "num_layers": options["n_layer"],
+        "d_embed": options["d_embed"] or options["d_model"],
+        "cutoffs": tuple(options["cutoffs"]),
+        "div_value": options["div_val"],
+        "dropout": float(options["dropout"]),
+        "attention_dropout": float(options["dropatt"]),
+        "memory_len": options["mem_len"] or 0,
+        "same_length": options["same_length"],
+    }
+
+
 def by_cluster(losses: Tensor, targets: Tensor, cutoffs: Iterable[int]) -> Tensor:
     """Return losses in the peers' order: the shortlist's first, then cluster by cluster, in the tensor's shape."""
     edges = torch.tensor(list(cutoffs), dtype=targets.dtype)
@@ -46,7 +65,11 @@ def by_cluster(losses: Tensor, targets: Tensor, cutoffs: Iterable[int]) -> Tenso
     return losses.flatten()[order].view_as(losses)
 
 
-def tied_projections(tied: Sequence[bool], cutoffs: Sequence[int], *, exist: bool) -> tuple[bool, ...]:
-    """Convert a peer's list to our form: of full length, and empty if nothing is tied or there is nothing to tie."""
+def tied_projections(tied: Sequence[bool], sizes: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Convert a peer's list to our form: of full length, and empty if nothing is tied or there is nothing to tie.
+
+    Args: sizes: of `sizes_of`.
+    """
+    cutoffs, exist = sizes["cutoffs"], sizes["div_value"] > 1 or sizes["d_embed"] != sizes["d_model"]
     full = (*map(bool, tied), *[False] * (len(cutoffs) + 1))[: len(cutoffs) + 1]
     return full if exist and any(full) else ()

@@ -15,41 +15,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.additive import AdditiveAttention as AdditiveAttention
-    from manyheads.nn.attention.additive import AdditiveScore as AdditiveScore
-    from manyheads.nn.attention.dot_product import DotProductAttention as DotProductAttention
-    from manyheads.nn.attention.local import LocalSelfAttention as LocalSelfAttention
-    from manyheads.nn.attention.lsh import LSHSelfAttention as LSHSelfAttention
-    from manyheads.nn.attention.lsh_settings import LSHSettings as LSHSettings
-    from manyheads.nn.attention.masks import Bias as Bias
-    from manyheads.nn.attention.masks import Causal as Causal
-    from manyheads.nn.attention.masks import Dense as Dense
-    from manyheads.nn.attention.masks import KeyPadding as KeyPadding
-    from manyheads.nn.attention.masks import Lengths as Lengths
-    from manyheads.nn.attention.masks import Mask as Mask
-    from manyheads.nn.attention.masks import Window as Window
-    from manyheads.nn.attention.multi_head import MultiHeadAttention as MultiHeadAttention
-    from manyheads.nn.attention.multi_head import merge_heads as merge_heads
-    from manyheads.nn.attention.multi_head import split_heads as split_heads
-    from manyheads.nn.attention.observing import observe as observe
+    from manyheads.nn.attention.additive import AdditiveAttention, AdditiveScore
+    from manyheads.nn.attention.dot_product import DotProductAttention
+    from manyheads.nn.attention.local import LocalSelfAttention
+    from manyheads.nn.attention.lsh import LSHSelfAttention
+    from manyheads.nn.attention.lsh_settings import LSHSettings
+    from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Lengths, Mask, Window
+    from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
+    from manyheads.nn.attention.observing import observe
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
-    from manyheads.nn.attention.state import KeyValueState as KeyValueState
-    from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention as TorchMultiheadAttention
-    from manyheads.nn.feed_forward import FeedForward as FeedForward
-    from manyheads.nn.heads.adaptive import AdaptiveEmbedding as AdaptiveEmbedding
+    from manyheads.nn.attention.state import KeyValueState
+    from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
+    from manyheads.nn.feed_forward import FeedForward
+    from manyheads.nn.heads.adaptive import AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
-    from manyheads.nn.heads.linear import LinearHead as LinearHead
-    from manyheads.nn.kernels.attention import dot_product_attention as dot_product_attention
-    from manyheads.nn.kernels.attention import dot_product_weights as dot_product_weights
-    from manyheads.nn.kernels.relative import relative_shift as relative_shift
-    from manyheads.nn.kernels.softmax import masked_softmax as masked_softmax
-    from manyheads.nn.positions import AxialPositions as AxialPositions
-    from manyheads.nn.positions import LearnedPositions as LearnedPositions
-    from manyheads.nn.positions import SinusoidalPositions as SinusoidalPositions
-    from manyheads.nn.positions import sinusoidal_table as sinusoidal_table
-    from manyheads.nn.residual import Residual as Residual
-    from manyheads.nn.reversible_sequence import ReversibleSequence as ReversibleSequence
+    from manyheads.nn.heads.linear import LinearHead
+    from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
+    from manyheads.nn.kernels.relative import relative_shift
+    from manyheads.nn.kernels.softmax import masked_softmax
+    from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
+    from manyheads.nn.residual import Residual
+    from manyheads.nn.reversible_sequence import ReversibleSequence
 
 _LAZY = {
     "AdaptiveEmbedding": "heads.adaptive",

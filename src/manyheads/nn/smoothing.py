@@ -25,7 +25,7 @@ class Spread:
 
     @property
     def share(self) -> float:
-        """What each of the `count` tokens gets."""
+        """The probability that each of the `count` tokens gets."""
         return self.mass / self.count
 
 

@@ -67,11 +67,9 @@ class Batch(Protocol):
 
     def advance(self) -> Iterable[Event | Done]:
         """Take one step. Returns: what is new; `row` counts the rows of the batch."""
-        ...
 
     def drop(self, rows: Collection[int]) -> None:
         """Take out rows: they cost nothing from the next step on, and report nothing more."""
-        ...
 
 
 class QueueFull(Exception):  # noqa: N818  (an answer, not a fault)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 from pathlib import Path
+from typing import Any
 
 from manyheads.config.build import build
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import CopyTaskSettings
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["chosen_split", "copy_settings", "held_out_pairs", "own_data", "run_file"]
+__all__ = ["chosen_split", "copy_settings", "held_out_pairs", "own_data", "run_file", "run_section"]
 
 EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"
@@ -30,9 +31,8 @@ def own_data(model: str) -> tuple[str, int]:
             f"{model} is no run folder, so its data is unknown; give --source and --reference, or --data FOLDER,"
             f" or --data {EMBEDDED}."
         )
-    values = load_yaml(config).values
-    section, seed = values.get("data"), values.get("seed")
-    path = section.get("path") if isinstance(section, dict) else None
+    source = load_yaml(config)
+    path, seed = source.section("data").get("path"), source.values.get("seed")
     if not isinstance(path, str) or type(seed) is not int:
         raise ConfigError(f"{config} names no data; give --source and --reference, or --data.")
     return path, seed
@@ -50,6 +50,12 @@ def run_file(model: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+def run_section(model: str, name: str) -> dict[str, Any]:
+    """Return a section of a run's config.yaml; empty if there is none. For `model` and errors see `run_file`."""
+    config = run_file(model)
+    return {} if config is None else load_yaml(config).section(name)
+
+
 def copy_settings(model: str) -> CopyTaskSettings:
     """Return `data.copy_task` of a run's config.yaml; the defaults without one.
 
@@ -57,10 +63,8 @@ def copy_settings(model: str) -> CopyTaskSettings:
 
     Raises: ConfigError: the file's settings are wrong.
     """
-    config = run_file(model)
-    section = load_yaml(config).values.get("data") if config is not None else None
-    given = section.get("copy_task") if isinstance(section, dict) else None
-    return build(CopyTaskSettings, given or {}, f"{config}: data.copy_task")
+    given = run_section(model, "data").get("copy_task") or {}
+    return build(CopyTaskSettings, given, f"{run_file(model)}: data.copy_task")
 
 
 def held_out_pairs(

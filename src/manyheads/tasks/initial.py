@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from manyheads.config.build import build
 from manyheads.config.describe import show_value
 from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.files.guarded import read_limited
+from manyheads.files.json_object import read_object
 from manyheads.files.verify import file_sha256
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.presets import demo, reformer_demo, xl_demo
@@ -26,7 +25,6 @@ __all__ = ["check_sizes", "default_layer", "model_layer"]
 
 _NOT_SIZES = ("dropout", "attention_dropout")
 _RECORDS = ("format_version", "task", "languages")
-_MOST_BYTES = 1 << 20
 
 
 def model_layer(name: str, run_dir: str, resume: str) -> Source:
@@ -47,12 +45,11 @@ def model_layer(name: str, run_dir: str, resume: str) -> Source:
     folder = resolve_model_path(name)
     file = folder / "config.json"
     try:
-        values = json.loads(read_limited(file, _MOST_BYTES).decode("utf-8"))
+        values = read_object(file)
         digest = file_sha256(folder / "model.safetensors")
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ModelFileError(f"{name} is not a model that a run can begin from: {folder}: {reason}.") from error
-    if not isinstance(values, dict) or values.get("architecture") not in ARCHITECTURES:
+    except OSError as error:
+        raise ModelFileError(f"{name} is not a model that a run can begin from: {folder}: {error.strerror}.") from error
+    if values.get("architecture") not in ARCHITECTURES:
         raise ModelFileError(f"{file} names no architecture that can be trained; there are: {', '.join(RUNS)}.")
     model = {key: value for key, value in values.items() if key not in _RECORDS}
     config = build(ARCHITECTURES[model["architecture"]].config, model, str(file))
@@ -65,18 +62,15 @@ def _recorded(name: str, run_dir: Path) -> dict[str, Any]:
     file = run_dir / "config.yaml"
     if not file.is_file() or not any((run_dir / "checkpoints").glob("step-*")):
         return {}
-    values = load_yaml(file).values
-    initial = values.get("initial")
-    if not isinstance(initial, dict) or initial.get("model") != name or not isinstance(values.get("model"), dict):
-        return {}
-    return {"model": values["model"], "initial": initial}
+    source = load_yaml(file)
+    model, initial = source.section("model"), source.section("initial")
+    return {"model": model, "initial": initial} if model and initial.get("model") == name else {}
 
 
 def _own_data(name: str) -> str:
     """The prepared data of a run, if it is still there; empty otherwise."""
     file = run_file(name) if Path(name).is_dir() else None
-    section = load_yaml(file).values.get("data") if file is not None else None
-    path = section.get("path") if isinstance(section, dict) else None
+    path = None if file is None else load_yaml(file).section("data").get("path")
     if file is None or not isinstance(path, str):
         return ""
     inside = sorted(one.parent for one in (file.parent / "data").glob("*/manifest.json"))

@@ -74,7 +74,7 @@ def resolve_run(
     """
     found = list(mistakes)
     base = _base(typed, preset, files, precision, found)
-    if plan is not None and not base and not found and architecture is None and not _section(typed, "initial"):
+    if plan is not None and not base and not found and architecture is None and not typed.section("initial"):
         base = _planned(typed, resume, plan)
     is_complete = len(found) == len(mistakes)
     sources = [*base, typed]
@@ -84,7 +84,7 @@ def resolve_run(
     _use_all_of_other_data(sources)
     if architecture is not None:
         sources.insert(-1, _of_architecture(architecture, sources, found))
-    if not base and not found and not _section(typed, "data").get("path"):
+    if not base and not found and not typed.section("data").get("path"):
         raise ConfigError(_NOTHING.format(presets=", ".join(PRESETS)))
     kind = _kind_of_run(sources, found)
     # Without its preset or a file, the rest of a run may contain mistakes that the user did not write.
@@ -109,7 +109,7 @@ def _begin_from(
 
     Returns: the layer of the model's sizes; None if the run begins from random weights, or a mistake was found.
     """
-    named = [_section(source, "initial").get("model") for source in sources]
+    named = [source.section("initial").get("model") for source in sources]
     name = next((one for one in reversed(named) if isinstance(one, str)), "")
     if not name:
         return None
@@ -133,9 +133,9 @@ def _begin_from(
 
 
 def _choose_path_of_mix(sources: Sequence[Source]) -> None:
-    """Where a source mixes data without naming `data.path`, it is the folder with the largest share."""
+    """Set `data.path` of a source that mixes data without naming it: the folder with the largest share."""
     for source in sources:
-        section = _section(source, "data")
+        section = source.section("data")
         mix = section.get("mix")
         if isinstance(mix, str):
             section["mix"] = mix = [mix]
@@ -176,11 +176,11 @@ def _base(typed: Source, preset: str | None, files: Sequence[str], precision: st
 
 def _unused_vocabulary(typed: Source, config: RunConfig) -> list[str]:
     """A message for each setting of a vocabulary that the command line asks of data that already has one."""
-    path = str(_section(Source(to_plain(config), ""), "data").get("path"))
+    path = str(Source(to_plain(config), "").section("data").get("path"))
     manifest = Path(path) / "manifest.json"
     if not manifest.is_file():
         return []
-    given = [f"--{name}.{key}" for name in ("tokenizer", "vocabulary") for key in _section(typed, name)]
+    given = [f"--{name}.{key}" for name in ("tokenizer", "vocabulary") for key in typed.section(name)]
     return [
         f"{name} has no effect on {path}, whose tokenizer was trained when the data was prepared; leave it out, or"
         f" prepare the data again with --{name.partition('.')[2].replace('_', '-')}."
@@ -193,30 +193,24 @@ def _planned(typed: Source, resume: str, plan: Callable[[Source], Source]) -> li
 
     Raises: ConfigError, DataError: see `tasks.planned.plan_layer`.
     """
-    path = _section(typed, "data").get("path")
+    path = typed.section("data").get("path")
     if not isinstance(path, str) or not (Path(path) / "manifest.json").is_file():
         return []
     earlier = Path("runs") / Path(path).resolve().name / "config.yaml"
     if resume != "none" and "run_dir" not in typed.values and any((earlier.parent / "checkpoints").glob("step-*")):
         known = load_yaml(earlier)
-        if _section(known, "data").get("path") == path:
+        if known.section("data").get("path") == path:
             return [known]
         raise ConfigError(
-            f"{earlier.parent} holds a run on other data ({_section(known, 'data').get('path')}); give --run-dir for"
+            f"{earlier.parent} holds a run on other data ({known.section('data').get('path')}); give --run-dir for"
             " this one."
         )
     return [plan(typed)]
 
 
-def _section(source: Source, name: str) -> dict[str, Any]:
-    """A section's settings; empty where it is missing or no section."""
-    section = source.values.get(name)
-    return section if isinstance(section, dict) else {}
-
-
 def _use_all_of_other_data(sources: Sequence[Source]) -> None:
     """A preset's data.num_train_pairs is about its own data; where another source names other data, all is used."""
-    preset, later = _section(sources[0], "data"), [_section(source, "data") for source in sources[1:]]
+    preset, later = sources[0].section("data"), [source.section("data") for source in sources[1:]]
     paths = [section["path"] for section in later if "path" in section]
     if sources[0].name.startswith("preset ") and paths and paths[-1] != preset.get("path"):
         preset.pop("num_train_pairs", None)
@@ -224,8 +218,8 @@ def _use_all_of_other_data(sources: Sequence[Source]) -> None:
 
 def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) -> Source:
     """The layer of another architecture: its name, and the sizes of the layers below."""
-    kinds = {_section(source, "model").get("architecture") for source in sources} - {None}
-    paths = [_section(source, "data").get("path") for source in sources]
+    kinds = {source.section("model").get("architecture") for source in sources} - {None}
+    paths = [source.section("data").get("path") for source in sources]
     path = next((path for path in reversed(paths) if isinstance(path, str)), "")
     translates = any(RUNS.get(str(kind)) is TrainConfig for kind in kinds) or (not kinds and _is_of_pairs(path))
     if translates and f"{name}{_SEQ2SEQ}" in RUNS:
@@ -238,17 +232,17 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
     config = tag_of(variants(field_types(kind)["model"]))[1][name]
     known: dict[str, Any] = {}
     for source in sources[:-1]:
-        known |= _section(source, "model")
+        known |= source.section("model")
     # An architecture may have no null for a size: 0 or the default then says the same.
     kept = {size: known[size] for size in _SIZES if known.get(size) is not None and size in field_types(config)}
     layer: dict[str, Any] = {"model": {**kept, "architecture": name}}
-    if name == "reformer" and any(_section(source, "reading") for source in sources[:-1]):
+    if name == "reformer" and any(source.section("reading") for source in sources[:-1]):
         layer["reading"] = dict.fromkeys(("memory_len", "clamp_len", "same_length"))  # it has no memory to set
     return Source(layer, "--architecture")
 
 
 def _is_of_pairs(data: str) -> bool:
-    """Whether data of that name is for translators or parsers, as far as can be told without opening it."""
+    """Return whether data of that name is for translators or parsers, as far as its name and records tell."""
     return data in (EMBEDDED, COPY_TASK) or task_of_folder(data) in ("translation", "parsing")
 
 
@@ -256,7 +250,7 @@ def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConf
     """The config class for the sources' model.architecture; a translator's if none is named."""
     named: dict[str, str] = {}
     for source in sources:
-        name = _section(source, "model").get("architecture")
+        name = source.section("model").get("architecture")
         if isinstance(name, str):
             named.setdefault(name, source.name)
             if name not in RUNS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from manyheads.config.files import Source
 from manyheads.config.merge import from_dotted
 from manyheads.data.manifest import read_manifest
 from manyheads.data.preparing import FORMAT, FORMAT_VERSION
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, ModelFileError
+from manyheads.files.json_object import read_object
 from manyheads.tasks.presets import demo, xl_demo
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
@@ -94,10 +94,9 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
 
 def _is_of_ids(folder: Path) -> bool:
     try:
-        record = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(folder / "tokenizer.json").get("level") == "ids"
+    except (OSError, ModelFileError):
         return False  # whoever opens the folder reports what is wrong
-    return isinstance(record, dict) and record.get("level") == "ids"
 
 
 def _limit_of(given: Mapping[str, Any]) -> tuple[float, int]:

@@ -44,11 +44,9 @@ class Report(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """Figures and protocol."""
-        ...
 
     def to_lines(self) -> list[str]:
         """The same for people."""
-        ...
 
 
 @dataclass(frozen=True)

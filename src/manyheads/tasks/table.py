@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +16,13 @@ from typing import Any
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import DUPLICATION
-from manyheads.errors import ConfigError
-from manyheads.files.guarded import read_limited
+from manyheads.errors import ConfigError, ModelFileError
+from manyheads.files.json_object import read_object
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
 __all__ = ["RUNS", "TASKS", "Task", "task_of", "task_of_folder"]
-
-_MOST_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -103,10 +100,9 @@ def task_of_folder(name: str) -> str | None:
 
 def _is_duplication(run: Path) -> bool:
     try:
-        data = load_yaml(run / "config.yaml").values.get("data")
+        return load_yaml(run / "config.yaml").section("data").get("path") == DUPLICATION
     except ConfigError:
         return False  # there is none, or whoever opens it reports what is wrong
-    return isinstance(data, dict) and data.get("path") == DUPLICATION
 
 
 def _task_of_data(folder: Path) -> str | None:
@@ -123,7 +119,6 @@ def _task_of_data(folder: Path) -> str | None:
 def _json(file: Path) -> dict[str, Any]:
     """An object; empty if there is none: whoever opens the folder reports what is wrong."""
     try:
-        found = json.loads(read_limited(file, _MOST_BYTES).decode("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_object(file)
+    except (OSError, ModelFileError):
         return {}
-    return found if isinstance(found, dict) else {}

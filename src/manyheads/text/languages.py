@@ -47,7 +47,7 @@ def language_tag(text: str, option: str = "") -> str:
 
 
 def same_language(one: str, other: str) -> bool:
-    """Whether two tags name the same language, whatever the script and region."""
+    """Return whether two tags name the same language; script and region do not count."""
     return one.split("-")[0].lower() == other.split("-")[0].lower()
 
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from manyheads.errors import DataError, MissingExtraError
+from manyheads.errors import DataError, needing_extra
 from manyheads.text.marian_files import MarianOptions, own_part, read_files, read_vocab
 from manyheads.text.tokenizer_file import check_encodable
 
@@ -181,12 +181,8 @@ def _checked(ids: Sequence[int]) -> list[int]:
 
 
 def _load_spm(content: bytes, where: str) -> Any:
-    try:
+    with needing_extra("This model's tokenizer needs the package sentencepiece", "spm"):
         import sentencepiece
-    except ImportError as error:
-        raise MissingExtraError(
-            "This model's tokenizer needs the package sentencepiece: pip install 'manyheads[spm]'"
-        ) from error
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)

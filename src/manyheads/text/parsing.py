@@ -7,7 +7,6 @@ and `translate` treat targets as trees.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.config.build import build
-from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.files.guarded import read_limited
+from manyheads.errors import ConfigError, DataError
+from manyheads.files.json_object import read_object
 from manyheads.text.bracketing import Restored, linearise, normal_form, restore, sentence_of
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
@@ -25,7 +24,6 @@ from manyheads.text.trees import Node, format_tree, parse_tree
 __all__ = ["TASK_FILE", "ParsingTask", "load_task", "words_of"]
 
 TASK_FILE = "task.json"
-MAX_FILE_BYTES = 2**16
 _WHITE = " \t\n\r\v\f"
 
 
@@ -106,9 +104,7 @@ def load_task(folder: Path) -> ParsingTask | None:
     """
     file = folder / TASK_FILE
     try:
-        content = json.loads(read_limited(file, MAX_FILE_BYTES))
+        content = read_object(file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
     return ParsingTask.from_json(content, str(file))

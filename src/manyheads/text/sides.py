@@ -28,21 +28,17 @@ class Side(Protocol):
     @property
     def vocab_size(self) -> int:
         """Upper bound (exclusive) of the ids."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without BOS and EOS."""
-        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids, without special ids."""
-        ...
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]: ...
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the piece of each id in readable form."""
-        ...
 
 
 class TranslationTokenizer(Protocol):
@@ -61,11 +57,9 @@ class TranslationTokenizer(Protocol):
     def digest(self) -> str: ...
     def describe(self) -> Mapping[str, object]:
         """Return the properties to show to users."""
-        ...
 
     def files(self) -> Mapping[str, bytes]:
         """Return name -> content of each file that `load_tokenizer` reads."""
-        ...
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["attention_figure"]
+    from manyheads.visualise.attention_views import AttentionView
+
+__all__ = ["attention_figure", "layer_figure"]
 
 MAX_LABELS = 40
 """More tokens than this on an axis: only every second, third ... is named."""
@@ -106,6 +108,17 @@ def attention_figure(
         bar = add_colour_bar(figure, image, [axes for _, axes in panels], shrink=0.6, aspect=30, pad=0.015)
         bar.set_label(f"attention weight{', colour by square root' if by_root else ''}", fontsize=9, color=MUTED)
     return figure
+
+
+def layer_figure(view: AttentionView, layer: int) -> Figure:
+    """Draw one layer of a view, counted from 1: the mean of its heads, and each of them. Raises: MissingExtraError."""
+    return attention_figure(
+        view.layers[layer - 1],
+        query_tokens=view.query_tokens,
+        key_tokens=view.key_tokens,
+        num_memory=view.num_memory,
+        title=f"{view.name}, layer {layer} of {len(view.layers)}",
+    )
 
 
 def _panels(

@@ -28,10 +28,8 @@ class AttentionView:
     name: `encoder`, `decoder`, `cross`. query_tokens: a label per row; key_tokens: a label per column. num_memory:
     number of memory columns at the left; the first query follows them. is_self: queries and keys are one sequence, so
     distances are defined. block: (rows, columns) of tokens per cell; see `thinned`. figures: entropy and mean distance
-    of each head,
-    from weights before thinning: (layers, heads, 2). buckets: of hashed layers, (heads, rounds, length), None for
-    others;
-    thinning drops them, because a cell then contains tokens of several buckets.
+    of each head, from weights before thinning: (layers, heads, 2). buckets: of hashed layers, (heads, rounds, length),
+    None for others; thinning drops them, because a cell then contains tokens of several buckets.
     """
 
     name: str

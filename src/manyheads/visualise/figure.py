@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from manyheads.errors import MissingExtraError
+from manyheads.errors import needing_extra
 from manyheads.files.commit import write_file
 
 if TYPE_CHECKING:
@@ -62,12 +62,8 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 
     Raises: MissingExtraError: matplotlib is not installed.
     """
-    try:
+    with needing_extra("plots need matplotlib, which is not installed", "plot"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(
-            "plots need matplotlib, which is not installed: pip install 'manyheads[plot]'"
-        ) from error
     # A character that the font lacks is drawn as a box; a warning about each is not needed.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")

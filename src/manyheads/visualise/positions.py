@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,53 @@ from manyheads.visualise.figure import COLOURS, INK, add_colour_bar, as_array, n
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor, nn
 
-__all__ = ["positions_figure"]
+__all__ = ["PositionTable", "position_tables", "positions_figure", "sinusoidal_positions"]
+
+
+class PositionTable(NamedTuple):
+    """A table to draw. table: (length, d_model). place_name: what a row is, "position" or "distance"."""
+
+    table: Tensor
+    title: str
+    place_name: str = "position"
+
+
+def sinusoidal_positions(
+    length: int, d_model: int, layout: Literal["interleaved", "halves"] = "interleaved"
+) -> PositionTable:
+    """Return sines and cosines of this width."""
+    import torch
+
+    from manyheads.nn.positions import sinusoidal_table
+
+    table = sinusoidal_table(torch.arange(float(length)), d_model, layout)
+    return PositionTable(table, f"Sinusoidal positions, width {d_model}")
+
+
+def position_tables(model: nn.Module, length: int) -> Iterator[PositionTable]:
+    """Yield the tables of positions and distances in a model, with `length` rows; a trained table can have fewer."""
+    import torch
+
+    from manyheads.nn.attention.relative import DistanceEncoding
+    from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
+
+    for path, module in model.named_modules():
+        name = path.removeprefix("body.")
+        with torch.no_grad():
+            if isinstance(module, SinusoidalPositions):
+                yield PositionTable(module(torch.zeros(1, length, module.d_model))[0], f"Sinusoidal positions: {name}")
+            elif isinstance(module, LearnedPositions):
+                rows = torch.zeros(1, min(length, module.max_len), module.weight.shape[1])
+                yield PositionTable(module(rows)[0], f"Trained positions: {name}")
+            elif isinstance(module, DistanceEncoding):
+                distances = module(torch.arange(length), length)
+                yield PositionTable(distances, f"Sinusoidal distances: {name}", "distance")
+            elif isinstance(module, AxialPositions):
+                rows = torch.zeros(1, min(length, module.max_len), sum(module.dims))
+                grid = " x ".join(map(str, module.shape))
+                yield PositionTable(module(rows)[0], f"Axial positions, {grid}: {name}")
 
 
 def positions_figure(

@@ -12,8 +12,19 @@ from manyheads.visualise.figure import COLOURS, INK, add_colour_bar, as_array, n
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
-__all__ = ["label_smoothing_figure", "schedule_figure"]
+    from manyheads.nn.smoothing import SmoothingKind
+
+__all__ = ["label_smoothing_figure", "losses_by_probability", "schedule_figure", "thinned_steps"]
+
+_MOST_POINTS = 2000
+
+
+def thinned_steps(last: int) -> list[int]:
+    """Return the steps 1 to `last`, evenly thinned to what a picture can show."""
+    count = min(last, _MOST_POINTS)
+    return sorted({1 + point * (last - 1) // max(1, count - 1) for point in range(count)})
 
 
 def schedule_figure(
@@ -42,6 +53,24 @@ def schedule_figure(
     if rates:
         axes.legend(frameon=False, fontsize=9.5, labelcolor=INK)
     return figure
+
+
+def losses_by_probability(
+    probabilities: Tensor, smoothing: float, vocab_size: int, kind: SmoothingKind, pad_id: int
+) -> list[float]:
+    """Return the smoothed loss at each probability of the correct token; the other tokens share the rest evenly."""
+    import torch
+
+    from manyheads.nn.kernels.loss import smoothed_loss
+
+    # The head's own loss of log-probabilities: an identity in place of its matrix leaves them as they are.
+    identity, correct = torch.eye(vocab_size), torch.tensor([(pad_id + 1) % vocab_size])
+    losses = []
+    for probability in probabilities:
+        others = ((1 - probability) / (vocab_size - 1)).repeat(1, vocab_size)
+        log_probs = others.index_fill(1, correct, probability.item()).log()
+        losses.append(float(smoothed_loss(log_probs, correct, identity, None, smoothing, 1, kind, pad_id)[0]))
+    return losses
 
 
 def label_smoothing_figure(

@@ -193,7 +193,7 @@ def test_forced_prefix(manyheads: Cli, model_folder: Path, stdin: Stdin, capsys:
     [
         (["--lenpen", "1", "--length-penalty", "1"], "--lenpen 1.0 means"),
         (["--do-sample", "--no-do-sample"], "contradict"),
-        (["--nbest", "0"], "--nbest is 0"),
+        (["--nbest", "0"], "--num-return-sequences is 0"),
         (["--nbest", "5"], "num_beams is 2"),
         (["--lines-at-once", "0"], "--lines-at-once is 0"),
         (["--top-p", "2"], "top_p is 2"),

@@ -12,7 +12,7 @@ from manyheads.data.lines import ReadReport
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing_pairs import prepare_corpus
 from manyheads.data.trees import TreeFile, read_sentences
-from manyheads.errors import ConfigError, DataError
+from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.text.parsing import ParsingTask, words_of
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
@@ -105,11 +105,13 @@ def test_the_tokenizer_of_a_parser(path: Path, tmp_path: Path) -> None:
         ({"name": "translation"}, "names the task 'translation'"),
         ({"name": "parsing", "tags": "some"}, "tags"),
         ({"name": "parsing", "else": 1}, "else"),
-        ([], "names the task None"),
     ):
         (tmp_path / "task.json").write_text(json.dumps(content))
         with pytest.raises(DataError, match=error):
             load_tokenizer(tmp_path)
+    (tmp_path / "task.json").write_text("[]")
+    with pytest.raises(ModelFileError, match="one JSON object, not a list"):
+        load_tokenizer(tmp_path)
 
 
 def test_words_are_those_of_trees() -> None:

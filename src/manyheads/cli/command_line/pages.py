@@ -18,7 +18,7 @@ _INDENT = 30
 
 
 def program() -> str:
-    """How to call this program from here: by name where the shell finds it, by path where it lies in an environment."""
+    """Return the command that calls this program: its name if the shell finds it, otherwise its path."""
     own = Path(sys.executable).with_name("manyheads")
     found = shutil.which("manyheads")
     if not own.exists() or (found and Path(found).resolve() == own.resolve()):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.cli.command_line.parsing import fill, option_rows, read
 from manyheads.cli.machine import set_up_machine
+from manyheads.config.checks import at_least, check
 from manyheads.config.describe import describe
 from manyheads.config.files import Source
 from manyheads.config.options import CommandPage, option
@@ -84,8 +85,7 @@ class TrainOptions:
             raise ConfigError("--quiet and --verbose contradict each other; give one of them.")
         if self.memory_mib is not None and not self.fit:
             raise ConfigError(f"--memory-mib {self.memory_mib} needs --fit.")
-        if self.memory_mib is not None and self.memory_mib < 1:
-            raise ConfigError(f"--memory-mib is {self.memory_mib}; it must be at least 1.")
+        check(self, "--", at_least(1), "memory_mib")
 
 
 PAGE = CommandPage(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from manyheads.cli.lines.documents import DocumentOptions
 from manyheads.config.build import build
+from manyheads.config.checks import at_least, check
 from manyheads.config.options import argument, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.engines import EngineName
@@ -59,9 +60,7 @@ class TranslateOptions:
     decoding: DecodingOptions = group(DecodingOptions)
 
     def __post_init__(self) -> None:
-        for name, value in {"--lines-at-once": self.lines_at_once, "--nbest": self.num_return_sequences}.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1.")
+        check(self, "--", at_least(1), "lines_at_once", "num_return_sequences")
         if self.json and self.engine != "torch":
             raise ConfigError(
                 f"--json gives token log-probabilities, which --engine {self.engine} may not have; use --engine torch."

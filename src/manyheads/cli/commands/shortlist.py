@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 
@@ -34,8 +35,7 @@ class ShortlistOptions:
             raise ConfigError("--source and --target belong together, line by line; give both or neither.")
         if self.source is not None and self.data is not None:
             raise ConfigError("--data contains its own sources and targets; leave out --source and --target.")
-        if self.max_pairs < 1:
-            raise ConfigError(f"--max-pairs is {self.max_pairs}; it must be at least 1.")
+        check(self, "--", at_least(1), "max_pairs")
 
 
 PAGE = CommandPage(

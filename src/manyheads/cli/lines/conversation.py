@@ -28,7 +28,7 @@ class Command:
 
 
 def is_conversation(source: str) -> bool:
-    """Whether a file name stands for a terminal in which a user types."""
+    """Return whether a file name stands for a terminal in which a user types."""
     return source == "-" and sys.stdin is not None and sys.stdin.isatty()
 
 

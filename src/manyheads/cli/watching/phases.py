@@ -37,15 +37,12 @@ class Phases(Protocol):
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
         """The work is now at `done` of `total` of a phase."""
-        ...
 
     def rest(self) -> None:
         """Nothing is done until the next call, for example while input is awaited; nothing is shown meanwhile."""
-        ...
 
     def hidden(self, when: bool) -> AbstractContextManager[None]:
-        """Where `when` is true, clear the terminal's last lines for what is written in the block."""
-        ...
+        """If `when` is true, clear the terminal's last lines for the text that the block writes."""
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class HeldOut:
                 self._known.update(hash((side, text)) for side, text in enumerate((source, target)) if _is_long(text))
 
     def has(self, source: str, target: str) -> bool:
-        """Whether a training pair is one of the pairs, or a side of it is one of the sentences."""
+        """Return whether a training pair is one of these pairs, or one of its sides is a long sentence of them."""
         source, target = source.strip(), target.strip()
         return (
             hash((0, source)) in self._known

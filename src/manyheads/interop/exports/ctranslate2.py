@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.errors import ConfigError, MissingExtraError, ModelFileError
+from manyheads.errors import ConfigError, ModelFileError, needing_extra
 from manyheads.interop.exports import Check, ExportOptions
 from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, demand, load_transformer, reference, tokenizer_of
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
@@ -41,10 +41,8 @@ _ACTIVATIONS = {
 
 def runtime() -> Any:
     """Return the package ctranslate2. Raises: MissingExtraError: it is not installed."""
-    try:
+    with needing_extra("CTranslate2 is not installed", "ct2"):
         return importlib.import_module("ctranslate2")
-    except ImportError:
-        raise MissingExtraError("CTranslate2 is not installed: pip install 'manyheads[ct2]'.") from None
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.errors import ConfigError, needing_extra
 
 __all__ = ["MOST_BYTES", "check_size", "package", "quantized", "save", "traced", "with_source_branch"]
 
@@ -26,10 +26,8 @@ MOST_BYTES = 2_000_000_000
 
 def package(name: str) -> Any:
     """Import onnx or onnxruntime. Raises: MissingExtraError: it is not installed."""
-    try:
+    with needing_extra(f"{name.partition('.')[0]} is not installed", "onnx"):
         return importlib.import_module(name)
-    except ImportError:
-        raise MissingExtraError(f"{name.partition('.')[0]} is not installed: {_PIP}.") from None
 
 
 def check_size(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from manyheads.architectures.pretrained import load, read_config
-from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.errors import ConfigError, needing_extra
 from manyheads.interop.convert import write_peer
 from manyheads.interop.exports import Check, ExportOptions
 from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, reference, tokenizer_of
@@ -66,10 +66,8 @@ def deviation(model: Path, target: Path, sentences: list[list[int]], options: Ex
 
 
 def _runtime() -> Any:
-    try:
+    with needing_extra("transformers is not installed", "hf"):
         return importlib.import_module("transformers")
-    except ImportError:
-        raise MissingExtraError("transformers is not installed: pip install 'manyheads[hf]'.") from None
 
 
 def _compare(package: Any, model: Path, target: Path, sentences: list[list[int]]) -> Check:

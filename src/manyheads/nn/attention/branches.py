@@ -17,7 +17,7 @@ __all__ = ["BranchedKeyValueState", "Branches"]
 @register_state
 @dataclass(frozen=True)
 class Branches:
-    """Which keys of its group each row sees; one such table serves the caches of all layers.
+    """A table of the keys of its group that each row sees; the caches of all layers share it.
 
     All layers need the same next table: the first layer computes it, the others reuse it.
 

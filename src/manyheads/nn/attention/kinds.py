@@ -20,11 +20,9 @@ class AttentionConfig(Protocol):
     @property
     def kind(self) -> str:
         """Its name in ATTENTIONS: a field whose type is `Literal` of it."""
-        ...
 
     def score(self, num_heads: int, head_dim: int) -> nn.Module | None:
         """Return the module (query, key) -> scores (batch, heads, q_len, k_len); None: scaled dot products."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

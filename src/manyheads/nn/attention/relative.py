@@ -83,7 +83,7 @@ class RelativeAttention(nn.Module):
     """
 
     causal = True
-    """Whether no query sees a later key, whatever the mask."""
+    """True if no query sees a later key, whatever the mask."""
     packed: Packed | None = None
 
     def __init__(
@@ -125,7 +125,7 @@ class RelativeAttention(nn.Module):
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
 
-    def places(self, q_len: int, k_len: int, like: Tensor) -> Tensor:
+    def encoded_distances(self, q_len: int, k_len: int, like: Tensor) -> Tensor:
         """Return the argument of `project_positions` for queries at the last positions of the keys.
 
         Args: like: a tensor with the device and dtype of the result.
@@ -134,13 +134,13 @@ class RelativeAttention(nn.Module):
         distances = _distances(q_len, k_len, self.causal, like.device)
         return sinusoidal_table(distances.float(), self.q_proj.in_features, "halves").to(like.dtype)
 
-    def project_positions(self, places: Float[Tensor, "k_len d_model"]) -> tuple[Tensor, Tensor | None]:
+    def project_positions(self, distances: Float[Tensor, "k_len d_model"]) -> tuple[Tensor, Tensor | None]:
         """Return r for every distance, the same for all rows of the batch.
 
-        Args: places: encodings, farthest distance first.
+        Args: distances: encodings, farthest distance first.
         Returns: (heads, k_len, head_dim), and a trained score per distance (heads, k_len), or None as here.
         """
-        return self.position_proj(places).unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1), None
+        return self.position_proj(distances).unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1), None
 
     def project_query(self, x: Tensor) -> Tensor:
         """Project queries: (batch, q_len, d_model) -> (batch, heads, q_len, head_dim)."""
@@ -188,7 +188,7 @@ class RelativeAttention(nn.Module):
         self,
         x: Float[Tensor, "*batch q_len d_model"],
         memory: Float[Tensor, "*batch memory_len d_model"] | None = None,
-        places: Tensor | None = None,
+        distances: Tensor | None = None,
         mask: Mask | None = None,
         *,
         need_weights: bool = False,
@@ -198,7 +198,7 @@ class RelativeAttention(nn.Module):
         Args:
             x: (batch, q_len, d_model), or one sequence without a batch axis, (q_len, d_model).
             memory: hidden states before x, (batch, memory_len, d_model); normalised if x is.
-            places: the argument of `project_positions`, one row per distance; None: the result of `places`.
+            distances: the argument of `project_positions`, one row per distance; None: `encoded_distances` of them.
             mask: further restrictions over the keys, which are memory and x.
             need_weights: also return the attention weights before dropout.
 
@@ -207,7 +207,7 @@ class RelativeAttention(nn.Module):
         Raises: ShapeError: x has neither two nor three axes, or another width than d_model; the mask is a tensor.
         """
         if x.dim() == 2:
-            answer = self.forward(x[None], None if memory is None else memory[None], places, mask, need_weights=True)
+            answer = self.forward(x[None], None if memory is None else memory[None], distances, mask, need_weights=True)
             return (answer[0][0], answer[1][0]) if need_weights else answer[0][0]
         if x.dim() != 3:
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, q_len, d_model), or (q_len, d_model).")
@@ -218,9 +218,9 @@ class RelativeAttention(nn.Module):
             )
         refuse_tensor(mask)
         k, v = self.project_memory(x, memory)
-        if places is None:
-            places = self.places(x.shape[1], k.shape[2], x)
-        given = (self.project_query(x), k, v, *self.project_positions(places), mask)
+        if distances is None:
+            distances = self.encoded_distances(x.shape[1], k.shape[2], x)
+        given = (self.project_query(x), k, v, *self.project_positions(distances), mask)
         return self.attend_openly(*given) if need_weights else self.attend(*given)
 
 
@@ -274,10 +274,10 @@ class LearnedRelativeAttention(RelativeAttention):
         super().reset_parameters()
         nn.init.zeros_(self.distance_bias)
 
-    def places(self, q_len: int, k_len: int, like: Tensor) -> Tensor:
+    def encoded_distances(self, q_len: int, k_len: int, like: Tensor) -> Tensor:
         return _distances(q_len, k_len, self.causal, like.device)
 
-    def project_positions(self, places: Int[Tensor, " num_distances"]) -> tuple[Tensor, Tensor | None]:
-        """Return the rows of both tables. places: integer distances, farthest first."""
-        rows = places.clamp(-self.num_future, self.max_len - 1) + self.num_future
+    def project_positions(self, distances: Int[Tensor, " num_distances"]) -> tuple[Tensor, Tensor | None]:
+        """Return the rows of both tables. distances: integer distances, farthest first."""
+        rows = distances.clamp(-self.num_future, self.max_len - 1) + self.num_future
         return self.distance_embedding[rows].transpose(0, 1), self.distance_bias[rows].t()

@@ -35,14 +35,14 @@ _ROWS, _IN_FEATURES, _OUT_FEATURES = (32, 128), 512, 2048
 
 
 class PackedInt8(Packed):
-    """The weights of one map, or of several of one input, in 8 bits; used in place of the maps as `Packed`.
+    """The weights of one map, or of several maps of the same input, in 8 bits; used as `Packed` is.
 
-    Cost: a quarter of the memory of the weights once more, from the first use on.
+    Cost: a quarter of the memory of the weights in addition, from the first use on.
     """
 
     @staticmethod
     def is_worthwhile(*maps: nn.Module) -> bool:
-        """Whether these maps can be one product, and it is large enough to be faster in 8 bits."""
+        """Return whether these maps can be one product that is large enough to be faster in 8 bits."""
         weights = Packed.joinable(*maps)
         return weights is not None and policy.quantises(*weights)
 
@@ -68,11 +68,11 @@ class PackedInt8(Packed):
 
 @dataclass(frozen=True)
 class Int8Measurement:
-    """How much faster products of few rows are in 8 bits.
+    """The speed of products of few rows in 8 bits.
 
     Attributes:
         factor: rate of int8 products as a multiple of the rate of fp32 products; None if the override decided.
-        reason: why int8 is refused here, as the end of a sentence; None: it is not.
+        reason: the end of a sentence that says why int8 is refused here; None: it is not refused.
     """
 
     factor: float | None
@@ -80,7 +80,7 @@ class Int8Measurement:
 
 
 def measure_int8() -> Int8Measurement:
-    """Multiply small matrices in fp32 and int8 on the CPU, for about 30 ms; the outcome is kept for the process.
+    """Multiply small matrices in fp32 and int8 on the CPU, for about 30 ms; the result is cached for the process.
 
     Raises: ConfigError: the environment variable MANYHEADS_INT8 holds an unknown word.
     """
@@ -98,7 +98,7 @@ def measure_int8() -> Int8Measurement:
 
 @cache
 def has_int8() -> bool:
-    """Whether torch has FBGEMM's products here, found out by one."""
+    """Return whether torch has FBGEMM's products here, by computing one."""
     try:
         packed = _quantised(torch.ones(8, 8))
         torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(torch.ones(1, 8), 1.0, 0, packed)
@@ -116,11 +116,11 @@ def _measured_factor() -> float:
 
 
 def _quantised(weight: Tensor) -> Any:
-    """The weight in FBGEMM's layout: row r is scale[r] times integers of -63 to 63. weight: (out, in) in float32."""
+    """Return a float32 weight (out, in) in FBGEMM's layout: row r is scale[r] times integers from -63 to 63."""
     most = weight.abs().amax(1).double().clamp_min_(_LEAST_ROW)
     zeros = torch.zeros(len(weight), dtype=torch.int64)
     with warnings.catch_warnings():
-        # torch announces other types for quantised tensors, without another FBGEMM product (decision 023).
+        # torch will remove these types of quantised tensors, but has no other product of FBGEMM yet (decision 023).
         warnings.filterwarnings("ignore", message=".*quantize_per_channel", category=UserWarning)
         whole = torch.quantize_per_channel(weight, most / _MOST_WEIGHT, zeros, 0, torch.qint8)
         return torch.ops.quantized.linear_prepack(whole, None)

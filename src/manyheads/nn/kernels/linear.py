@@ -163,7 +163,7 @@ class Packed:
         return True
 
     def takes(self, x: Tensor) -> bool:
-        """Whether this product is faster for x, and follows the rules that x is computed by."""
+        """Return whether this product is faster for x, and allowed: in the right dtype and without gradients."""
         return policy.uses_packed(x, self._dtype, self._out_features)
 
     def linear(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
@@ -179,7 +179,7 @@ class Packed:
         return onednn_linear(x, *self.made())
 
     def made(self) -> tuple[Any, Tensor | None]:
-        """Return weight and bias as the library takes them; made at the first call."""
+        """Return weight and bias in the library's form, which the first call makes."""
         if self._packed is None:
             with torch.no_grad():
                 self._packed = self.make(torch.cat(self._weights), torch.cat(self._biases) if self._biases else None)

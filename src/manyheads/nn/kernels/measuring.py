@@ -1,4 +1,4 @@
-"""Times implementations against each other on this machine."""
+"""Compares the speed of implementations on this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def least_seconds(*calls: Callable[[], object], rounds: int = ROUNDS, num_thread
 
 
 def mean_gain(*pairs: tuple[Callable[[], object], Callable[[], object]]) -> float:
-    """How many times as fast the second function of a pair is as the first: the geometric mean over the pairs."""
+    """Return the speed of the second function of a pair relative to the first: the geometric mean over the pairs."""
     gains = []
     for plain, fast in pairs:
         slow_seconds, fast_seconds = least_seconds(plain, fast)

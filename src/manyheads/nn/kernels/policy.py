@@ -187,7 +187,7 @@ def packing_gain() -> float:
 
 
 def quantises(*weights: Tensor) -> bool:
-    """Whether products with these weights, one below the other, are large enough for int8 to be faster."""
+    """Return whether products with these weights, one below the other, are large enough for int8 to be faster."""
     numbers = sum(weight.numel() for weight in weights)
     is_plain = all(weight.dtype is torch.float32 and weight.device.type == "cpu" for weight in weights)
     return is_plain and numbers >= LEAST_INT8_WEIGHT and not any(weight.is_inference() for weight in weights)
@@ -204,7 +204,7 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
 
 
 def uses_int8(x: Tensor) -> bool:
-    """Whether x is multiplied by a weight of 8 bits: not for gradients, and not under autocast."""
+    """Return whether x is multiplied by a weight of 8 bits: not for gradients, and not under autocast."""
     return (
         x.dtype is torch.float32
         and not torch.is_autocast_enabled("cpu")

@@ -32,7 +32,7 @@ _FIRST_SIZE, _LAST_SIZE = (64, 256), (2048, 8192)  # rows, and features of input
 
 @dataclass(frozen=True)
 class PrecisionMeasurement:
-    """How fast a device multiplies matrices in both precisions.
+    """The rates of matrix products on a device in both precisions.
 
     Attributes:
         fp32_gflops: rate of float32 products in 10^9 operations per second; None with an override.
@@ -53,7 +53,7 @@ class PrecisionMeasurement:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the device has bf16 products, fast or slow."""
+        """True if the device has bf16 products, fast or slow."""
         return self.bf16_factor != 0
 
     @property

@@ -49,7 +49,6 @@ class Sublayer(Protocol):
         Returns: what is added to the other stream; and small tensors without gradients that the recomputation must
             reuse because its input differs by rounding, for example a sorting order.
         """
-        ...
 
 
 def through_sublayers(

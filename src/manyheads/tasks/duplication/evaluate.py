@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.config.files import load_yaml
+from manyheads.config.files import Source, load_yaml
 from manyheads.data.duplication import HELD_OUT, held_out
 from manyheads.data.progress import Progress
 from manyheads.data.settings import DUPLICATION
@@ -38,9 +38,8 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
 def _sequences(model: str) -> tuple[int, int]:
     """Seed and length of a run's sequences."""
     file = run_file(model)
-    values = load_yaml(file).values if file is not None else {}
-    data = values.get("data")
-    seed, length = values.get("seed"), data.get("segment_len") if isinstance(data, dict) else None
+    source = Source({}, model) if file is None else load_yaml(file)
+    seed, length = source.values.get("seed"), source.section("data").get("segment_len")
     if type(seed) is not int or type(length) is not int:
         raise ConfigError(f"{file or model} has no seed or no data.segment_len; give a run folder.")
     return seed, length

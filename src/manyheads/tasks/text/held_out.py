@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.config.build import build
-from manyheads.config.files import load_yaml
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.prepared_text import NOVEL, open_text
 from manyheads.data.settings import SegmentSettings
@@ -17,7 +16,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
-from manyheads.tasks.held_out import chosen_split, own_data, run_file
+from manyheads.tasks.held_out import chosen_split, own_data, run_section
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import VocabularySettings
@@ -106,9 +105,7 @@ def _encoded(generator: Generator, name: str, content: bytes) -> HeldText:
 
 def readings_of(options: EvaluateOptions) -> list[Reading]:
     """How to read: as the run's validation does, with what the command line changes."""
-    file = run_file(options.model)
-    section = load_yaml(file).values.get("reading") if file is not None else None
-    values = {**(section if isinstance(section, dict) else {}), "max_tokens": 0}
+    values = {**run_section(options.model, "reading"), "max_tokens": 0}
     for name in ("segment_len", "ext_len", "clamp_len", "lanes", "documents", "max_tokens"):
         if getattr(options, name) is not None:
             values[name] = getattr(options, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, given_options, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import DeviceOptions
@@ -236,8 +237,7 @@ class EvaluateOptions:
         }
         if found := [name for name, value in clashes.items() if value]:
             raise ConfigError(f"--recl sets the context of the models itself; leave out {' and '.join(found)}.")
-        if self.recl_step < 1:
-            raise ConfigError(f"--recl-step is {self.recl_step}; it must be at least 1.")
+        check(self, "--", at_least(1), "recl_step")
         if self.recl_longest is not None and self.recl_longest < 2 * self.recl_step:
             raise ConfigError(
                 f"--recl-longest is {self.recl_longest:,}, less than two steps of {self.recl_step:,}; raise it, or"
@@ -266,8 +266,7 @@ class ScoreOptions:
     run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:
-        if self.max_rows < 1:
-            raise ConfigError(f"--max-rows is {self.max_rows}; it must be at least 1.")
+        check(self, "--", at_least(1), "max_rows")
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -160,7 +160,7 @@ def _run_model(
 
 
 def _looks_exchanged(translator: Translator, pairs: list[tuple[str, str]], settings: DecodingSettings) -> bool:
-    """Whether the first pairs are clearly likelier in the other direction."""
+    """Return whether the first pairs are clearly likelier in the other direction."""
     short = [pair for pair in pairs if all(0 < len(side.strip()) <= DIRECTION_CHARACTERS for side in pair)]
     some = short[:DIRECTION_PAIRS]
     if not some:

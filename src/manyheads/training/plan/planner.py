@@ -10,9 +10,10 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -78,6 +79,12 @@ class Footprint:
         probes = " and ".join(f"{probe:,}" for probe in self.probes)
         head = f"peak memory of training on a CPU in {self.precision}"
         return "\n".join([head, *lines, f"measured in steps of {probes} tokens"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sizes by name."""
+        record = asdict(self)
+        probes, _ = record.pop("probes"), record.pop("overhead")
+        return {**record, "total_bytes": self.total_bytes, "probed_lengths": probes}
 
 
 @dataclass(frozen=True)
@@ -334,12 +341,12 @@ def _largest(knob: Knob, peaks: Mapping[int, float], limit: float) -> Fit:
     return Fit(knob, low * knob.accumulate, _polynomial(peaks, low))
 
 
-def _polynomial(points: Mapping[int, float], place: int) -> float:
-    """Return the value of the polynomial through the points at a place (Lagrange)."""
+def _polynomial(points: Mapping[int, float], x: int) -> float:
+    """Return the value at x of the polynomial through the points (Lagrange)."""
     total = 0.0
     for one, value in points.items():
         share = 1.0
         for other in points:
-            share *= (place - other) / (one - other) if other != one else 1.0
+            share *= (x - other) / (one - other) if other != one else 1.0
         total += share * value
     return total

@@ -58,7 +58,7 @@ _WIDTHS: dict[str, tuple[_Width, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a plan depends on.
+    """The facts on which a plan depends.
 
     Attributes:
         kind: sentence pairs, or a text for a language model.

@@ -52,16 +52,12 @@ class Trial(Protocol):
 
         Raises: ConfigError: the model cannot read rows of that length, or the size of a vocabulary is unknown.
         """
-        ...
 
     def batch(self, length: int, rows: int) -> Batch:
         """Return a micro-batch of random ids."""
-        ...
 
     def begin(self, model: Any, lanes: int, seed: int) -> Any:
         """See `Objective.begin`."""
-        ...
 
     def knobs(self) -> list[Knob]:
         """Return the settings that determine the size of a step. Of two with the same name the smaller value counts."""
-        ...

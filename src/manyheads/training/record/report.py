@@ -159,7 +159,6 @@ class Reporter(Protocol):
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         """Report work that may take long, before it begins. done, total: its progress; 0 if unknown."""
-        ...
 
     def step(self, report: StepReport) -> None: ...
 

@@ -204,10 +204,10 @@ class CheckpointManager:
         self._on_main(lambda: self._mend_model() if self._model_failed else None)
 
     def _write_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> Path:
-        step, place = self._assembly.counters.step, self._folder.checkpoints
+        step, checkpoints = self._assembly.counters.step, self._folder.checkpoints
         if not self._assembly.spread.in_parts:
-            self._on_main(lambda: save_checkpoint(place, step, tensors, scalars))
-            return place / checkpoint_name(step)
+            self._on_main(lambda: save_checkpoint(checkpoints, step, tensors, scalars))
+            return checkpoints / checkpoint_name(step)
         parts = {stem: group for stem, group in tensors.items() if stem != MEMORY}
         whole = {stem: group for stem, group in tensors.items() if stem == MEMORY}
 
@@ -216,18 +216,18 @@ class CheckpointManager:
             write_shards(folder, parts)
 
         if self._group.is_main:
-            self._save_as_main(place, step, whole, scalars, write_parts, needed_bytes(parts))
+            self._save_as_main(checkpoints, step, whole, scalars, write_parts, needed_bytes(parts))
         else:
             folder = self._group.from_main(str)
             if folder:
                 with suppress(OSError):  # the main rank receives the error
                     write_shards(Path(folder), parts)
             self._on_main(lambda: None)
-        return place / checkpoint_name(step)
+        return checkpoints / checkpoint_name(step)
 
     def _save_as_main(
         self,
-        place: Path,
+        checkpoints: Path,
         step: int,
         whole: Mapping[str, Mapping[str, Tensor]],
         scalars: Mapping[str, Any],
@@ -244,7 +244,7 @@ class CheckpointManager:
 
         failure: SaveError | None = None
         try:
-            save_checkpoint(place, step, whole, scalars, write_parts=ask, parts_bytes=parts_bytes)
+            save_checkpoint(checkpoints, step, whole, scalars, write_parts=ask, parts_bytes=parts_bytes)
         except SaveError as error:
             failure = error
         if not asked:

@@ -33,9 +33,9 @@ class Fault:
     def __str__(self) -> str:
         shown = ", ".join(map(str, self.sample_ids[:_SHOWN]))
         more = f", ... ({len(self.sample_ids)} in all)" if len(self.sample_ids) > _SHOWN else ""
-        place = f" of micro-batch {self.micro_batch}" if self.micro_batch is not None else ""
-        place += f" on rank {self.rank}" if self.rank is not None else ""
-        parts = [f"Step {self.step}: {self.what}, found before the update; sample ids{place}: {shown}{more}."]
+        where = f" of micro-batch {self.micro_batch}" if self.micro_batch is not None else ""
+        where += f" on rank {self.rank}" if self.rank is not None else ""
+        parts = [f"Step {self.step}: {self.what}, found before the update; sample ids{where}: {shown}{more}."]
         if self.module is not None:
             parts.append(f"First bad module: {self.module}.")
         else:

@@ -47,11 +47,9 @@ class Batch(Protocol):
 
     def describe(self) -> str:
         """Return a text such as `256 rows of 16 source and 16 target tokens`."""
-        ...
 
     def rows(self, which: slice) -> Self:
         """Return some of the rows, with the same padding."""
-        ...
 
     def to(self, device: torch.device | str) -> Self: ...
 
@@ -71,11 +69,9 @@ class Judge(Protocol):
 
     def __bool__(self) -> bool:
         """Whether there is held-out data."""
-        ...
 
     def run(self, step: int) -> ValidationReport | None:
         """Return loss and scores; None if the run was told to stop during the validation."""
-        ...
 
 
 class Objective(Protocol):
@@ -84,12 +80,10 @@ class Objective(Protocol):
     @property
     def task(self) -> str:
         """The task's name, which model folders record."""
-        ...
 
     @property
     def languages(self) -> Sequence[LanguagePair]:
         """Source and target language of each direction, which model folders record; empty if they are unknown."""
-        ...
 
     @property
     def config(self) -> RunConfig: ...
@@ -100,7 +94,6 @@ class Objective(Protocol):
     @property
     def digest(self) -> str:
         """SHA-256 of all training data: that of `data`, or of all data sets of a mix."""
-        ...
 
     @property
     def stream(self) -> Stream: ...
@@ -108,36 +101,29 @@ class Objective(Protocol):
     @property
     def model_config(self) -> Any:
         """The architecture's config."""
-        ...
 
     @property
     def generation(self) -> Any:
         """The search settings that are stored in a model folder, a dataclass."""
-        ...
 
     @property
     def next_command(self) -> str:
         """A command to use the model, without the program's name; `{run}` stands for the run's folder."""
-        ...
 
     def describe(self) -> str:
         """Return a few lines about the data, including every part of it that the settings leave unused."""
-        ...
 
     def first_state(self, model: Any) -> Any:
         """Return the model's state before any input; None for models without state."""
-        ...
 
     def begin(self, model: Any, lanes: int, seed: int) -> Any:
         """Return the initial state of a micro-batch with `lanes` rows: None, or a state that depends on the seed."""
-        ...
 
     def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> Judge:
         """Return the validator. translate: replaces the model's own search.
 
         Raises: DataError: the held-out data cannot be used with these settings.
         """
-        ...
 
     def judge_sets(self, model: Any, device: torch.device, stop: StopFlag) -> Mapping[str, Judge]:
         """Return a judge for each data set of a run that begins from a model: the run's own, those of its mix, and
@@ -145,11 +131,9 @@ class Objective(Protocol):
 
         Raises: DataError: the held-out data cannot be used with these settings.
         """
-        ...
 
     def lighter(self) -> str:
         """Return advice on the settings that reduce memory."""
-        ...
 
 
 class OpenObjective(Protocol):

@@ -100,7 +100,7 @@ class Spread:
 
     @property
     def in_parts(self) -> bool:
-        """Whether the trained weights are sharded."""
+        """True if the trained weights are sharded."""
         return self.holder is not self.model
 
     @torch.no_grad()

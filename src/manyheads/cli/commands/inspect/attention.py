@@ -11,9 +11,10 @@ from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds, picture_option
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
+from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
-from manyheads.errors import ConfigError, RequestError
+from manyheads.errors import RequestError
 
 if TYPE_CHECKING:
     from manyheads.visualise.attention_views import AttentionView
@@ -69,8 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     set_up_machine()
     options = parse(PAGE, arguments, "inspect attention")
     check_kinds(options.output, (*PICTURES, "html"))
-    if not 1 <= options.max_cells <= _MOST_CELLS:
-        raise ConfigError(f"--max-cells is {options.max_cells}; it must be from 1 to {_MOST_CELLS:,}.")
+    check(options, "--", between(1, _MOST_CELLS), "max_cells")
     from manyheads.decoding.attending import open_model, text_views, translation_views
     from manyheads.decoding.generator import Generator
 
@@ -100,7 +100,7 @@ def _write_page(views: list[AttentionView], path: Path, options: AttentionOption
 
 
 def _write_picture(views: list[AttentionView], path: Path, options: AttentionOptions) -> Path:
-    from manyheads.visualise.attention import attention_figure
+    from manyheads.visualise.attention import layer_figure
     from manyheads.visualise.attention_views import thinned
     from manyheads.visualise.figure import save_figure
 
@@ -111,11 +111,4 @@ def _write_picture(views: list[AttentionView], path: Path, options: AttentionOpt
     layer = len(view.layers) if options.layer is None else options.layer
     if not 1 <= layer <= len(view.layers):
         raise RequestError(f"--layer {layer}: the {view.name} has layers 1 to {len(view.layers)}.")
-    figure = attention_figure(
-        view.layers[layer - 1],
-        query_tokens=view.query_tokens,
-        key_tokens=view.key_tokens,
-        num_memory=view.num_memory,
-        title=f"{view.name}, layer {layer} of {len(view.layers)}",
-    )
-    return save_figure(figure, path, [path.suffix[1:].lower()])[0]
+    return save_figure(layer_figure(view, layer), path, [path.suffix[1:].lower()])[0]

@@ -24,13 +24,16 @@ def picture_option(default: str, kinds: Sequence[str] = PICTURES) -> Any:
     return option(text, default=(default,), metavar="FILE ...", default_is=default, aliases=("-o",))
 
 
-def check_kinds(names: Sequence[str], kinds: Sequence[str] = PICTURES) -> None:
-    """Raises: ConfigError: there is no file, or one of another kind."""
-    if not names:
+def check_kinds(names: Sequence[str], kinds: Sequence[str] = PICTURES, *, given_by: str = "--output") -> None:
+    """Check the names of the files that an option gives.
+
+    Raises: ConfigError: there is no file for `--output`, or one of another kind.
+    """
+    if not names and given_by == "--output":
         raise ConfigError(f"--output names no file; give one that ends in .{', .'.join(kinds)}.")
     for name in names:
         if Path(name).suffix[1:].lower() not in kinds:
-            raise ConfigError(f"--output {name}: it must end in .{', .'.join(kinds)}.")
+            raise ConfigError(f"{given_by} {name}: it must end in .{', .'.join(kinds)}.")
 
 
 def write_figure(figure: Figure, names: Sequence[str]) -> None:

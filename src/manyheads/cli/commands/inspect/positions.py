@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import manyheads
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, RequestError
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["PAGE", "PositionsOptions", "run"]
 
@@ -58,50 +56,22 @@ def run(arguments: Sequence[str]) -> int:
     options = parse(PAGE, arguments, "inspect positions")
     check_kinds(options.output)
     check(options, "--", between(1, _MOST_POSITIONS), "length")
-    if options.d_model is not None and not 1 <= options.d_model <= _MOST_WIDTH:
-        raise ConfigError(f"--d-model is {options.d_model}; it must be from 1 to {_MOST_WIDTH:,}.")
+    check(options, "--", between(1, _MOST_WIDTH), "d_model")
     if options.model is not None and (options.d_model is not None or options.layout is not None):
         raise ConfigError("--d-model and --layout come from the model; leave them out, or leave out MODEL.")
-    from manyheads.visualise.positions import positions_figure
+    from manyheads.visualise.positions import position_tables, positions_figure, sinusoidal_positions
 
-    table, title, place_name = _of_model(options.model, options.length) if options.model else _of_width(options)
-    figure = positions_figure(table, features=options.features or None, title=title, place_name=place_name)
+    if options.model is None:
+        shown = sinusoidal_positions(options.length, options.d_model or 64, options.layout or "interleaved")
+    else:
+        tables = list(position_tables(manyheads.load(options.model), options.length))
+        if not tables:
+            raise RequestError(
+                f"{options.model} has no table of positions to draw: it learns one vector per distance in every layer."
+            )
+        shown = tables[0]
+    figure = positions_figure(
+        shown.table, features=options.features or None, title=shown.title, place_name=shown.place_name
+    )
     write_figure(figure, options.output)
     return 0
-
-
-def _of_width(options: PositionsOptions) -> tuple[torch.Tensor, str, str]:
-    import torch
-
-    from manyheads.nn.positions import sinusoidal_table
-
-    width = options.d_model or 64
-    table = sinusoidal_table(torch.arange(float(options.length)), width, options.layout or "interleaved")
-    return table, f"Sinusoidal positions, width {width}", "position"
-
-
-def _of_model(path: str, length: int) -> tuple[torch.Tensor, str, str]:
-    """The first table of a model, what it is, and what a row of it is."""
-    import torch
-
-    import manyheads
-    from manyheads.nn.attention.relative import DistanceEncoding
-    from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
-
-    for name, module in manyheads.load(path).named_modules():
-        shown = name.removeprefix("body.")
-        with torch.no_grad():
-            if isinstance(module, SinusoidalPositions):
-                return module(torch.zeros(1, length, module.d_model))[0], f"Sinusoidal positions: {shown}", "position"
-            if isinstance(module, LearnedPositions):
-                rows = min(length, module.max_len)
-                table = module(torch.zeros(1, rows, module.weight.shape[1]))[0]
-                return table, f"Trained positions: {shown}", "position"
-            if isinstance(module, DistanceEncoding):
-                return module(torch.arange(length), length), f"Sinusoidal distances: {shown}", "distance"
-            if isinstance(module, AxialPositions):
-                rows = min(length, module.max_len)
-                grid = " x ".join(map(str, module.shape))
-                table = module(torch.zeros(1, rows, sum(module.dims)))[0]
-                return table, f"Axial positions, {grid}: {shown}", "position"
-    raise RequestError(f"{path} has no table of positions to draw: it learns one vector per distance in every layer.")

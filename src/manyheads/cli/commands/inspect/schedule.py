@@ -13,8 +13,6 @@ from manyheads.errors import ConfigError
 
 __all__ = ["PAGE", "ScheduleOptions", "run"]
 
-_MOST_POINTS = 2000
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
@@ -65,8 +63,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _of_paper(options: ScheduleOptions) -> dict[str, tuple[list[int], list[float]]]:
     from manyheads.nn.schedules import noam
+    from manyheads.visualise.schedules import thinned_steps
 
-    steps = _steps(options.steps or 20_000)
+    steps = thinned_steps(options.steps or 20_000)
     return {
         f"width {width}, warm-up {warmup:,}": (
             steps,
@@ -80,6 +79,7 @@ def _of_paper(options: ScheduleOptions) -> dict[str, tuple[list[int], list[float
 def _of_presets(options: ScheduleOptions) -> dict[str, tuple[list[int], list[float]]]:
     from manyheads.tasks.presets import PRESETS
     from manyheads.training.optim.schedule import learning_rate
+    from manyheads.visualise.schedules import thinned_steps
 
     curves = {}
     for name in options.presets:
@@ -89,7 +89,7 @@ def _of_presets(options: ScheduleOptions) -> dict[str, tuple[list[int], list[flo
         last = options.steps or config.training.max_steps
         if not last:
             raise ConfigError(f"preset {name} has a time limit and no number of steps; give --steps.")
-        steps = _steps(last)
+        steps = thinned_steps(last)
         curves[name] = (
             steps,
             [
@@ -104,9 +104,3 @@ def _of_presets(options: ScheduleOptions) -> dict[str, tuple[list[int], list[flo
             ],
         )
     return curves
-
-
-def _steps(last: int) -> list[int]:
-    """Steps 1 to the last, evenly thinned to what a picture can show."""
-    count = min(last, _MOST_POINTS)
-    return sorted({1 + place * (last - 1) // max(1, count - 1) for place in range(count)})

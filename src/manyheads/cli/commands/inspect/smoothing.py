@@ -73,22 +73,15 @@ def run(arguments: Sequence[str]) -> int:
         spread(options.kind, share, options.vocab_size)  # raises its own error
     import torch
 
-    from manyheads.nn.kernels.loss import smoothed_loss, smoothed_targets
-    from manyheads.visualise.schedules import label_smoothing_figure
+    from manyheads.nn.kernels.loss import smoothed_targets
+    from manyheads.visualise.schedules import label_smoothing_figure, losses_by_probability
 
     size = options.vocab_size
-    # The head's own loss of log-probabilities: an identity in place of its matrix leaves them as they are.
-    eye, right = torch.eye(size), torch.tensor([(options.pad_id + 1) % size])
     sure = torch.linspace(1 / size, 0.999, 200)
-    losses = {}
-    for share in options.smoothing:
-        values = []
-        for probability in sure:
-            probs = ((1 - probability) / (size - 1)).repeat(1, size).index_fill(1, right, probability.item())
-            values.append(
-                float(smoothed_loss(probs.log(), right, eye, None, share, 1, options.kind, options.pad_id)[0])
-            )
-        losses[f"smoothing {share:g}"] = values
+    losses = {
+        f"smoothing {share:g}": losses_by_probability(sure, share, size, options.kind, options.pad_id)
+        for share in options.smoothing
+    }
     last = options.smoothing[-1]
     asked = smoothed_targets(torch.tensor(options.targets), size, last, options.kind, options.pad_id)
     title = f"What smoothing {last:g} asks for ({options.kind.replace('_', ' ')})"

@@ -1,0 +1,92 @@
+"""Parts of `manyheads train` that show what they do: the plan of a run, its trial, and the run itself."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from manyheads.cli.command_line.train_options import TrainOptions, size_by_precision
+from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import say
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.files import Source, to_yaml
+from manyheads.distributed.launch import start
+from manyheads.distributed.place import Place
+from manyheads.errors import ConfigError, RankLostError
+from manyheads.training.settings import RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.training.plan.planner import FirstStep
+    from manyheads.training.record.report import TrainResult
+
+__all__ = ["largest_steps", "planned_layer", "train_and_watch", "try_step"]
+
+
+def planned_layer(typed: Source, place: Place) -> Source:
+    """Plan a run. Its table goes to standard error, because --print-config needs the other stream.
+
+    Args: typed: the settings of the command line. place: of this process among the ranks.
+
+    Returns: the layer of settings below the command line.
+    Raises: ConfigError: there are several ranks; see also `tasks.planned.plan_layer`.
+    """
+    if place.world > 1:
+        raise ConfigError(
+            f"A plan is made by one process, but there are {place.world} ranks; write it to a file with"
+            " `manyheads train ... --print-config > plan.yaml`, and give all ranks --config plan.yaml."
+        )
+    set_up_machine()
+    from manyheads.tasks.planned import plan_layer
+
+    with showing_if_long() as show:
+        show("measuring training steps", 0, 0)
+        found = plan_layer(typed)
+    say(found.table, file=sys.stderr)
+    return found.layer
+
+
+def largest_steps(config: RunConfig, memory_mib: int | None) -> str:
+    """Describe the largest steps that fit into memory; see `Planner.describe_largest`."""
+    from manyheads.tasks.runs import planner
+
+    with showing_if_long() as show:
+        show("trying steps", 0, 0)
+        return planner(config).describe_largest(memory_mib)
+
+
+def try_step(config: RunConfig) -> FirstStep:
+    """Compute the first step of a run and save nothing."""
+    from manyheads.tasks.runs import dry_run
+    from manyheads.training.record.log import PlainReporter
+
+    with showing_if_long() as show:
+        show("taking one step", 0, 0)
+        return dry_run(config, PlainReporter(sys.stderr).message)
+
+
+def train_and_watch(arguments: Sequence[str], options: TrainOptions, config: RunConfig, place: Place) -> TrainResult:
+    """Train in this process, which may be one of several ranks: the main rank is shown, the others work in silence."""
+    # The live display needs no torch, so something is shown while torch is imported.
+    from manyheads.cli.watching.training import watching
+
+    # A launcher that starts again runs the same command, which must not throw away the steps done so far.
+    resume = "auto" if place.restarts else options.resume
+    with watching(quiet=options.quiet, verbose=options.verbose) if place.is_main else nullcontext() as reporter:
+        from manyheads.decoding.device import choose_device
+        from manyheads.tasks.runs import train
+
+        group = start(place, choose_device(config.device).type, options.timeout)
+        try:
+            if place.world > 1:
+                config = size_by_precision(arguments, options, config, resume, group)
+            if options.verbose and place.is_main:
+                print(to_yaml(config), file=sys.stderr)
+            result = train(config, resume=resume, reporter=reporter, group=group)
+            group.close()
+        except RankLostError:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends what is left; first say why
+            raise
+    return result

@@ -1,0 +1,35 @@
+"""JSON files of possibly external origin that hold one object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manyheads.errors import ModelFileError
+from manyheads.files.json_object import read_object
+
+
+def test_an_object_is_read(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text('{"a": [1, null]}', encoding="utf-8")
+    assert read_object(tmp_path / "one.json") == {"a": [1, None]}
+    with pytest.raises(FileNotFoundError):
+        read_object(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "cannot be read as JSON"),
+        (b"\xff{}", "cannot be read as JSON"),
+        (b"[" * 100_000, "cannot be read as JSON"),
+        (b"[1]", "must hold one JSON object, not a list"),
+        (b"{}" + b" " * (16 << 20), "at most 16,777,216 bytes are read"),
+    ],
+)
+def test_anything_else_is_refused_by_name(content: bytes, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    with pytest.raises(ModelFileError, match=r"file\.json") as caught:
+        read_object(file)
+    assert reason in str(caught.value)
