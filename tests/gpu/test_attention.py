@@ -14,16 +14,16 @@ from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, dense_mask
-from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.attention import dot_product_attention, masked_weights
-from manyheads.nn.kernels.lsh import attend_pairs, chunked_attention, sorting_order
-from manyheads.nn.kernels.relative import relative_attention, relative_weights
-from tests.naive_attention import (
+from manyheads.nn.attention.naive import (
     naive_additive_attention,
     naive_dot_product_attention,
     naive_lsh_attention,
     naive_relative_attention,
 )
+from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.attention import dot_product_attention, masked_weights
+from manyheads.nn.kernels.lsh import attend_pairs, chunked_attention, sorting_order
+from manyheads.nn.kernels.relative import relative_attention, relative_weights
 
 B, H, Q, K, D = 2, 2, 6, 9, 8
 CHUNK = 4

@@ -12,6 +12,7 @@ from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import debug
+from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings
@@ -19,7 +20,6 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from tests.naive_search import naive_beam_search
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 SOURCES = [[3 + (7 * i + 5 * j) % 36 for j in range(1 + (3 * i) % 5)] + [2] for i in range(4)]

@@ -19,10 +19,10 @@ from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.sides import load_tokenizer
-from tests.naive_search import naive_marian_search
 
 PEER_FILES = (
     *("config.json", "generation_config.json", "model.safetensors"),

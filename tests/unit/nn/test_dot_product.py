@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from manyheads.nn.attention.masks import Bias, Causal, Lengths, Mask, dense_bias, dense_mask
+from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.kernels import attention, policy
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
 from manyheads.nn.kernels.softmax import masked_softmax
-from tests.naive_attention import naive_dot_product_attention
 
 B, H, D, E = 2, 3, 4, 5
 MakeMask = Callable[[int, int, int], Mask | None]

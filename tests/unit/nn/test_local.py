@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.local import LocalSelfAttention, local_attention
-from tests.naive_attention import naive_dot_product_attention
+from manyheads.nn.attention.naive import naive_dot_product_attention
 
 KINDS: dict[str, dict[str, Any]] = {
     "causal": {},

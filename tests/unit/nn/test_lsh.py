@@ -17,9 +17,9 @@ from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vecto
 from manyheads.nn.attention.lsh_pairs import shared_qk_attention, visible_pairs
 from manyheads.nn.attention.lsh_settings import automatic_buckets
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
+from manyheads.nn.attention.naive import naive_dot_product_attention, naive_lsh_attention
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.lsh import attend_pairs
-from tests.naive_attention import naive_dot_product_attention, naive_lsh_attention
 
 B, H, D, E, CHUNK = 2, 2, 8, 6, 4
 FACTORS = (6,)

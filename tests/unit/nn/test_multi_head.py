@@ -12,10 +12,10 @@ from torch import Tensor
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
+from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels import policy
-from tests.naive_attention import naive_dot_product_attention
 
 B, L, W, H = 2, 5, 12, 3
 MakeMask = Callable[[int, int, int], Mask | None]

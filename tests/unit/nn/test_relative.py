@@ -12,11 +12,11 @@ from torch import Tensor
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense_mask
 from manyheads.nn.attention.multi_head import merge_heads
+from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.kernels import policy, relative_tiles
 from manyheads.nn.kernels.relative import relative_attention, relative_shift, relative_weights
 from manyheads.nn.positions import sinusoidal_table
-from tests.naive_attention import naive_relative_attention
 
 B, H, D, E = 3, 2, 4, 5
 MakeMask = Callable[[int, int, int], Mask | None]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
+from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
-from tests.naive_attention import naive_relative_attention
 
 B, H, D, E = 3, 2, 4, 5
 MakeMask = Callable[[int, int, int], Mask | None]
