@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,6 +34,15 @@ if HOOKED:
     from shape_checks import forget, install
 
     install(TYPECHECKED)
+
+
+gc.disable()  # while tests are collected almost nothing becomes garbage
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests are a million objects that stay: the garbage collector passes over them from here on."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,6 +90,18 @@ def quick_seeds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (torch, torch.random):
             patch.setattr(module, "manual_seed", torch.default_generator.manual_seed)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_runs() -> Iterator[None]:
+    """A training run freezes what was there before it; here that is done already, and to undo it is not wanted."""
+    device = sys.modules.get("manyheads.training.run.device")
+    if device is None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: 0)))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pkgutil
 
@@ -18,3 +19,4 @@ def preload() -> None:
         package = importlib.import_module(f"manyheads.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    gc.freeze()  # they stay: the garbage collector of each fork passes over them, and copies no page of theirs

@@ -28,6 +28,8 @@ from manyheads.text.tokenizer import Tokenizer
 pytest.importorskip("playwright", reason="no playwright; pip install playwright")
 from playwright.sync_api import expect
 
+PATIENCE_MILLISECONDS = 200_000
+expect.set_options(timeout=PATIENCE_MILLISECONDS)
 TEXT = "I am hungry.\n\nWhere is the station? The cat sees the dog."
 
 
@@ -74,7 +76,13 @@ def served(folders: tuple[Path, ...]) -> Iterator[tuple[Server, str]]:
         yield found
 
 
-@pytest.fixture(params=[("light", 1200), ("dark", 390)], ids=["light", "dark-phone"])
+LIGHT = pytest.param(("light", 1200), id="light")
+DARK_PHONE = ("dark", 390)
+in_both = pytest.mark.parametrize("page", [LIGHT, pytest.param(DARK_PHONE, id="dark-phone")], indirect=True)
+"""What depends on colours or on room is tested in both; all else once, and in the long check in both."""
+
+
+@pytest.fixture(params=[LIGHT, pytest.param(DARK_PHONE, id="dark-phone", marks=pytest.mark.slow)])
 def page(browser: Any, served: tuple[Server, str], request: pytest.FixtureRequest) -> Iterator[Any]:
     scheme, width = request.param
     opened = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
@@ -84,8 +92,9 @@ def page(browser: Any, served: tuple[Server, str], request: pytest.FixtureReques
     opened.on(
         "request", lambda sent: problems.append(sent.url) if not sent.url.startswith((served[1], "data:")) else None
     )
+    opened.set_default_timeout(PATIENCE_MILLISECONDS)
     opened.goto(served[1])
-    opened.set_default_timeout(20_000)
+    opened.locator("#show-write").wait_for()  # which shows once the page knows its models
     yield opened
     opened.close()
     assert problems == []
@@ -97,16 +106,22 @@ def translated(page: Any) -> Any:
     return page.locator(".sentence").nth(1)
 
 
+@in_both
 def test_translating_while_typing(page: Any) -> None:
     translated(page)
     text = page.inner_text("#t-target")
     assert text.count("\n") == 2
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    is_within = "document.documentElement.scrollWidth <= window.innerWidth"
+    assert page.evaluate(is_within)
+    page.click("#show-write")
+    assert page.evaluate(is_within)
+    page.click("#show-translate")
     page.fill("#t-source", "")
     page.locator(".sentence").first.wait_for(state="detached")
     assert page.inner_text("#t-target") == ""
 
 
+@in_both
 def test_pointing_at_a_word_shows_what_it_attends_to(page: Any) -> None:
     sentence = translated(page)
     sources, targets = (sentence.locator(".tokens").nth(side).locator("button") for side in (0, 1))
@@ -177,7 +192,7 @@ def test_the_keyboard_is_enough(page: Any) -> None:
 
 
 def test_errors_are_shown_beside_the_input(page: Any, served: tuple[Server, str]) -> None:
-    page.fill("#t-source", "word " * 9000)
+    page.fill("#t-source", "word " * 4000)
     expect(page.locator("#t-message")).to_contain_text("limit")
     state = served[0]._service.state
     most, state.num_requests = state.num_requests, 10**6

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,37 +53,46 @@ def test_no_part_was_forgotten(gpu: Any) -> None:
     assert [*PARTS, "decoding", "ddp"] == list(gpu.PARTS)
 
 
-def run(output: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *more, "--device", "cpu", "--tiny", "--output", str(output)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+@pytest.fixture
+def run(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Calls the script in this process. Parts run in processes of their own. Returns: the exit code."""
+
+    def call(output: Path, *more: str) -> int:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *more, "--device", "cpu", "--tiny", "--output", str(output)])
+        try:
+            return int(gpu.main())
+        except SystemExit as left:
+            return int(left.code or 0)
+
+    return call
 
 
-def test_a_finished_part_is_not_repeated(tmp_path: Path) -> None:
+Run = Callable[..., int]
+
+
+def test_a_finished_part_is_not_repeated(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """DDP over two processes is the part that is run; a part that failed is run again."""
     output = tmp_path / "gpu.json"
-    first = run(output, "ddp")
-    assert first.returncode == 0, first.stderr
+    assert run(output, "ddp") == 0, capsys.readouterr().err
     record = json.loads(output.read_text("utf-8"))
     check(record["parts"]["ddp"])
     assert record["machine"]["torch"]
     record["parts"]["products"] = {"error": "took longer than 180 seconds"}
     output.write_text(json.dumps(record), encoding="utf-8")
-    again = run(output, "ddp", "products")
-    assert "ddp: already in" in again.stdout
+    run(output, "ddp", "products")
+    assert "ddp: already in" in capsys.readouterr().out
     after = json.loads(output.read_text("utf-8"))
     assert after["parts"]["ddp"] == record["parts"]["ddp"]
     check(after["parts"]["products"])
 
 
-def test_results_of_another_machine_are_not_mixed(tmp_path: Path) -> None:
+def test_results_of_another_machine_are_not_mixed(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "gpu.json"
     output.write_text(json.dumps({"machine": {"name": "another"}, "parts": {}}), encoding="utf-8")
-    done = run(output, "products")
-    assert done.returncode == 2
-    assert "holds results with another name; give another --output" in done.stderr
+    assert run(output, "products") == 2
+    assert "holds results with another name; give another --output" in capsys.readouterr().err
 
 
-def test_an_unknown_part_is_named(tmp_path: Path) -> None:
-    done = run(tmp_path / "gpu.json", "training")
-    assert done.returncode == 2
-    assert "there is no part 'training'; the parts are products," in done.stderr
+def test_an_unknown_part_is_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path / "gpu.json", "training") == 2
+    assert "there is no part 'training'; the parts are products," in capsys.readouterr().err

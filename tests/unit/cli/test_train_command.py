@@ -188,6 +188,7 @@ def test_a_signal_ends_in_a_checkpoint_and_its_code(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "manyheads.cli.main", "train", "--preset", "debug", "--run-dir", str(run)]
     command += ["--training.max_steps", "1000000", "--validation.every_steps", "0", "--training.tensorboard", "false"]
+    command += ["--training.log_every", "2", "--training.plots", "false"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 300
         while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:

@@ -9,7 +9,7 @@ from manyheads.documents.parts import Text
 from manyheads.documents.sentences import protected
 
 pytest.importorskip("markdown_it")
-SIZE = 100_000
+SIZE = 40_000
 
 
 @pytest.mark.parametrize(

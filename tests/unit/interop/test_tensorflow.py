@@ -107,8 +107,9 @@ def test_no_byte_of_an_index_can_be_changed_unnoticed(copied: Path, monkeypatch:
     assert harmless < 64  # the block of meta data, which is not read, its place, and the padding of the footer
 
 
+@pytest.mark.parametrize("count", [500, pytest.param(2000, marks=pytest.mark.slow)])
 def test_an_index_with_right_checksums_and_wrong_content_is_refused(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """The parsers of blocks, entries and fields get past the checksum here."""
     monkeypatch.setitem(sys.modules, "crc32c", None)
@@ -117,7 +118,7 @@ def test_an_index_with_right_checksums_and_wrong_content_is_refused(
     end = next(n for n in range(8, len(content)) if content[n + 1 : n + 5] == masked_crc(content[: n + 1]))
     draw = random.Random(5)
     reasons = []
-    for _ in range(2000):
+    for _ in range(count):
         changed = bytearray(content)
         for _ in range(draw.choice((1, 1, 2, 5))):
             changed[draw.randrange(end)] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
@@ -128,7 +129,7 @@ def test_an_index_with_right_checksums_and_wrong_content_is_refused(
         except ModelFileError as error:
             reasons.append(str(error))
     assert not [reason for reason in reasons if "checksum" in reason]
-    assert 500 < len(reasons) < 2000  # a name or an offset can change and still be valid
+    assert count // 4 < len(reasons) < count  # a name or an offset can change and still be valid
 
 
 def test_a_changed_byte_of_the_data_is_noticed(copied: Path) -> None:
