@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
+from long_files import longest_first
 
 # No test measures time: it would fail on a slow or busy machine.
 settings.register_profile("manyheads", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,6 +42,7 @@ gc.disable()  # while tests are collected almost nothing becomes garbage
 
 def pytest_collection_finish() -> None:
     """Modules and tests are a million objects that stay: the garbage collector passes over them from here on."""
+    gc.collect()
     gc.freeze()
     gc.enable()
 
@@ -64,6 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Those marked `compiles` need a C++ compiler, which users need not have.
     """
+    longest_first(items)
     if not any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"])):
         for item in items:
             if item.get_closest_marker("compiles"):

@@ -23,6 +23,7 @@ from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.files.verify import verify_folder
 
 KILLS = 5
+MOST_STOPS = 4  # by signals, of one run
 LONG_KILLS = 100
 TEXT_KILLS, LONG_TEXT_KILLS = 2, 15
 SAVE_EVERY = 5  # in kill_worker.py
@@ -342,8 +343,8 @@ def test_signals_end_in_a_complete_checkpoint_and_leave_no_trace(
 
 
 def _stop_and_resume(worker: Worker, run: Path, number: signal.Signals, longest: float, rng: random.Random) -> int:
-    """Signal and resume until the run is done, 12 times at most; then let it end. Returns how often it was stopped."""
-    for stopped in range(12):
+    """Signal and resume until the run is done or was stopped often; then let it end. Returns how often it was."""
+    for stopped in range(MOST_STOPS):
         log = run / "train.log"
         before = log.stat().st_size if log.exists() else 0
         pid = worker.start(run)
@@ -359,4 +360,4 @@ def _stop_and_resume(worker: Worker, run: Path, number: signal.Signals, longest:
             verify_folder(path)
     worker.start(run)
     assert worker.wait() == 0
-    return 12
+    return MOST_STOPS

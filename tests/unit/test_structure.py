@@ -9,6 +9,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+from long_files import LONGEST_FIRST
+
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 
@@ -148,3 +150,8 @@ def test_only_the_policy_asks_about_processors_compilers_and_sizes() -> None:
             if asks:
                 found.add(name)
     assert found - ASKING.keys() == {"manyheads.nn.kernels.policy"}
+
+
+def test_the_files_that_are_tested_first_are_there() -> None:
+    tests = Path(__file__).resolve().parents[1]
+    assert [name for name in LONGEST_FIRST if not (tests / name).is_file()] == []

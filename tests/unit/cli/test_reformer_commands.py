@@ -143,7 +143,7 @@ def test_an_architecture_takes_the_place_of_anothers() -> None:
         read_arguments(["--preset", "demo", "--architecture", "reforme"])
 
 
-@pytest.mark.parametrize("attention", ["full", "lsh"])
+@pytest.mark.parametrize("attention", ["lsh", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_reformer_learns_to_translate(
     manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], attention: str
 ) -> None:

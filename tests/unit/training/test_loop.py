@@ -141,7 +141,8 @@ def test_a_validation_pair_that_does_not_fit_is_refused_before_the_first_step(sm
 def test_the_loss_falls_and_the_seed_decides(small: Make, tmp_path: Path) -> None:
     runs = []
     for number, seed in enumerate((1, 1, 2)):
-        config = small(training={"max_steps": 40, "save_every": 0}, run_dir=str(tmp_path / f"run{number}"), seed=seed)
+        run, sections = str(tmp_path / f"run{number}"), {"training": {"max_steps": 40, "save_every": 0}}
+        config = small(**sections, validation={"every_steps": 20}, run_dir=run, seed=seed)
         runs.append((train(config), config))
     losses = [record["train_nll"] for record in metrics(runs[0][1]) if "train_nll" in record]
     assert losses[-1] < losses[0] - 0.2
