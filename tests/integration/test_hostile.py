@@ -22,6 +22,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a process that can import `hostile`."""
     paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a module that is imported late would be seen as a side effect
     return subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=900, check=False
     )
