@@ -137,7 +137,7 @@ class RelativePeer(_Labml):
     def attend(cls, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
         query = module.project_query(q)
         key, value = split_heads(module.k_proj(k), module.num_heads), split_heads(module.v_proj(v), module.num_heads)
-        places = module.places(query.shape[2], key.shape[2], query)
+        places = module.encoded_distances(query.shape[2], key.shape[2], query)
         weighted: tuple[Tensor, Tensor] = module.attend_openly(
             query, key, value, *module.project_positions(places), mask
         )

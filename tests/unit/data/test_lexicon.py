@@ -58,9 +58,9 @@ def plain(pairs: Pairs, num_target: int) -> dict[tuple[int, int], float]:
     return found
 
 
-@pytest.mark.parametrize("places_at_once", [1, 40, 1 << 21])
-def test_equals_a_plain_implementation(monkeypatch: pytest.MonkeyPatch, places_at_once: int) -> None:
-    monkeypatch.setattr(module, "_PLACES_AT_ONCE", places_at_once)
+@pytest.mark.parametrize("links_at_once", [1, 40, 1 << 21])
+def test_equals_a_plain_implementation(monkeypatch: pytest.MonkeyPatch, links_at_once: int) -> None:
+    monkeypatch.setattr(module, "_LINKS_AT_ONCE", links_at_once)
     pairs = [*dictionary_pairs(60), ([], [3]), ([12], []), ([], [])]
     found, expected = learn_lexicon(pairs, 25, 30), plain(pairs, 30)
     for source in range(25):

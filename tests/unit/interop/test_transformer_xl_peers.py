@@ -117,9 +117,10 @@ def test_losses_by_cluster() -> None:
 
 
 def test_lists_of_ties() -> None:
-    assert tied_projections([False], (3, 5), exist=True) == ()
-    assert tied_projections([False, True], (3, 5), exist=True) == (False, True, False)
-    assert tied_projections([False, True, True], (3, 5), exist=False) == ()
+    sizes = {"cutoffs": (3, 5), "div_value": 2, "d_embed": 8, "d_model": 8}
+    assert tied_projections([False], sizes) == ()
+    assert tied_projections([False, True], sizes) == (False, True, False)
+    assert tied_projections([False, True, True], sizes | {"div_value": 1}) == ()
 
 
 def test_zero_memories_are_attended_unless_empty() -> None:
