@@ -48,6 +48,7 @@ FORMAT_VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 GENERATION = "generation_config.json"
+_MOST_CONFIG_BYTES = 1 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -251,7 +252,7 @@ def read_config(folder: Path) -> Any:
     """
     file = folder / CONFIG
     try:
-        values = read_object(file)
+        values = read_object(file, _MOST_CONFIG_BYTES)
     except FileNotFoundError as error:
         raise ModelFileError(f"{folder} is not a model folder: it has no {CONFIG}.") from error
     version = values.pop("format_version", None)
@@ -274,7 +275,7 @@ def read_languages(folder: Path) -> tuple[LanguagePair, ...]:
     Raises: ModelFileError: config.json cannot be read, or they are no pairs of texts.
     """
     file = folder / CONFIG
-    pairs = read_object(file).get("languages", [])
+    pairs = read_object(file, _MOST_CONFIG_BYTES).get("languages", [])
     is_known = isinstance(pairs, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair) for pair in pairs
     )

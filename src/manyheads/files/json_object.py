@@ -9,18 +9,20 @@ from typing import Any
 from manyheads.errors import ModelFileError
 from manyheads.files.guarded import read_limited
 
-__all__ = ["read_object"]
+__all__ = ["MOST_BYTES", "read_object"]
 
-_MOST_BYTES = 16 << 20
+MOST_BYTES = 16 << 20
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """Return the content of a JSON file.
+
+    Args: most_bytes: a larger file is refused before it is read.
 
     Raises: FileNotFoundError: there is no file. ModelFileError: it cannot be read, is too large, or is not one object.
     """
     try:
-        values = json.loads(read_limited(file, _MOST_BYTES).decode("utf-8"))
+        values = json.loads(read_limited(file, most_bytes).decode("utf-8"))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:

@@ -18,6 +18,7 @@ from manyheads.files.json_object import read_object
 from manyheads.tasks.presets import demo, xl_demo
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.text.tokenizer_file import MAX_FILE_BYTES
 from manyheads.training.plan.rule import REFERENCE_WIDTH, Choice, Facts, Plan, plan_run
 
 __all__ = ["DEFAULT_MINUTES", "PlannedRun", "plan_layer"]
@@ -94,7 +95,7 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
 
 def _is_of_ids(folder: Path) -> bool:
     try:
-        return read_object(folder / "tokenizer.json").get("level") == "ids"
+        return read_object(folder / "tokenizer.json", MAX_FILE_BYTES).get("level") == "ids"
     except (OSError, ModelFileError):
         return False  # whoever opens the folder reports what is wrong
 
