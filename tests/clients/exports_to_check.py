@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig
@@ -82,8 +83,8 @@ def write_tiny(work: Path) -> list[Path]:
 
 def copy_given(work: Path, model: str) -> list[Path]:
     """Copy a model folder, or that of a run. Returns: one folder."""
-    module = load(model)
-    _save(module, work / "given" / "model", load_tokenizer(Path(model)))
+    folder = resolve_model_path(model)
+    _save(load(folder), work / "given" / "model", load_tokenizer(folder))
     return [work / "given"]
 
 
@@ -160,13 +161,13 @@ def _of_translator(
     beams = replace(plain, num_beams=4, rules="marian-5")
     greedy = [_ids(one[0], writer.eos_id) for one in search_all(module, sources, plain, **special)]
     found = [one[0] for one in search_all(module, sources, beams, **special)]
-    rows = [
-        module.log_probs(
-            torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([[writer.bos_id, *ids[:-1]]])
-        )[0].float()
-        for source, ids in zip(sources, greedy, strict=True)
-    ]
-    best = [one.topk(2, dim=-1).values for one in rows]
+    rows, best = [], []
+    for source, ids in zip(sources, greedy, strict=True):
+        start = torch.tensor([[writer.bos_id, *ids[:-1]]])
+        found_rows = module.log_probs(torch.tensor([source]), torch.tensor([len(source)]), start)[0].float()
+        best.append(found_rows.topk(2, dim=-1).values)
+        if len(rows) < _NUM_SCORED:
+            rows.append(found_rows)
     return {
         **{"kind": "translator", "texts": texts, "sources": sources, "greedy": greedy, "limit": _MOST_TOKENS},
         **special,
@@ -176,7 +177,7 @@ def _of_translator(
         "length_penalty": _LENGTH_PENALTY,
         "has_tables": module.config.positions == "learned",
         "pieces": [list(getattr(side, "pieces", ())) for side in (reader, writer)],
-    }, {f"row{index}": one.numpy() for index, one in enumerate(rows[:_NUM_SCORED])}
+    }, {f"row{index}": one.numpy() for index, one in enumerate(rows)}
 
 
 def _ids(one: Any, eos_id: int) -> list[int]:
