@@ -118,15 +118,17 @@ def check_ctranslate2(one: Expected) -> str:
         whole = [[*row, one.eos_id] if len(row) < one.limit else row for row in ids]
         is_exact = name == "ctranslate2"
         said.append(f"{'float32' if is_exact else 'int8'}: {one.count(whole, exact=is_exact)}")
-        if is_exact:
-            outputs = [[writer[index] for index in row if index != one.eos_id] for row in one.greedy]
-            scored = translator.score_batch(sources[: len(one.rows)], outputs[: len(one.rows)])
-            largest = max(
-                float(np.abs(np.array(each.log_probs[: len(ids)]) - _of_tokens(rows, ids, one)).max())
+        outputs = [[writer[index] for index in row if index != one.eos_id] for row in one.greedy]
+        scored = translator.score_batch(sources[: len(one.rows)], outputs[: len(one.rows)])
+        apart = np.concatenate(
+            [
+                np.abs(np.array(each.log_probs[: len(ids)]) - _of_tokens(rows, ids, one))
                 for each, rows, ids in zip(scored, one.rows, one.greedy, strict=False)
-            )
-            assert largest < 10 * _LIMIT, f"log-probabilities deviate by {largest:.1e}"
-            said.append(f"log-probabilities {largest:.1e}")
+            ]
+        )
+        # Rounding to 8 bits is coarse in a model of 32 features: a single token may be far off.
+        assert apart.max() < 10 * _LIMIT if is_exact else apart.mean() < 0.3, f"log-probabilities: {apart.mean():.1e}"
+        said.append(f"log-probabilities {apart.max():.1e}" if is_exact else f"{apart.mean():.1e} in the mean")
     return ", ".join(said)
 
 
