@@ -67,7 +67,9 @@ def test_padding_takes_part_in_sorting() -> None:
     assert torch.equal(found, model.body(padded, torch.tensor([21, 21]))[0][:, :21])
     rows = model.body(ids, torch.tensor([21, 17]))[0]
     assert torch.equal(rows[1, :17], model.body(padded, torch.tensor([21, 17]))[0][1, :17])
-    assert not torch.allclose(built(replace(PEERS, pad_to_chunks=False)).body(ids)[0], found, atol=1e-2)
+    # 17 tokens: hashed layers alone complete 20, all layers together 24.
+    alone = built(replace(PEERS, pad_to_chunks=False)).body(ids[:, :17])[0]
+    assert not torch.allclose(alone, model.body(ids[:, :17])[0], atol=1e-2)
 
 
 def test_padding_is_no_position_of_what_is_seen() -> None:
