@@ -84,10 +84,10 @@ def ours(model: Path, precision: Any) -> Translate:
     return translate
 
 
-def with_ctranslate2(folder: Path, threads: int) -> Translate:
+def with_ctranslate2(folder: Path, model: Path, threads: int) -> Translate:
     import ctranslate2
 
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(model)
     names = "source_vocabulary.json", "target_vocabulary.json"
     shared = folder / "shared_vocabulary.json"
     reader, writer = (json.loads((shared if shared.exists() else folder / name).read_text("utf-8")) for name in names)
@@ -160,8 +160,8 @@ def open_sides(model: Path, work: Path, threads: int) -> dict[str, Callable[[], 
         "manyheads": lambda: ours(model, "fp32"),
         "manyheads int8": lambda: ours(model, "int8"),
         "transformers": lambda: with_transformers(work / "transformers"),
-        "ctranslate2": lambda: with_ctranslate2(work / "ctranslate2", threads),
-        "ctranslate2 int8": lambda: with_ctranslate2(work / "ctranslate2 int8", threads),
+        "ctranslate2": lambda: with_ctranslate2(work / "ctranslate2", model, threads),
+        "ctranslate2 int8": lambda: with_ctranslate2(work / "ctranslate2 int8", model, threads),
         "onnx": lambda: with_onnxruntime(work / "onnx", model, "", threads),
         "onnx int8": lambda: with_onnxruntime(work / "onnx int8", model, "_quantized", threads),
     }
