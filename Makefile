@@ -23,6 +23,10 @@ PARTS ?=
 PEERS_VENV ?= .venv-peers
 # Where the clients of `make check-serving` are installed.
 CLIENTS_VENV ?= .venv-clients
+# Where the runtimes of `make check-export` are installed; a model of your own in place of tiny ones, and how many sentences.
+EXPORT_VENV ?= .venv-export
+MODEL ?=
+SENTENCES ?=
 # Where the tools of `make release`, `make lock` and `make audit` are installed.
 RELEASE_VENV ?= .venv-release
 
@@ -35,7 +39,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check check-long check-serving bench bench-gpu recipes docs release lock audit setup clean
+.PHONY: demo test first-minute check check-long check-serving check-export bench bench-gpu recipes docs release lock audit setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -69,6 +73,24 @@ check-serving: $(READY)
 	$(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/pip install --quiet -r tests/clients/requirements.txt
 	$(BIN)/python tests/clients/serve_tiny_models.py $(CLIENTS_VENV)/bin/python tests/clients/check_serving.py
+
+# Exports in the runtimes of others: two lines of transformers, CTranslate2, onnxruntime, Optimum, and where npm is
+# installed transformers.js. onnxruntime-node downloads libraries for GPUs unless it is told not to.
+check-export: $(READY) $(EXPORT_VENV)/transformers5/ready $(EXPORT_VENV)/transformers4/ready
+	@mkdir -p $(EXPORT_VENV)/node
+	@if command -v npm > /dev/null; then \
+		ONNXRUNTIME_NODE_INSTALL=skip npm install --silent --no-fund --no-audit --prefix $(EXPORT_VENV)/node \
+			$$(cat tests/clients/exports-npm.txt); \
+	fi
+	$(BIN)/python tests/clients/check_exports.py --node $(EXPORT_VENV)/node $(if $(MODEL),--model $(MODEL)) \
+		$(if $(SENTENCES),--sentences $(SENTENCES)) \
+		--python5 $(EXPORT_VENV)/transformers5/bin/python --python4 $(EXPORT_VENV)/transformers4/bin/python
+
+$(EXPORT_VENV)/%/ready: tests/clients/exports-%.txt
+	$(PYTHON) -m venv $(EXPORT_VENV)/$*
+	$(EXPORT_VENV)/$*/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH_SPEC)'
+	$(EXPORT_VENV)/$*/bin/pip install --quiet '$(TORCH_SPEC)' -r $<
+	@touch $@
 
 # Without the shared peers only what needs none is measured, and none is installed.
 bench: $(READY) $(if $(wildcard $(SHARED)/peers.py),$(PEERS_READY))
@@ -129,4 +151,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(RELEASE_VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -85,6 +85,23 @@ def test_fixture(fixture: Any, pending: dict[str, str]) -> None:
     assert check(fixture, tensors) == []
 
 
+def test_a_converted_reformer_gives_the_peers_logits_by_itself(fixtures: list[Any]) -> None:
+    """Without the peer's rotations: they follow from `hash_seed`."""
+    problems, lengths = [], set()
+    for fixture in [one for one in fixtures if one.meta["kind"] == "hf_reformer"]:
+        tensors = fixture.tensors()
+        weights = {name.removeprefix("param."): one for name, one in tensors.items() if name.startswith("param.")}
+        model = PEERS["transformers/Reformer"].from_peer(fixture.meta["config"], weights).module
+        ids, mask = tensors["in.ids"], tensors.get("in.attention_mask")
+        with torch.no_grad():
+            logits = model.head.logits(model.body(ids, None if mask is None else mask.sum(dim=1))[0])
+        wanted = tensors["exact.logits"] if "exact.logits" in tensors else tensors["out.logits"]
+        problems.append(compare("out.logits", logits, wanted, fixture.meta["tolerance"], meant(fixture, tensors)))
+        lengths |= {ids.shape[1] % 8}
+    assert not any(problems)
+    assert lengths > {0, 3} or not problems  # whole chunks, and others
+
+
 def test_pending_is_honest(fixtures: list[Any], pending: dict[str, str]) -> None:
     """Listed kinds occur and have no loader; every fixture is matched by one loader at most."""
     kinds = {one.meta["kind"] for one in fixtures}

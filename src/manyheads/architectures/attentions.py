@@ -70,4 +70,10 @@ def _observed(
 ) -> dict[str, Tensor]:
     with torch.no_grad(), observe(model, what) as record:
         model.log_probs(*inputs, **options)  # type: ignore[operator]
-    return {name.removeprefix("body."): calls[-1] for name, calls in record.items()}
+    found = {name.removeprefix("body."): calls[-1] for name, calls in record.items()}
+    # A Reformer may add padding of its own, which is no position of the inputs.
+    padding_of = getattr(getattr(model, "config", None), "padding", None)
+    if padding_of is None or not (padding := padding_of(inputs[0].shape[1])):
+        return found
+    places = (..., slice(-padding)) if what == "buckets" else (..., slice(-padding), slice(-padding))
+    return {name: tensor[places] for name, tensor in found.items()}

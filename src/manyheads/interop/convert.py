@@ -34,6 +34,7 @@ from manyheads.interop.legacy_pickle import Saved, read_saved
 from manyheads.interop.marian import Marian
 from manyheads.interop.marian_fit import fitted
 from manyheads.interop.pegasus import Pegasus
+from manyheads.interop.reformer import HFReformer
 from manyheads.interop.tensorflow import find_prefix, read_checkpoint, verifies_data
 from manyheads.interop.tf_corpus import CACHE, CorpusFiles, find_beside, read_corpus_files
 from manyheads.interop.tf_transformer_xl import PUBLISHED_LANES, TensorFlowXL, find_checkpoint
@@ -130,11 +131,8 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
         notes += corpus.notes
         more = {} if corpus.test is None else {TEST_TEXT: corpus.test}
         next_command = _evaluation(output, config, corpus)
-    if peer == REFORMER and "lsh" in model.config.kinds:
-        notes.append(
-            "Layers that hash draw random rotations of their own, so logits differ from the peer's draw by draw;"
-            " docs/converting.md says how to compare them exactly."
-        )
+    if peer == REFORMER:
+        notes += HFReformer.notes_of(config)
     if peer in peer_files.TRAINED_BY:
         sizes = model.config.source_vocab_size, model.config.target_vocab_size
         tokenizer = peer_files.read_tokenizer(peer, source, config["model"], sizes, notes)
@@ -208,6 +206,8 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
         config = {**known, **before, **config["model"]}
         if before.get("hash_seed", 0) is None and config.get("hash_seed") == 0:
             config["hash_seed"] = None  # the peer's default, for which import chose the seed 0
+        elif peer == REFORMER:
+            notes += HFReformer.notes_of_export(model.config)
     elif tokenizer is not None:
         config["pad"] = tokenizer.source.pad_id
     if peer == TORCH:

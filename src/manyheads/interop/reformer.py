@@ -1,9 +1,9 @@
 """ReformerModelWithLMHead and ReformerForMaskedLM of transformers.
 
-Differs from ours: sequences are padded to whole chunks of all kinds of layers, from outside, and the padding takes part
-in sorting; an unset number of buckets follows from the first sequence; the float32 weights of hash rounds do not always
-sum to one. We do not reproduce the last difference, which is a fault of the peer: the fixtures contain the correct
-values under `exact.`, and we compute these.
+A converted model draws the peer's rotations (`shared_rotations`) and pads as the peer does (`pad_to_chunks`), so it
+gives the peer's logits. Two differences remain: an unset number of buckets follows there from the first sequence; and
+in a decoder with several hash rounds the peer's float32 weights of the rounds do not always sum to one. We do not
+reproduce this fault: the fixtures contain the correct values under `exact.`, and we compute these.
 """
 
 from __future__ import annotations
@@ -149,6 +149,8 @@ class HFReformer(Peer):
             activation=_ACTIVATIONS[options["hidden_act"]],  # type: ignore[arg-type]
             norm_eps=float(options["layer_norm_eps"]),
             hash_seed=options["hash_seed"] or 0,
+            shared_rotations=options["hash_seed"] is not None,
+            pad_to_chunks=True,
         )
         check_size(weights, config)
         for axis, size in enumerate(config.axes[0] if axial else ()):
@@ -211,15 +213,53 @@ class HFReformer(Peer):
             options |= {"axial_pos_shape": list(shape), "axial_pos_embds_dim": list(dims)}
         return options
 
+    @staticmethod
+    def notes_of(options: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each reason for which a converted model's logits can differ from the peer's."""
+        chosen = HFReformer.read({"model": options})
+        if "lsh" not in chosen["attn_layers"]:
+            return []
+        notes = []
+        if chosen["hash_seed"] is None:
+            notes.append(
+                "hash_seed is null: the peer draws new rotations in every call, manyheads always those of seed 0, so"
+                " logits differ from draw to draw."
+            )
+        if options.get("num_buckets") is None:
+            notes.append(
+                "num_buckets is null: the peer computes it from its first sequence; the converted model has"
+                f" {chosen['num_buckets']}, that of a sequence of the maximum length."
+            )
+        if chosen["is_decoder"] and chosen["num_hashes"] > 1:
+            notes.append(
+                f"A decoder with {chosen['num_hashes']} hash rounds has a rounding fault in the peer: its weights of"
+                " the rounds do not always sum to one; the converted model's do."
+            )
+        return notes
+
+    @staticmethod
+    def notes_of_export(config: ReformerConfig) -> list[str]:
+        """Return a sentence for each reason for which the peer's logits can differ from the exported model's."""
+        settings = {"shared_rotations": config.shared_rotations, "pad_to_chunks": config.pad_to_chunks}
+        off = [f"model.{name}" for name, value in settings.items() if not value]
+        if not off or "lsh" not in config.kinds:
+            return []
+        return [
+            f"transformers computes as with {' and '.join(off)}, which {'is' if len(off) == 1 else 'are'} off in this"
+            " model, so the buckets of texts longer than a chunk differ."
+        ]
+
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         [ids] = require(inputs, "ids")
         mask = inputs.get("in.attention_mask", torch.ones_like(ids)).bool()
         lengths = mask.sum(dim=1)
         if mask.shape != ids.shape or not torch.equal(mask, torch.arange(ids.shape[1]) < lengths[:, None]):
             raise RequestError("in.attention_mask must have the shape of in.ids, and zeros on the right alone.")
-        padded = F.pad(ids, (0, self._padding(ids.shape[1])), value=self.chosen["pad_token_id"])
+        padded = F.pad(ids, (0, self.module.config.padding(ids.shape[1])), value=self.chosen["pad_token_id"])
         whole = bool((lengths == padded.shape[1]).all())
-        call = Call(None if whole else lengths, 0, None, self._rotations(inputs, "rot."))
+        shared = self.module.config.shared_rotations
+        seed = self.module.config.hash_seed
+        call = Call(None if whole else lengths, seed, None, self._rotations(inputs, "rot."), shared)
         answer = self._outputs(padded, call, ids.shape[1])
         if self.config.get("grads"):
             answer |= self._gradients(padded, call, ids)
@@ -230,17 +270,6 @@ class HFReformer(Peer):
         if not self._has_fault(padded.shape[1]):
             return answer
         return {name if "buckets" in name else f"exact.{name.removeprefix('out.')}": x for name, x in answer.items()}
-
-    def _padding(self, length: int) -> int:
-        """Return the number of positions that the peer adds: to whole chunks of every kind of layer, unless all fit
-        into one.
-        """
-        kinds = {
-            "lsh": self.chosen["lsh_attn_chunk_length"],
-            "local": self.chosen["local_attn_chunk_length"],
-        }
-        used = [size for kind, size in kinds.items() if kind in self.chosen["attn_layers"]]
-        return -length % math.lcm(*used) if length > min(used) else 0
 
     def _rotations(self, inputs: Mapping[str, Tensor], prefix: str) -> dict[int, Tensor]:
         hashing = [index for index, kind in enumerate(self.module.config.kinds) if kind == "lsh"]

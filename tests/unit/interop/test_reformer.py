@@ -41,6 +41,8 @@ HELD = ReformerConfig(
     local_wrap=True,
     norm_eps=1e-12,
     ff_chunk_len=5,
+    shared_rotations=True,
+    pad_to_chunks=True,
 )
 
 
@@ -135,16 +137,18 @@ def test_approximations_of_gelu(activation: str) -> None:
 
 
 @pytest.mark.parametrize(("seed", "ours"), [(None, 0), (0, 0), (7, 7)])
-def test_the_seed_of_the_hashes_goes_there_and_back(
-    seed: int | None, ours: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_seed_of_the_hashes_goes_there_and_back(seed: int | None, ours: int, tmp_path: Path) -> None:
     config, state = weights()
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "config.json").write_text(json.dumps({**config["model"], "model_type": "reformer", "hash_seed": seed}))
     save_file(state, theirs / "model.safetensors")
-    assert "draw random rotations of their own" in import_folder(theirs, tmp_path / "ours").notes[0]
-    assert load(tmp_path / "ours").config.hash_seed == ours
+    notes = import_folder(theirs, tmp_path / "ours").notes
+    assert any("new rotations in every call" in note for note in notes) == (seed is None)
+    assert any("rounding fault" in note for note in notes)
+    read = load(tmp_path / "ours").config
+    assert read.hash_seed == ours
+    assert read.shared_rotations == (seed is not None)
     export_folder(tmp_path / "ours", tmp_path / "again", "transformers/Reformer")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["hash_seed"] == seed
 
@@ -154,6 +158,7 @@ def test_an_open_number_of_buckets_follows_from_the_length() -> None:
     config["model"]["num_buckets"] = None
     assert LOADER.from_peer({**config, "seq_len": 8}, state).module.config.num_buckets == (4,)
     assert LOADER.from_peer(config, state).module.config.num_buckets == (4, 4)
+    assert any("num_buckets is null" in note for note in LOADER.notes_of(config["model"]))
 
 
 def test_padding_stands_on_the_right() -> None:
@@ -161,3 +166,11 @@ def test_padding_stands_on_the_right() -> None:
     wrapper = LOADER.from_peer(config, state)
     with pytest.raises(RequestError, match="zeros on the right"):
         wrapper.run({"in.ids": torch.zeros(1, 3, dtype=torch.int64), "in.attention_mask": torch.tensor([[0, 1, 1]])})
+
+
+def test_an_export_says_where_the_peer_hashes_otherwise(tmp_path: Path) -> None:
+    save_pretrained(build_model(replace(HELD, pad_to_chunks=False)), tmp_path / "ours")
+    [note] = export_folder(tmp_path / "ours", tmp_path / "theirs", "transformers/Reformer").notes
+    assert "model.pad_to_chunks, which is off" in note
+    save_pretrained(build_model(HELD), tmp_path / "alike")
+    assert export_folder(tmp_path / "alike", tmp_path / "theirs", "transformers/Reformer").notes == []

@@ -124,6 +124,11 @@ class ReformerConfig(_Sizes):
         local_chunks_before: there, number of visible chunks before the query's own.
         local_chunks_after: there, number of visible chunks after it.
         local_wrap: there, the first chunk's neighbour is the last one.
+        shared_rotations: all layers hash with the same rotations, those that torch.manual_seed(hash_seed) gives on a
+            CPU, as transformers with `hash_seed`; otherwise each layer has rotations of its own.
+        pad_to_chunks: sequences that are longer than a chunk are padded to whole chunks of all kinds of layers before
+            the first layer, as transformers does; the padding takes part in sorting. Otherwise each layer completes
+            its last chunk itself.
 
     Raises: ConfigError: sizes are not positive or do not match, a rate is outside [0, 1), or options contradict each
         other.
@@ -152,6 +157,8 @@ class ReformerConfig(_Sizes):
     local_chunks_before: int = 1
     local_chunks_after: int = 0
     local_wrap: bool = False
+    shared_rotations: bool = False
+    pad_to_chunks: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,7 +236,27 @@ class ReformerConfig(_Sizes):
     @property
     def longest_input(self) -> int | None:
         """See `protocols.LanguageModelConfig`."""
-        return None if self.positions == "sinusoidal" else self.max_len
+        if self.positions == "sinusoidal":
+            return None
+        if not self.padding(self.max_len):
+            return self.max_len
+        return self.max_len // self._chunks * self._chunks or min(self._chunk_lens)
+
+    def padding(self, length: int) -> int:
+        """Return the number of positions that `pad_to_chunks` adds to a sequence: none if one chunk holds it."""
+        if not self.pad_to_chunks or not self._chunk_lens or length <= min(self._chunk_lens):
+            return 0
+        return -length % self._chunks
+
+    @property
+    def _chunk_lens(self) -> list[int]:
+        lens = {"lsh": self.chunk_len, "local": self.local_chunk_len}
+        return [length for kind, length in lens.items() if kind in self.kinds]
+
+    @property
+    def _chunks(self) -> int:
+        """The shortest length of whole chunks of all kinds of layers."""
+        return math.lcm(*self._chunk_lens)
 
     @property
     def reads_forwards(self) -> bool:

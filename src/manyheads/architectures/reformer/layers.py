@@ -33,16 +33,18 @@ class Call:
         hash_seed: seed of all rotations of this call.
         num_hashes: hash rounds; None: the config's; 0: exact attention.
         rotations: layer index -> rotations to use in place of drawn ones.
+        is_shared: all layers draw the same rotations.
     """
 
     lengths: Tensor | None
     hash_seed: int
     num_hashes: int | None = None
     rotations: Mapping[int, Tensor] = field(default_factory=dict)
+    is_shared: bool = False
 
     def seed_of(self, layer: int) -> int:
-        """Return a different seed for every layer."""
-        return derive_seed(self.hash_seed, "rotations", layer)
+        """Return a different seed for every layer, or the same."""
+        return self.hash_seed if self.is_shared else derive_seed(self.hash_seed, "rotations", layer)
 
 
 class AttentionSublayer(nn.Module):

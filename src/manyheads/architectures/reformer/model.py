@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.architectures.reformer.config import ReformerConfig
@@ -64,7 +65,7 @@ class Reformer(nn.Module):
     @property
     def max_len(self) -> int | None:
         """Longest sequence; None: there is no limit."""
-        return None if self.config.positions == "sinusoidal" else self.config.max_len
+        return self.config.longest_input
 
     def start(
         self, lanes: int, attending: Any = None, *, projected: bool = True, hash_seed: int | None = None
@@ -90,7 +91,7 @@ class Reformer(nn.Module):
         )
         if not projected:
             return state
-        call = Call(None, self.config.hash_seed)
+        call = Call(None, self.config.hash_seed, is_shared=self.config.shared_rotations)
         return state.after(0, None, tuple(attention.start(lanes, call) for attention, _ in self._pairs()))
 
     def forward(
@@ -127,13 +128,18 @@ class Reformer(nn.Module):
             return next(self.parameters()).new_empty(*tokens.shape, 2 * self.config.d_model), state
         if state.caches:
             return self._extend(tokens, lengths, state)
+        length, rest = tokens.shape[1], self.config.padding(tokens.shape[1])
+        if rest:
+            lengths = torch.full_like(state.positions, length) if lengths is None else lengths
+            tokens = F.pad(tokens, (0, rest))
         # The streams stay in float32 under autocast: what is added must come off again without loss.
         streams = [self.dropout(self.positions(self.embedding(tokens)))] * 2
         seed = int(state.hash_seed) if self.training else self.config.hash_seed
-        call = Call(lengths, seed, num_hashes, rotations or {})
+        call = Call(lengths, seed, num_hashes, rotations or {}, self.config.shared_rotations)
         sublayers = [sublayer for pair in self._pairs() for sublayer in pair]
         streams = [*through_sublayers(sublayers, streams.pop(), streams.pop(), call, reversible=self.config.reversible)]
-        return self._joined(*streams), state.with_next_seed() if self.training else state
+        joined = self._joined(*(stream[:, :length] for stream in streams))
+        return joined, state.with_next_seed() if self.training else state
 
     def _extend(self, tokens: Tensor, lengths: Tensor | None, state: ReformerState) -> tuple[Tensor, ReformerState]:
         """`forward` with caches: only the new tokens' keys, values and buckets are computed."""

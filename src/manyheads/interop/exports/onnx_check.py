@@ -18,23 +18,27 @@ from manyheads.interop.exports.onnx_files import package
 __all__ = ["Decoder", "compare_language_model", "compare_translation", "open_file"]
 
 
-def open_file(path: Path) -> Any:
-    """Return an `onnxruntime.InferenceSession` on the CPU. Raises: MissingExtraError: onnxruntime is not installed."""
+def open_file(path: Path, threads: int = 0) -> Any:
+    """Return an `onnxruntime.InferenceSession` on the CPU. threads: 0: as many as it finds cores.
+
+    Raises: MissingExtraError: onnxruntime is not installed.
+    """
     runtime = package("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = threads
     return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 class Decoder:
     """Encoder and merged decoder of a folder, as the clients run them.
 
-    Args: folder: of the export. suffix: `_quantized` or nothing.
+    Args: folder: of the export. suffix: `_quantized` or nothing. threads: see `open_file`.
     """
 
-    def __init__(self, folder: Path, suffix: str = "") -> None:
-        self._encoder = open_file(folder / "onnx" / f"encoder_model{suffix}.onnx")
-        self._decoder = open_file(folder / "onnx" / f"decoder_model_merged{suffix}.onnx")
+    def __init__(self, folder: Path, suffix: str = "", threads: int = 0) -> None:
+        self._encoder = open_file(folder / "onnx" / f"encoder_model{suffix}.onnx", threads)
+        self._decoder = open_file(folder / "onnx" / f"decoder_model_merged{suffix}.onnx", threads)
         self._outputs = [one.name for one in self._decoder.get_outputs()]
         self._pasts = {one.name: one for one in self._decoder.get_inputs() if one.name.startswith("past_")}
 

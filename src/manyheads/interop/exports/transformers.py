@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from manyheads.architectures.pretrained import load, read_config
 from manyheads.errors import ConfigError, needing_extra
@@ -26,9 +27,17 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     """See `interop.exports`."""
     peer = _peer_of(model)
     notes = write_peer(model, target, peer).notes
-    if peer == "transformers/Reformer":
-        notes.append("transformers 5 leaves out the bias of a Reformer's output, which version 4 adds to the logits.")
+    if peer == "transformers/Reformer" and _has_output_bias(target):
+        notes.append(
+            "transformers 5 leaves out the bias of a Reformer's output, which version 4 adds; after from_pretrained,"
+            " `model.lm_head.decoder.bias = model.lm_head.bias` adds it in both."
+        )
     return notes
+
+
+def _has_output_bias(target: Path) -> bool:
+    with safe_open(target / "model.safetensors", "pt") as weights:
+        return bool(weights.get_tensor("lm_head.bias").any())
 
 
 def _peer_of(model: Path) -> str:
@@ -101,20 +110,22 @@ def _compare(package: Any, model: Path, target: Path, sentences: list[list[int]]
 
 
 def _compare_reformers(package: Any, model: Path, target: Path, sentences: list[list[int]]) -> Check:
-    """Compare texts up to the chunk length, which both sides compute with exact attention."""
+    """Compare texts that both sides compute alike: up to the chunk length, or of any length if both hash alike."""
     module: Any = load(model)
     config = module.config
     peer_class = package.ReformerModelWithLMHead if config.causal else package.ReformerForMaskedLM
     peer = peer_class.from_pretrained(target, local_files_only=True).eval()
+    peer.lm_head.decoder.bias = peer.lm_head.bias  # version 5 leaves it out
+    hashes_alike = config.shared_rotations and not (config.causal and config.num_hashes > 1)
+    is_alike = config.pad_to_chunks and (hashes_alike or "lsh" not in config.kinds)
+    longest = config.longest_input if is_alike else min(config.chunk_len, config.local_chunk_len)
     largest = 0.0
     with torch.inference_mode():
         for ids in sentences:
-            tokens = torch.tensor([ids[: config.chunk_len]])
+            tokens = torch.tensor([ids[:longest]])
             logits = peer(input_ids=tokens).logits[0]
             hidden = module.body(tokens, None)[0]
             rows = module.head.logits(hidden)[0]
-            if peer.lm_head.decoder.bias is None and module.head.bias is not None:
-                rows = rows - module.head.bias  # this version leaves it out
             rows = rows.log_softmax(dim=-1)
             largest = max(largest, float((logits.log_softmax(dim=-1) - rows).abs().max()))
     return Check(what="log-probabilities", deviation=largest, limit=LIMIT, num_sentences=0, num_equal=0)

@@ -78,6 +78,7 @@ def test_words_are_noted(tmp_path: Path) -> None:
 
 
 def test_a_reformer_becomes_its_own_class(tmp_path: Path) -> None:
+    """Which hashes as ours, so texts of any length are compared."""
     model = write_language_model(
         tmp_path / "model",
         "reformer",
@@ -91,10 +92,13 @@ def test_a_reformer_becomes_its_own_class(tmp_path: Path) -> None:
             "visible": "chunk",
         },
         **{"within_bucket": False, "correct_duplicates": False, "look_across_rounds": True, "wrap": True},
+        **{"local_wrap": True, "num_hashes": 1, "hash_seed": 3, "shared_rotations": True, "pad_to_chunks": True},
     )
     done = export_model(model, tmp_path / "out", TO)
     assert done.check is not None
     assert done.check.deviation < 5e-5
+    [note] = done.notes
+    assert "model.lm_head.decoder.bias = model.lm_head.bias" in note
     import_folder(tmp_path / "out", tmp_path / "again")
     again = portable_state(load(tmp_path / "again"))
     for name, tensor in portable_state(load(model)).items():
