@@ -112,7 +112,7 @@ def _texts(honest: Path, folder: Path) -> Iterator[Case]:
     drawn = ["prepare", "--task", "lm", "--corpus", str(pictures), *images]
     yield Case("a *.png FIFO", drawn, "a named pipe, not a regular file")
     stop = os.fsdecode(b"\xff")
-    yield Case("--stop of bad UTF-8", ["generate", language, "a", "--stop", stop], "--stop")
+    yield Case("--stop of bad UTF-8", ["generate", language, "a", "--stop", stop], "which is not UTF-8")
 
 
 def _settings(honest: Path, folder: Path) -> Iterator[Case]:

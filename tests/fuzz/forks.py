@@ -7,6 +7,7 @@ do not exist in a fork, and what waits for them hangs. So the processes that use
 from __future__ import annotations
 
 import os
+import re
 import resource
 import select
 import signal
@@ -55,7 +56,8 @@ class Outcome:
         if self.hung:
             return "hung"
         if "Traceback (most recent call last)" in self.stderr:
-            return "a traceback"
+            kinds = re.findall(r"^([A-Za-z_.]+)(?::|$)", self.stderr, re.MULTILINE)
+            return f"a traceback: {kinds[-1] if kinds else 'of nothing'}"
         if self.code not in (0, 2):
             return f"exit code {self.code}"
         said = self.stderr.rpartition("manyheads: ")[2]

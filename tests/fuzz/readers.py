@@ -140,10 +140,14 @@ def _in_folder(folder: Path, name: str, use: Callable[[Path], Any], *, seal: boo
 def _readers_of_folders(base: Base, folder: Path) -> Iterator[Reader]:
     import manyheads
     from manyheads.checkpoint.format import load_checkpoint
+    from manyheads.cli.lines.record import lines_of
     from manyheads.cli.records import describe_folder
     from manyheads.data.prepared import PreparedData
     from manyheads.decoding.translator import Translator
     from manyheads.interop.convert import import_folder
+
+    def info(where: Path) -> None:
+        lines_of(describe_folder(where))
 
     model = base.copy_model(folder / "copy")
     kinds = {"config.json": "json", "tokenizer.json": "json", "generation_config.json": "json", "manifest.json": "json"}
@@ -153,14 +157,14 @@ def _readers_of_folders(base: Base, folder: Path) -> Iterator[Reader]:
         seal = name != "manifest.json"
         use = Translator.from_pretrained if name.startswith(("tokenizer", "generation")) else manyheads.load
         yield Reader(f"model {name}", kind, seed, Path(name).suffix, _in_folder(model, name, use, seal=seal))
-        yield Reader(f"info {name}", kind, seed, Path(name).suffix, _in_folder(model, name, describe_folder, seal=seal))
+        yield Reader(f"info {name}", kind, seed, Path(name).suffix, _in_folder(model, name, info, seal=seal))
     run = base.copy_run(folder / "copy")
     newest = sorted((run / "checkpoints").glob("step-*"))[-1].relative_to(run)
     names = {f"{newest}/scalars.json": "json", "metrics.jsonl": "jsonl", "environment.json": "json"}
     names |= {"config.yaml": "yaml", "checkpoints/latest": "text"}
     for name, kind in names.items():
         seed = (run / name).read_bytes()
-        yield Reader(f"run {Path(name).name}", kind, seed, "", _in_folder(run, name, describe_folder, seal=False))
+        yield Reader(f"run {Path(name).name}", kind, seed, "", _in_folder(run, name, info, seal=False))
     checkpoint = run / newest
     for name in ("scalars.json", "model.safetensors"):
         kind = "json" if name.endswith("json") else "safetensors"

@@ -87,7 +87,7 @@ def test_outcomes_of_children() -> None:
     assert forked(failing).fault() == ""
     assert forked(lambda: 2).fault() == "exit code 2 without a message"
     assert forked(lambda: 1).fault() == "exit code 1"
-    assert forked(lambda: int("x")).fault() == "a traceback"
+    assert forked(lambda: int("x")).fault() == "a traceback: ValueError"
     assert forked(lambda: os.kill(os.getpid(), 9) or 0).fault() == "exit code -9"
     assert forked(lambda: sys.stderr.write("\x1b[31m") * 0).fault() == "an escape sequence on standard error"
     assert forked(lambda: os.read(os.pipe()[0], 1) and 0, seconds=0.2).fault() == "hung"

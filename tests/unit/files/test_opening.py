@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.files.guarded import RefusedFileError, open_regular, open_stream
+from manyheads.files.guarded import RefusedFileError, open_regular, open_stream, read_stream
 
 SOURCES = Path(__file__).resolve().parents[3] / "src" / "manyheads"
 
@@ -124,6 +124,32 @@ def test_devices() -> None:
         open_stream(Path("/dev/zero"))
     with open_stream(Path(os.devnull)) as file:
         assert file.read() == b""
+
+
+def test_a_pipe_that_nobody_writes_is_waited_for_shortly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.files.guarded.WRITER_SECONDS", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(RefusedFileError, match="nobody writes into this pipe; name a file"):
+        read_stream(pipe, 100)
+
+
+def test_a_pipe_that_is_written_later(tmp_path: Path) -> None:
+    """Its writer may come a little later, and may write in pieces."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    late = "import sys, time; time.sleep(0.2); f = open(sys.argv[1], 'w', 1)"
+    code = f"{late}; f.write('a\\n'); time.sleep(0.2); f.write('b\\n')"
+    writer = subprocess.Popen([sys.executable, "-c", code, str(pipe)])
+    assert read_stream(pipe, 100) == b"a\nb\n"
+    assert writer.wait() == 0
+
+
+def test_no_more_than_one_byte_above_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    assert len(read_stream(tmp_path / "file", 10)) == 11
+    with pytest.raises(RefusedFileError, match="may never end"):
+        read_stream(Path("/dev/zero"), 10)
 
 
 def test_pictures_that_are_no_files(tmp_path: Path) -> None:
