@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -120,44 +121,45 @@ class Campaign:
         reader = self.readers[name]
         return mutate(reader.kind, reader.seed, Random(f"{name} {seed}"))
 
-    def read_batch(self, name: str, first: int, count: int) -> None:
-        """Offer the cases of some seeds to a reader, in one child; what hangs or dies ends it, and the rest goes on."""
-        done = first
-        while done < first + count:
-            record = self.folder / "batch"
+    def read_cases(self, cases: Sequence[tuple[str, int]]) -> None:
+        """Offer cases (reader's name, seed) in one child. What hangs or dies ends it; the rest goes on in another."""
+        record = self.folder / "batch"
+        done = 0
+        while done < len(cases):
             record.write_bytes(b"")
-            outcome = forked(
-                lambda start=done: self._work(name, start, first + count, record),  # noqa: B023  (called at once)
-                seconds=STUCK_SECONDS + count * 0.5,
-            )
-            lines = [json.loads(line) for line in record.read_text(encoding="utf-8").split("\n")[:-1]]
-            for line in lines:
-                if line["fault"]:
-                    self._note(Found(line["fault"], line["seed"], name, self.case(name, line["seed"])))
-            done = lines[-1]["next"] if lines else done
+            seconds = STUCK_SECONDS + 0.5 * len(cases)
+            outcome = forked(partial(self._work, cases, done, record), seconds=seconds)
+            for line in record.read_text(encoding="utf-8").split("\n")[:-1]:
+                place, fault = json.loads(line)
+                done = place
+                if fault:
+                    self._note_case(fault, *cases[place])
             if outcome.code != 0:
                 fault = "hung" if outcome.hung else f"exit code {outcome.code}"
-                self._note(Found(f"{fault} {outcome.stderr[-300:]}".strip(), done, name, self.case(name, done)))
+                self._note_case(fault, *cases[done])
                 done += 1
             else:
-                done = first + count
-        self.counts["readers"] += count
+                done = len(cases)
+        self.counts["readers"] += len(cases)
 
-    def _work(self, name: str, first: int, stop: int, record: Path) -> int:
-        """In the child: each case, with a line in `record` for each fault, and for each tenth case."""
+    def _work(self, cases: Sequence[tuple[str, int]], first: int, record: Path) -> int:
+        """In the child: each case, with its place in `record` before it and its fault after it."""
         before = resident_bytes()
         with record.open("a", encoding="utf-8") as file:
-            for seed in range(first, stop):
-                file.write(json.dumps({"fault": "", "seed": seed, "next": seed}) + "\n")
+            for place in range(first, len(cases)):
+                name, seed = cases[place]
+                file.write(json.dumps([place, ""]) + "\n")
                 file.flush()
                 fault = self._guarded_fault(self.readers[name], self.case(name, seed))
                 if not fault and resident_bytes() - before > MOST_GROWTH:
-                    fault = "memory grew"
-                    before = resident_bytes()
+                    fault, before = "memory grew", resident_bytes()
                 if fault:
-                    file.write(json.dumps({"fault": fault, "seed": seed, "next": seed + 1}) + "\n")
+                    file.write(json.dumps([place, fault]) + "\n")
                     file.flush()
         return 0
+
+    def _note_case(self, fault: str, name: str, seed: int) -> None:
+        self._note(Found(fault, seed, name, self.case(name, seed)))
 
     def _guarded_fault(self, reader: Reader, content: bytes) -> str:
         def ring(*_: Any) -> None:
@@ -243,7 +245,8 @@ class Campaign:
             elif kind == "commands":
                 self.run_command(seed * 1_000_000 + self.counts["commands"])
             else:
-                self.read_batch(names[turn % len(names)], seed * 100_000_000 + turn // len(names) * BATCH, BATCH)
+                first = seed * 100_000_000 + turn // len(names) * BATCH
+                self.read_cases([(names[turn % len(names)], first + number) for number in range(BATCH)])
                 turn += 1
             spent[kind] += time.monotonic() - begun
         self.counts["seconds"] = round(time.monotonic() - started)

@@ -14,12 +14,13 @@ from typing import Any
 
 from fuzz.campaign import STUCK_SECONDS, Campaign, Found
 from fuzz.cases import Case, make_cases
+from fuzz.commands import LEFT_OUT
 from fuzz.forks import forked
 
 __all__ = ["main"]
 
-READ_EACH = 12
-COMMANDS = 20
+READ_EACH = 8
+COMMANDS = 12
 
 
 def wrong_with(case: Case, folder: Path) -> str:
@@ -57,7 +58,11 @@ def main() -> int:
     import manyheads.decoding.generator
     import manyheads.decoding.translator
     import manyheads.training.run.assembly  # noqa: F401  (what most commands import)
+    from manyheads.cli import main as program
 
+    for name in program.COMMANDS:
+        if name not in LEFT_OUT:
+            program.module_of(name)
     campaign = Campaign.start(folder)
     report: dict[str, Any] = {}
     times = {}
@@ -70,8 +75,7 @@ def main() -> int:
     report["found"] = {path.name: replayed(campaign, path) for path in sorted(kept.glob("*.json"))}
     if mode == "quick":
         begun = time.monotonic()
-        for name in sorted(campaign.readers):
-            campaign.read_batch(name, 0, READ_EACH)
+        campaign.read_cases([(name, seed) for name in sorted(campaign.readers) for seed in range(READ_EACH)])
         for seed in range(COMMANDS):
             campaign.run_command(seed)
         times["slice"] = round(time.monotonic() - begun, 2)

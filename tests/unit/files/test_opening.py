@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.errors import ConfigError, DataError
+from manyheads.errors import DataError
 from manyheads.files.guarded import RefusedFileError, open_regular, open_stream, read_stream
 
 SOURCES = Path(__file__).resolve().parents[3] / "src" / "manyheads"
@@ -159,10 +159,3 @@ def test_pictures_that_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.png")
     with pytest.raises(DataError, match="a named pipe, not a regular file"):
         list(Pictures(paths=[tmp_path], size=4).read())
-
-
-def test_settings_from_a_device() -> None:
-    from manyheads.config.files import load_yaml
-
-    with pytest.raises(ConfigError, match="/dev/zero cannot be read: it is a device"):
-        load_yaml("/dev/zero", may_be_pipe=True)
