@@ -129,15 +129,15 @@ def read_stream(path: Path, most_bytes: int) -> bytes:
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)
 
-    with open(path, "rb", buffering=0, opener=opener) as file:
-        _refuse_device(file.fileno(), path)
-        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+    with open(path, "rb", buffering=0, opener=opener) as raw:
+        _refuse_device(raw.fileno(), path)
+        is_pipe = stat.S_ISFIFO(os.fstat(raw.fileno()).st_mode)
         content = b""
         until = time.monotonic() + WRITER_SECONDS
         while len(content) <= most_bytes:
-            chunk = file.read(most_bytes + 1 - len(content))
+            chunk = raw.read(most_bytes + 1 - len(content))
             if chunk is None:  # a writer exists, and will write
-                select.select([file], [], [])
+                select.select([raw], [], [])
                 continue
             content += chunk
             if chunk == b"" and is_pipe and not content and time.monotonic() < until:
