@@ -30,7 +30,7 @@ from hostile.base import Base
 
 from fuzz.base import make_all
 from fuzz.commands import CommandLines, is_training
-from fuzz.forks import MOST_GROWTH, MOST_SECONDS, Outcome, forked, resident_bytes
+from fuzz.forks import MOST_GROWTH, MOST_SECONDS, Outcome, ended_within, forked, resident_bytes
 from fuzz.minimise import smaller_bytes, smaller_list
 from fuzz.mutations import mutate
 from fuzz.readers import Reader, fault_of, make_readers
@@ -39,7 +39,7 @@ __all__ = ["Campaign", "Found", "load_everything"]
 
 BATCH = 200
 STUCK_SECONDS = 60.0
-"""Wall time after which a case is stuck. Up to then, only processor time counts: others may use the machine."""
+"""Wall time after which a case that sleeps is stuck. Others may use the machine, so processor time counts besides."""
 PROCESSES_IN_HALF_AN_HOUR = 1000
 MINIMISE_SECONDS = 20.0
 
@@ -104,7 +104,9 @@ class Campaign:
         from hostile.child import call
 
         folder.mkdir(parents=True, exist_ok=True)
-        made = forked(lambda: make_all(folder, lambda arguments: call(arguments)[0]) is None, seconds=300)
+        made = forked(
+            lambda: make_all(folder, lambda arguments: call(arguments)[0]) is None, seconds=300, work_seconds=300
+        )
         if made.code != 0:
             raise RuntimeError(f"the honest files were not made: {made.stderr[-2000:]}")
         honest, samples, copies = folder / "honest", folder / "samples", folder / "copies"
@@ -127,8 +129,8 @@ class Campaign:
         done = 0
         while done < len(cases):
             record.write_bytes(b"")
-            seconds = STUCK_SECONDS + 0.5 * len(cases)
-            outcome = forked(partial(self._work, cases, done, record), seconds=seconds)
+            work = MOST_SECONDS * len(cases)  # each case has its own limit besides
+            outcome = forked(partial(self._work, cases, done, record), seconds=STUCK_SECONDS, work_seconds=work)
             for line in record.read_text(encoding="utf-8").split("\n")[:-1]:
                 place, fault = json.loads(line)
                 done = place
@@ -203,7 +205,8 @@ class Campaign:
         from manyheads.cli.main import main
 
         with tempfile.TemporaryDirectory(dir=self.folder) as place:
-            outcome = forked(lambda: main(arguments), seconds=STUCK_SECONDS, folder=Path(place))
+            work = 60.0 if is_training(arguments) else MOST_SECONDS
+            outcome = forked(lambda: main(arguments), seconds=STUCK_SECONDS, work_seconds=work, folder=Path(place))
         return outcome.fault(trains=is_training(arguments))
 
     def run_process(self, seed: int) -> None:
@@ -271,14 +274,14 @@ class Campaign:
 def _in_process(arguments: list[str], folder: Path) -> Outcome:
     started = time.monotonic()
     command = [sys.executable, "-m", "manyheads", *arguments]
-    try:
-        result = subprocess.run(
-            command, cwd=folder, capture_output=True, stdin=subprocess.DEVNULL, timeout=STUCK_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Outcome(-9, "", "", time.monotonic() - started, 0, True)
-    texts = [content.decode("utf-8", "replace") for content in (result.stdout, result.stderr)]
-    return Outcome(result.returncode, *texts, time.monotonic() - started, 0)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+        hung = not ended_within(process.pid, STUCK_SECONDS)
+        if hung:
+            process.kill()
+        code = process.wait()
+        texts = [os.pread(file.fileno(), 2**20, 0).decode("utf-8", "replace") for file in (out, err)]
+    return Outcome(code, *texts, time.monotonic() - started, 0, hung)
 
 
 def write_found(campaign: Campaign, folder: Path) -> list[str]:

@@ -94,7 +94,7 @@ def _texts(honest: Path, folder: Path) -> Iterator[Case]:
     yield Case("gzip of many members, pairs", [*most, *prepare, "--source", members, "--target", members], says)
     corpus = ["prepare", "--task", "lm", "--output", str(folder / "text"), "--valid-bytes", "0", "--level", "bytes"]
     yield Case("gzip of many members, bytes", [*corpus, "--corpus", members, "--max-input-bytes=1000000"], says)
-    yield Case("gzip of one endless line", ["translate", model, zeros], "is longer than 67108864 bytes")
+    yield Case("gzip of one endless line", ["translate", model, zeros], "is longer than 67108864 bytes", slow=True)
     for name, arguments in {
         "bytes": [*corpus, "--corpus", "/dev/zero"],
         "lines": ["translate", model, "/dev/zero"],

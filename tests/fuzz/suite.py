@@ -15,20 +15,25 @@ from typing import Any
 from fuzz.campaign import STUCK_SECONDS, Campaign, Found
 from fuzz.cases import Case, make_cases
 from fuzz.commands import LEFT_OUT
-from fuzz.forks import forked
+from fuzz.forks import MOST_SECONDS, forked
 
 __all__ = ["main"]
 
-READ_EACH = 8
-COMMANDS = 12
+READ_EACH = 5
+COMMANDS = 8
 
 
 def wrong_with(case: Case, folder: Path) -> str:
     """What is wrong with a case; empty: nothing."""
     from manyheads.cli.main import main as program
 
-    seconds = 600 if case.slow else STUCK_SECONDS
-    outcome = forked(lambda: program(case.arguments), seconds=seconds, folder=folder, environment=case.environment)
+    outcome = forked(
+        lambda: program(case.arguments),
+        seconds=600 if case.slow else STUCK_SECONDS,
+        work_seconds=600 if case.slow else MOST_SECONDS,
+        folder=folder,
+        environment=case.environment,
+    )
     fault = outcome.fault(trains=case.trains)
     if fault:
         return f"{fault}: {outcome.stderr[-500:]}"

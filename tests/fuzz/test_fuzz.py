@@ -61,8 +61,8 @@ def test_cases_that_were_found_before(quick: dict[str, Any]) -> None:
 
 def test_a_slice_of_the_campaign(quick: dict[str, Any], figure: Callable[..., None]) -> None:
     """Some cases of every reader, and some command lines."""
-    assert quick["counts"]["readers"] > 300
-    assert quick["counts"]["commands"] >= 12
+    assert quick["counts"]["readers"] > 200
+    assert quick["counts"]["commands"] >= 8
     assert quick["slice"] == []
 
 
