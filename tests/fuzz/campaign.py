@@ -276,7 +276,7 @@ def _in_process(arguments: list[str], folder: Path) -> Outcome:
     command = [sys.executable, "-m", "manyheads", *arguments]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
-        hung = not ended_within(process.pid, STUCK_SECONDS)
+        hung = not ended_within(process.pid, STUCK_SECONDS, STUCK_SECONDS)
         if hung:
             process.kill()
         code = process.wait()
