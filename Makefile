@@ -12,7 +12,6 @@ FUZZ_MINUTES := $(if $(filter command line environment,$(origin MINUTES)),$(MINU
 SEED ?= 1
 # `make check-long`: which parts (all); `python tests/long_parts.py reliability.json --list` shows them.
 PART ?=
-FUZZ_VENV ?= .venv-fuzz
 # Test processes: one more than the two cores for which times are stated, because some tests wait.
 JOBS ?= 3
 # `make first-minute`: classes of machine (all); see tests/machines/run.py.
@@ -41,7 +40,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check fuzz fuzz-atheris check-long check-serving bench bench-gpu recipes docs release lock audit setup clean
+.PHONY: demo test first-minute check fuzz check-long check-serving bench bench-gpu recipes docs release lock audit setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -71,14 +70,6 @@ check: $(READY)
 fuzz: export OMP_NUM_THREADS = 1
 fuzz: $(READY)
 	PYTHONPATH=src:tests $(BIN)/python -m fuzz.campaign .fuzz --seed $(SEED) --minutes $(FUZZ_MINUTES) --found tests/fuzz/found
-
-# The readers under coverage-guided fuzzing, where atheris installs; in an environment of its own.
-fuzz-atheris: export OMP_NUM_THREADS = 1
-fuzz-atheris: $(READY)
-	test -d $(FUZZ_VENV) || $(PYTHON) -m venv --system-site-packages $(FUZZ_VENV)
-	$(FUZZ_VENV)/bin/pip install --quiet atheris
-	PYTHONPATH=src:tests:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
-		$(FUZZ_VENV)/bin/python -m fuzz.guided .fuzz-guided --minutes $(FUZZ_MINUTES)
 
 # In parts of at most half an hour, whose figures are added to reliability.json. Parts that have passed at this commit
 # are not run again; PART="R2 R4" runs these alone.
@@ -151,4 +142,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(RELEASE_VENV) $(FUZZ_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(RELEASE_VENV) .fuzz dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
