@@ -105,6 +105,8 @@ class Pictures(Files):
             try:
                 with open_regular(path) as file, Image.open(file, formats=["PNG"]) as image:
                     content = self._pixels(image, path)
+            except Image.UnidentifiedImageError:
+                raise DataError(f"{path} cannot be read as a PNG picture: its content is of another kind.") from None
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 raise DataError(f"{path} cannot be read as a PNG picture: {error}.") from None
             yield str(path), content, True
