@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.campaign import Found
@@ -136,6 +136,7 @@ def read_or_refused(text: str) -> dict[str, Any] | None:
         return None if str(error).startswith("file") else {"its message": str(error)}
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(max_size=8), NESTED, max_size=4))
 def test_json_of_any_shape_as_settings(values: dict[str, Any]) -> None:
     """JSON is YAML, nearly: what is read has the same keys, and what is refused is refused in a sentence."""
