@@ -7,6 +7,11 @@ TORCH_SPEC ?= torch==2.13.0
 TORCH_INDEX ?=
 # Minutes of training in `make demo`.
 MINUTES ?= 5
+# `make fuzz`: minutes, unless MINUTES is given, and which cases.
+FUZZ_MINUTES := $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),30)
+SEED ?= 1
+# `make check-long`: which parts (all); `python tests/long_parts.py reliability.json --list` shows them.
+PART ?=
 # Test processes: one more than the two cores for which times are stated, because some tests wait.
 JOBS ?= 3
 # `make first-minute`: classes of machine (all); see tests/machines/run.py.
@@ -39,7 +44,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check check-long check-serving check-export bench bench-gpu recipes docs release lock audit setup clean
+.PHONY: demo test first-minute check fuzz check-long check-serving check-export bench bench-gpu recipes docs release lock audit setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -64,9 +69,17 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Hostile and random input, for $(FUZZ_MINUTES) minutes (MINUTES=N for another time). What is found is written, made
+# small, into tests/fuzz/found, whose files the tests replay.
+fuzz: export OMP_NUM_THREADS = 1
+fuzz: $(READY)
+	PYTHONPATH=src:tests $(BIN)/python -m fuzz.campaign .fuzz --seed $(SEED) --minutes $(FUZZ_MINUTES) --found tests/fuzz/found
+
+# In parts of at most half an hour, whose figures are added to reliability.json. Parts that have passed at this commit
+# are not run again; PART="R2 R4" runs these alone.
 check-long: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) -m slow --figures reliability.json
-	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and slow" $(UNHOOKED)
+	$(BIN)/python tests/long_parts.py reliability.json $(PART) --jobs $(JOBS)
+	$(if $(PART),,MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and slow" $(UNHOOKED))
 
 # Clients that others wrote (openai, deepl, libretranslatepy) against a server of ours; they are installed apart.
 check-serving: $(READY)
@@ -151,4 +164,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) .fuzz dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -6,8 +6,11 @@ A test states what it counted by the fixture `figure`; the file also says whethe
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
 import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,33 +31,64 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Gatherer:
-    """Lives in the process that hears of all tests, so it works with and without xdist."""
+    """Lives in the process that hears of all tests, so it works with and without xdist.
+
+    The file is written after every figure, so an interruption loses none. Figures of other tests in it stay.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._figures: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call":
             return
+        figures = []
         for name, value in report.user_properties:
             if name == PROPERTY:
                 stated = json.loads(str(value))
-                self._figures.append(
-                    {**stated, "test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 1)}
-                )
+                ended = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 1)}
+                figures.append({**stated, **ended})
+        if figures:
+            add_figures(self._path, figures)
 
-    def pytest_sessionfinish(self) -> None:
-        import torch
 
-        written = {
-            "written": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "figures": sorted(self._figures, key=lambda figure: (figure["goal"], figure["name"])),
-        }
-        self._path.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def merged(path: Path) -> dict[str, Any]:
+    """The content of the file so far; empty if there is none."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def add_figures(path: Path, figures: list[dict[str, Any]]) -> None:
+    """Add figures to the file, each with the commit, command and machine; they replace those of the same test."""
+    import torch
+
+    about = {
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "command": " ".join(["pytest", *sys.argv[1:]]),
+        "machine": machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    content = merged(path)
+    tests = {(figure["test"], figure["name"]) for figure in figures}
+    kept = [one for one in content.get("figures", []) if (one["test"], one["name"]) not in tests]
+    new = [{**figure, **about} for figure in figures]
+    content["figures"] = sorted([*kept, *new], key=lambda one: (one["goal"], one["name"], one["test"]))
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def machine() -> str:
+    """The processor, and how many of its cores this process may use."""
+    names = re.findall(r"^model name\s*:\s*(.*)$", _cpuinfo(), re.MULTILINE)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} cores of {names[0] if names else platform.processor() or platform.machine()}"
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def commit() -> str:

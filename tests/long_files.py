@@ -14,6 +14,7 @@ LONGEST_FIRST = (
     "unit/training/test_loop.py",
     "integration/test_torchrun.py",
     "integration/test_kill_resume.py",
+    "fuzz/test_fuzz.py",
     "unit/cli/test_translate.py",
     "integration/test_io_errors.py",
     "integration/test_readme.py",

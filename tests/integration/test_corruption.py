@@ -32,7 +32,7 @@ from manyheads.errors import ManyHeadsError
 from manyheads.tasks.runs import train
 from manyheads.text.settings import VocabularySettings
 
-FAST, LONG = 280, 6668
+FAST, LONG, PARTS = 280, 2500, 4
 SEED = 20261121
 MANIFEST = "manifest.json"
 POINTERS = ("latest", "best")
@@ -370,13 +370,14 @@ def test_damage_is_refused_or_healed(subjects: dict[str, Subject], tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
 def test_thousands_of_damages_are_refused_or_healed(
-    subjects: dict[str, Subject], tmp_path: Path, figure: Callable[..., None]
+    subjects: dict[str, Subject], tmp_path: Path, figure: Callable[..., None], part: int
 ) -> None:
-    counts = damage_all(subjects, tmp_path, LONG, SEED)
+    counts = damage_all(subjects, tmp_path, LONG, SEED + 1_000_000 * part)
     figure(
         "R4",
-        "mutated checkpoints, model folders and prepared data of pairs and of texts",
+        f"mutated checkpoints, model folders and prepared data of pairs and of texts, part {part}",
         cases=LONG,
         refused=counts["refused"],
         healed_from_an_older_checkpoint=counts["healed"],

@@ -22,7 +22,7 @@ from manyheads.checkpoint.retain import apply_retention, list_checkpoints, write
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import verify_folder
 
-FAST_SAVES, LONG_SAVES = 40, 300
+FAST_SAVES, LONG_SAVES = 40, 1000
 CALLS = "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,ftruncate"
 
 

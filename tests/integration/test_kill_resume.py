@@ -25,7 +25,7 @@ from manyheads.files.verify import verify_folder
 KILLS = 5
 MOST_STOPS = 4  # by signals, of one run
 LONG_KILLS = 100
-TEXT_KILLS, LONG_TEXT_KILLS = 2, 15
+TEXT_KILLS, LONG_TEXT_KILLS = 2, 50
 SAVE_EVERY = 5  # in kill_worker.py
 OPENING = 40  # operations of a start that opens data which was prepared before
 PATIENCE_SECONDS = 400
@@ -243,13 +243,14 @@ def test_kills_leave_no_trace_in_a_language_model(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_fifteen_kills_leave_no_trace_in_a_language_model(
-    worker: Worker, undisturbed_text: tuple[Path, float], tmp_path: Path, figure: Callable[..., None]
+@pytest.mark.parametrize("part", range(2))
+def test_fifty_kills_leave_no_trace_in_a_language_model(
+    worker: Worker, undisturbed_text: tuple[Path, float], tmp_path: Path, figure: Callable[..., None], part: int
 ) -> None:
     kills = kill_at_random(worker, undisturbed_text, tmp_path, LONG_TEXT_KILLS, "text")
     figure(
         "R1",
-        "SIGKILL of a Transformer-XL's run in mid-epoch, memories and lanes compared",
+        f"SIGKILL of a Transformer-XL's run in mid-epoch, memories and lanes compared, part {part}",
         kills=kills.done,
         within_saves=kills.within_saves,
         runs=kills.runs,
@@ -273,13 +274,14 @@ def test_kills_leave_no_trace_in_a_reformer(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_fifteen_kills_leave_no_trace_in_a_reformer(
-    worker: Worker, undisturbed_reformer: tuple[Path, float], tmp_path: Path, figure: Callable[..., None]
+@pytest.mark.parametrize("part", range(2))
+def test_fifty_kills_leave_no_trace_in_a_reformer(
+    worker: Worker, undisturbed_reformer: tuple[Path, float], tmp_path: Path, figure: Callable[..., None], part: int
 ) -> None:
     kills = kill_at_random(worker, undisturbed_reformer, tmp_path, LONG_TEXT_KILLS, "reformer")
     figure(
         "R1",
-        "SIGKILL of a Reformer's run in mid-epoch, hash seeds compared",
+        f"SIGKILL of a Reformer's run in mid-epoch, hash seeds compared, part {part}",
         kills=kills.done,
         within_saves=kills.within_saves,
         runs=kills.runs,
@@ -291,13 +293,14 @@ def test_fifteen_kills_leave_no_trace_in_a_reformer(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
+@pytest.mark.parametrize("part", range(2))
 def test_a_hundred_kills_leave_no_trace(
-    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, figure: Callable[..., None]
+    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, figure: Callable[..., None], part: int
 ) -> None:
     kills = kill_at_random(worker, undisturbed, tmp_path, LONG_KILLS)
     figure(
         "R1",
-        "SIGKILL at random moments, every second one aimed at a save",
+        f"SIGKILL at random moments, every second one aimed at a save, part {part}",
         kills=kills.done,
         within_saves=kills.within_saves,
         runs=kills.runs,

@@ -132,14 +132,15 @@ def test_it_stops_before_the_update(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
 def test_fifty_injections(
-    copy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[..., None]
+    copy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[..., None], part: int
 ) -> None:
-    cases = injections(54)
+    cases = injections(4 * 54)[54 * part : 54 * (part + 1)]
     outcomes = [check(case, copy_data, tmp_path / str(number), monkeypatch) for number, case in enumerate(cases)]
     figure(
         "R12",
-        "injected NaN and infinity",
+        f"injected NaN and infinity, part {part}",
         injections=len(cases),
         stopped_before_the_update=outcomes.count("stopped"),
         skipped_without_a_trace=outcomes.count("skipped"),

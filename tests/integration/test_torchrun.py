@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,9 +169,10 @@ def test_the_others_end_and_name_the_lost_rank(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_fifty_signals(
-    undisturbed: Callable[..., Path], tmp_path: Path, parallel: str, figure: Callable[..., None]
+def test_twenty_five_signals(
+    undisturbed: Callable[..., Path], tmp_path: Path, parallel: str, part: int, figure: Callable[..., None]
 ) -> None:
     """At random moments, to one rank or the launcher, SIGTERM or SIGINT; after each a whole checkpoint, at last the
     same bytes."""
@@ -203,7 +205,47 @@ def test_fifty_signals(
                 continue
             break
         check(wanted, run)
-    figure("R11", f"signals at random moments, 2 ranks, {parallel}", sent=sent, longest_seconds=round(longest, 1))
+    name = f"signals at random moments, 2 ranks, {parallel}, part {part}"
+    figure("R11", name, sent=sent, longest_seconds=round(longest, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(2))
+def test_twenty_five_kills(
+    undisturbed: Callable[..., Path], tmp_path: Path, part: int, figure: Callable[..., None]
+) -> None:
+    """SIGKILL of the launcher and all ranks at random moments, every second one while a checkpoint is written."""
+    rng, kills, within_saves, runs = random.Random(), 0, 0, 0
+    wanted = undisturbed("xl")
+    while kills < 25:
+        run = tmp_path / f"run-{runs}"
+        runs += 1
+        for _ in range(6):
+            launched = Launched(run, "xl")
+            first = len(list_checkpoints(run / "checkpoints"))
+            while launched.process.poll() is None and len(launched.ranks()) < 2:
+                time.sleep(0.01)
+            aims = rng.random() < 0.5
+            moment = time.monotonic() + rng.uniform(0, 3)
+            while launched.process.poll() is None and time.monotonic() < moment + 20 * aims:
+                if aims and time.monotonic() > moment and list(run.glob("checkpoints/*.tmp-*")):
+                    break
+                time.sleep(0.002)
+            ranks = launched.ranks()
+            within = bool(list(run.glob("checkpoints/*.tmp-*")))
+            for process in (launched.process.pid, *ranks.values()):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            launched.end()
+            kills += launched.process.returncode == -signal.SIGKILL
+            within_saves += within
+            assert len(list_checkpoints(run / "checkpoints")) >= min(first, 1)
+        again = Launched(run, "xl")
+        code, text = again.end()
+        assert code == 0, text
+        check(wanted, run)
+    figure("R1", f"SIGKILL under torchrun, 2 ranks, part {part}", kills=kills, within_saves=within_saves, runs=runs,
+           unequal_bytes=0)  # fmt: skip
 
 
 def test_worlds_that_contradict_themselves() -> None:

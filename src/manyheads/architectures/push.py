@@ -16,11 +16,13 @@ from manyheads.architectures.model_card import CardFacts, make_card
 from manyheads.architectures.pretrained import EXAMPLES, WEIGHTS, read_config, read_languages
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.errors import ConfigError, SaveError
+from manyheads.files.guarded import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
 
 __all__ = ["Upload", "make_upload", "read_evaluation", "send"]
 
 _CARD = "README.md"
+_MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _count(shape: list[int]) -> int:
 def read_evaluation(path: str) -> dict[str, Any]:
     """Return the output of `manyheads evaluate --json` in a file. Raises: ConfigError: it is not that."""
     try:
-        content = json.loads(Path(path).read_text("utf-8"))
+        content = json.loads(read_limited(Path(path), _MOST_BYTES).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(content, dict):

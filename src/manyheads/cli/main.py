@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ EXIT_CODES = (
     " 130 and 143 stopped by Ctrl-C and SIGTERM"
 )
 
+_LIMIT = "--max-input-bytes"
 _MOST_LINES = 10
 _LONGEST_LINE = 2000
 
@@ -60,6 +62,9 @@ commands:
 options:
   --version   print the version
   --debug     print a traceback when something goes wrong
+  --max-input-bytes N
+              the most bytes of a packed text when it is unpacked, and of a
+              stream that is read to its end [default: 8589934592]
 
 examples:
   manyheads train --preset demo
@@ -76,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    return guarded(lambda: _run(arguments), debug=debug)
+    return guarded(lambda: _run_limited(arguments), debug=debug)
 
 
 def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
@@ -102,6 +107,22 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
             "Run the same command with --debug and send us what it prints."
         )
         return _fail(message, 1, debug)
+
+
+def _run_limited(arguments: list[str]) -> int:
+    """Run the command, under the limit of --max-input-bytes if it is among the arguments."""
+    names = [argument.partition("=")[0].replace("_", "-") for argument in arguments]
+    if _LIMIT not in names:
+        return _run(arguments)
+    place = names.index(_LIMIT)
+    has_value = "=" in arguments[place]
+    value = arguments[place].partition("=")[2] if has_value else "".join(arguments[place + 1 : place + 2])
+    if not re.fullmatch(r"[0-9]{1,18}", value):
+        raise RequestError(f"{_LIMIT} is {value!r}; give a number of bytes, such as {_LIMIT} 20000000000.")
+    from manyheads.data.byte_lines import limited_input
+
+    with limited_input(int(value)):
+        return _run_limited(arguments[:place] + arguments[place + (1 if has_value else 2) :])
 
 
 def _run(arguments: list[str]) -> int:

@@ -100,8 +100,10 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
     pointers = {name: read_pointer(path / "checkpoints", name) for name in ("latest", "best")}
     counters: dict[str, Any] = {}
     if checkpoints:
-        scalars = read_object(checkpoints[-1] / SCALARS).get("scalars", {})
-        counters = scalars.get("counters", {})
+        scalars = read_object(checkpoints[-1] / SCALARS).get("scalars")
+        counters = (scalars.get("counters") if isinstance(scalars, dict) else None) or {}
+        if not isinstance(counters, dict) or not isinstance(counters.get("elapsed_seconds", 0), int | float):
+            raise ModelFileError(f"{checkpoints[-1] / SCALARS} does not hold the counters of a run; it is damaged.")
     record: dict[str, Any] = {
         "kind": "run",
         "path": str(path),

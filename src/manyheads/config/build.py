@@ -19,6 +19,8 @@ __all__ = ["build", "convert", "resolve"]
 
 T = TypeVar("T")
 _MISSING = object()
+MOST_NUMBER = 2**64
+"""Of any whole number. Most settings have narrower ranges; a seed, for example, has not."""
 MOST_HINTS = 50
 """Unknown settings after so many are listed without the nearest name: finding it takes a while."""
 
@@ -170,9 +172,13 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
     if isinstance(value, bool) and annotation in (int, float):
         raise ConfigError(f"{name} is {value}; it must be a number.")
     try:
-        return _adapter(annotation).validate_python(value)
+        result = _adapter(annotation).validate_python(value)
     except ValidationError as error:
         raise ConfigError(f"{name} is {_shown(value)}; {_reason(annotation, value, error)}") from None
+    for number in result if isinstance(result, tuple | list) else (result,):
+        if isinstance(number, int) and abs(number) > MOST_NUMBER:
+            raise ConfigError(f"{name} is {_shown(number)}; it must be from {-MOST_NUMBER:,} to {MOST_NUMBER:,}.")
+    return result
 
 
 def _reason(annotation: Any, value: Any, error: Any) -> str:

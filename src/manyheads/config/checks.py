@@ -31,6 +31,9 @@ MOST_LANES = 2**16
 MOST_UNITS = 2**24
 """Any other size of a model or a batch: widths, heads, ids, positions, rows."""
 
+MOST_COUNT = 2**53
+"""A whole number without another limit: floats hold no larger one exactly, and libraries take 63 bits."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -82,6 +85,10 @@ def check(settings: Any, section: str, allowed: Range, *names: str, hint: str = 
     """
     for name in names:
         value = getattr(settings, name)
+        is_huge = isinstance(value, int) and value > MOST_COUNT
+        if is_huge and allowed.high == math.inf:
+            wanted = f"{allowed.wanted} and at most {MOST_COUNT:,}"
+            raise ConfigError(f"{section}{name} is {_shown(value)}; it must be {wanted}{hint}.", fields=[name])
         if value is not None and value not in allowed:
             wanted = f"a finite number {allowed.wanted}" if value == allowed.high == math.inf else allowed.wanted
             shown = name.replace("_", "-") if section == "--" else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import yaml
 
 from manyheads.errors import ConfigError
-from manyheads.files.guarded import read_limited
+from manyheads.files.guarded import read_limited, read_stream
 
 __all__ = ["MAX_BYTES", "Source", "load_yaml", "parse_yaml", "to_json", "to_plain", "to_yaml"]
 
 MAX_BYTES = 64 * 1024
 """A settings file is a page or two; a bigger file is a mistake, and YAML is slow enough to hang on it."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NODES = 10_000
 """Values of a file once every alias is written out: a page of nested aliases can stand for billions."""
 
@@ -51,14 +53,14 @@ def load_yaml(path: Path | str, *, may_be_pipe: bool = False) -> Source:
 
     Args:
         path: the file.
-        may_be_pipe: also read a pipe or a device, and wait for it. This is for a name that the user typed, because a
+        may_be_pipe: also read a pipe, into which somebody writes. This is for a name that the user typed, because a
             shell may replace `<(command)` by one. Files found in a folder must be regular files.
 
     Raises: ConfigError: the file cannot be read, is too large, is not UTF-8, YAML or a mapping, or has a duplicate key.
     """
     path = Path(path)
     try:
-        raw = _read_start(path) if may_be_pipe else read_limited(path, MAX_BYTES)
+        raw = read_stream(path, MAX_BYTES) if may_be_pipe else read_limited(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"the settings file {path} cannot be read: {reason}.") from error
@@ -69,11 +71,6 @@ def load_yaml(path: Path | str, *, may_be_pipe: bool = False) -> Source:
     except UnicodeDecodeError as error:
         raise ConfigError(f"the settings file {path} is not UTF-8: bad byte at offset {error.start}.") from error
     return parse_yaml(text, str(path))
-
-
-def _read_start(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        return stream.read(MAX_BYTES + 1)
 
 
 def parse_yaml(text: str, name: str) -> Source:
@@ -103,10 +100,10 @@ def parse_yaml(text: str, name: str) -> Source:
         raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}.") from error
     except RecursionError as error:
         raise ConfigError(f"{name} is nested too deeply.") from error
-    # For example a number with too many digits, or month 13. PyYAML raises the others at a value that does not have
-    # the type of its tag, such as `!!bool x`, `!!int ""` and `!!timestamp 1`.
-    except (ValueError, OverflowError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, OverflowError) as error:  # for example a number with too many digits, or month 13
         raise ConfigError(f"{name} contains a value that cannot be read: {error}.") from error
+    except (KeyError, IndexError, TypeError, AttributeError) as error:  # PyYAML's, for `!!bool x` or `!!timestamp 1`
+        raise ConfigError(f"{name}: a value does not fit its tag, such as `!!int x`; leave out the tag.") from error
     return Source(values, name, lines)
 
 
@@ -122,6 +119,8 @@ def _walk(node: yaml.Node, path: str, name: str, lines: dict[str, int], sizes: d
         return sizes[id(node)]
     sizes[id(node)] = 0
     size = 1
+    if isinstance(node, yaml.ScalarNode):
+        _join_surrogates(node, name)
     if isinstance(node, yaml.SequenceNode):
         size += sum(_walk(item, path, name, lines, sizes) for item in node.value)
     if isinstance(node, yaml.MappingNode):
@@ -135,6 +134,22 @@ def _walk(node: yaml.Node, path: str, name: str, lines: dict[str, int], sizes: d
     return size
 
 
+def _join_surrogates(node: yaml.ScalarNode, name: str) -> None:
+    """Make one character of each pair of surrogates, as in JSON: `"\\ud800\\udc00"`.
+
+    Raises: ConfigError: there is half of a pair, which is no character and cannot be written into a file.
+    """
+    if not _SURROGATE.search(node.value):
+        return
+    try:
+        node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        line = node.start_mark.line + 1
+        raise ConfigError(
+            f"{name}, line {line}: {node.value!r} has half of a surrogate pair, which is no character; remove it."
+        ) from None
+
+
 def _walk_mapping(node: yaml.MappingNode, path: str, name: str, lines: dict[str, int], sizes: dict[int, int]) -> int:
     size = 0
     keys: dict[str, int] = {}
@@ -143,6 +158,7 @@ def _walk_mapping(node: yaml.MappingNode, path: str, name: str, lines: dict[str,
         if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
             shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
             raise ConfigError(f"{name}, line {line}: a key must be a plain name, not {shown}.")
+        _join_surrogates(key, name)
         if key.value in keys:
             raise ConfigError(
                 f"{name}, line {line}: `{key.value}` was already set at line {keys[key.value]}; keep one of them."

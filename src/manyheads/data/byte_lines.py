@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import select
+import stat
 import sys
 import time
 import zlib
@@ -18,16 +20,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from manyheads.errors import DataError
+from manyheads.errors import ConfigError, DataError
+from manyheads.files.guarded import open_stream
 
-__all__ = ["MAX_LINE_BYTES", "ByteLines", "describe", "opened", "read_chunks"]
+__all__ = ["MAX_INPUT_BYTES", "MAX_LINE_BYTES", "ByteLines", "describe", "limited_input", "opened", "read_chunks"]
+
+MAX_INPUT_BYTES = 8 * 2**30
+"""Of one input whose size its file does not show: a packed file, or a stream that is read to its end. 10 MB of gzip
+can hold 10 GB."""
 
 MAX_LINE_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**20
 GZIP_MAGIC = b"\x1f\x8b"
 
+_most_bytes = MAX_INPUT_BYTES
+
 _Read = Callable[[int], bytes]
 _CanRead = Callable[[float], bool]
+
+
+@contextmanager
+def limited_input(most_bytes: int) -> Iterator[None]:
+    """Within the block, refuse inputs above this size in place of MAX_INPUT_BYTES, in all threads of the process.
+
+    Raises: ConfigError: the limit is not above 0.
+    """
+    if most_bytes < 1:
+        raise ConfigError(f"--max-input-bytes is {most_bytes}; it must be at least 1.")
+    global _most_bytes
+    before, _most_bytes = _most_bytes, most_bytes
+    try:
+        yield
+    finally:
+        _most_bytes = before
 
 
 def describe(path: str | Path) -> str:
@@ -124,7 +149,7 @@ def _has_bytes(file: io.BufferedReader, seconds: float) -> bool:
 def opened(path: str | Path) -> Iterator[ByteLines]:
     """Open a file, a FIFO, or standard input (`-`) and yield its lines; data that begins like gzip is unpacked.
 
-    Raises: DataError: the file cannot be opened or read.
+    Raises: DataError: the file cannot be opened or read, or unpacks to more bytes than `limited_input` allows.
     """
     lines: ByteLines | None = None
 
@@ -144,10 +169,15 @@ def read_chunks(path: str | Path, *, unpack: bool = True, expected: str = "a tex
         unpack: unpack data that begins like gzip.
         expected: the kind of file, for the message about a directory.
 
-    Raises: DataError: the file cannot be opened or read.
+    Raises: DataError: the file cannot be opened or read; or it is packed or a stream, and has more bytes than
+        `limited_input` allows.
     """
     given = 0
-    with _reading(path, lambda: f"after byte {given}" if given else "", unpack, expected) as (read, _):
+
+    def place() -> str:
+        return f"after byte {given}" if given else ""
+
+    with _reading(path, place, unpack, expected, is_kept=True) as (read, _):
         while chunk := read(CHUNK_BYTES):
             given += len(chunk)
             yield chunk
@@ -155,7 +185,12 @@ def read_chunks(path: str | Path, *, unpack: bool = True, expected: str = "a tex
 
 @contextmanager
 def _reading(
-    path: str | Path, place: Callable[[], str], unpack: bool = True, expected: str = "a text file"
+    path: str | Path,
+    place: Callable[[], str],
+    unpack: bool = True,
+    expected: str = "a text file",
+    *,
+    is_kept: bool = False,
 ) -> Iterator[tuple[_Read, _CanRead]]:
     """Open a file and yield the two functions that `ByteLines` takes.
 
@@ -164,16 +199,17 @@ def _reading(
         place: returns the current position for messages; empty at the beginning.
         unpack: see `read_chunks`, also for `expected`.
         expected: see `unpack`.
+        is_kept: all of it will be in memory or on disk, so a stream is limited as well. Lines may come for ever.
     """
     name = describe(path)
     try:
         if str(path) == "-":
             if sys.stdin is None:
                 raise DataError("Standard input is closed; name a file, or give the text through a pipe.")
-            yield _readers(cast(io.BufferedReader, sys.stdin.buffer), unpack)
+            yield _readers(cast(io.BufferedReader, sys.stdin.buffer), name, unpack, is_kept)
         else:
-            with Path(path).open("rb") as file:
-                yield _readers(file, unpack)
+            with open_stream(Path(path)) as file:
+                yield _readers(file, name, unpack, is_kept)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         reason = str(error).rstrip(".")
         raise DataError(
@@ -188,13 +224,38 @@ def _reading(
         raise DataError(f"Cannot read {name}: {error}.") from None
 
 
-def _readers(file: io.BufferedReader, unpack: bool) -> tuple[_Read, _CanRead]:
+def _readers(file: io.BufferedReader, name: str, unpack: bool, is_kept: bool) -> tuple[_Read, _CanRead]:
     head = file.read1(len(GZIP_MAGIC)) if unpack else b""
     if head == GZIP_MAGIC[:1]:
         head += file.read1(1)
     stream = _Pushed(head, file)
     if head != GZIP_MAGIC:
-        return stream.read, stream.can_read
+        endless = is_kept and not _is_regular(file)
+        return _limited(stream.read, name, "has") if endless else stream.read, stream.can_read
     # The decompressor does not tell whether it has data, so packed text is read in full blocks.
     unpacked = gzip.GzipFile(fileobj=cast(IO[bytes], stream), mode="rb")
-    return unpacked.read1, lambda seconds: True
+    return _limited(unpacked.read1, name, "unpacks to"), lambda seconds: True
+
+
+def _is_regular(file: io.BufferedReader) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (OSError, ValueError):  # no file behind the stream
+        return False
+
+
+def _limited(read: _Read, name: str, verb: str) -> _Read:
+    """Return `read`, which refuses what comes after the limit."""
+    most, given = _most_bytes, 0
+
+    def read_within(size: int) -> bytes:
+        nonlocal given
+        content = read(size)
+        given += len(content)
+        if given > most:
+            raise DataError(
+                f"{name} {verb} more than {most:,} bytes. If that is right, allow more by --max-input-bytes N."
+            )
+        return content
+
+    return read_within

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Literal
 from manyheads.data import byte_lines
 from manyheads.data.byte_lines import ByteLines, describe, opened
 from manyheads.errors import DataError
+from manyheads.files.guarded import open_regular
 
 __all__ = [
     "OnBadUtf8",
@@ -189,7 +191,7 @@ def stored_lines(path: Path) -> Iterator[str]:
     Raises: DataError: the file cannot be read, or is damaged.
     """
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="\n") as file:
             for line in file:
                 yield line.removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:

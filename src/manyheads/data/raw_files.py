@@ -13,6 +13,7 @@ from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import describe
 from manyheads.data.texts import Files
 from manyheads.errors import ConfigError, DataError, needing_extra
+from manyheads.files.guarded import open_regular
 from manyheads.text.settings import ITEM_BYTES
 
 __all__ = ["IdSource", "Pictures", "RawFiles"]
@@ -102,8 +103,10 @@ class Pictures(Files):
             from PIL import Image
         for path in self._files():
             try:
-                with Image.open(path, formats=["PNG"]) as image:
+                with open_regular(path) as file, Image.open(file, formats=["PNG"]) as image:
                     content = self._pixels(image, path)
+            except Image.UnidentifiedImageError:
+                raise DataError(f"{path} cannot be read as a PNG picture: its content is of another kind.") from None
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 raise DataError(f"{path} cannot be read as a PNG picture: {error}.") from None
             yield str(path), content, True

@@ -10,6 +10,7 @@ from typing import Any
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError, needing_extra
 from manyheads.files.commit import write_file
+from manyheads.files.guarded import read_stream
 from manyheads.text.id_vocabulary import IdVocabulary
 
 __all__ = ["write_continuations"]
@@ -50,8 +51,7 @@ def write_continuations(
 
 def _content(name: str) -> bytes:
     try:
-        with Path(name).open("rb") as file:  # a pipe is fine here: the user named it
-            content = file.read(_MOST_BYTES + 1)
+        content = read_stream(Path(name), _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise DataError(f"Cannot read {name}: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > _MOST_BYTES:

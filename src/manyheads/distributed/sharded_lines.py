@@ -18,6 +18,7 @@ from manyheads.data.line_source import Source
 from manyheads.distributed.launch import start
 from manyheads.distributed.place import find_place
 from manyheads.errors import ConfigError
+from manyheads.files.guarded import open_regular, read_limited
 
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
@@ -26,6 +27,7 @@ __all__ = ["is_sharded", "model_identity", "run_lines"]
 
 T = TypeVar("T")
 Work = Callable[[int, list[T]], Iterable[str]]
+_MOST_BYTES = 16 << 20
 
 
 def is_sharded(output: str | None) -> bool:
@@ -87,7 +89,8 @@ def _run_in_group(
             from manyheads.files.faults import saving
 
             for number in range(count):
-                write(_block(folder, number).read_text(encoding="utf-8").split("\n")[:-1])
+                with open_regular(_block(folder, number)) as file:
+                    write(file.read().decode("utf-8").split("\n")[:-1])
             with saving(folder, 0):
                 shutil.rmtree(folder)
         group.close()
@@ -130,7 +133,7 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
 
     text = json.dumps(identity, sort_keys=True, default=str, indent=1) + "\n"
     about = folder / "about.json"
-    if about.is_file() and about.read_text(encoding="utf-8") != text:
+    if about.is_file() and read_limited(about, _MOST_BYTES) != text.encode():
         raise ConfigError(
             f"{folder} holds blocks of another command, model or input (see {about}); give that command to finish it,"
             " or remove the folder."
@@ -142,7 +145,7 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
 def _digest(path: str) -> str:
     if not Path(path).is_file():
         return path  # opening it later reports the error
-    with Path(path).open("rb") as file:
+    with open_regular(Path(path)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -6,6 +6,10 @@ memory. So the functions here open without waiting, check that the open file is 
 limit. Those that write do not follow a link in the last part of the path; the caller checks the folders above it with
 `check_no_link`.
 
+This module is the one place where files are opened for reading. `open_regular` and `read_limited` are for files of
+folders, `open_stream` for what the user named, which may be a pipe. `tests/unit/files/test_opening.py` lists the
+exceptions.
+
 Windows has neither O_NOFOLLOW nor O_NONBLOCK; there the type is checked by name before the file is opened.
 """
 
@@ -14,7 +18,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import select
 import stat
+import time
 from pathlib import Path
 
 __all__ = [
@@ -23,8 +29,11 @@ __all__ = [
     "check_regular",
     "check_writable_file",
     "open_in_place",
+    "open_regular",
+    "open_stream",
     "open_to_append",
     "read_limited",
+    "read_stream",
 ]
 
 _KINDS = (
@@ -37,6 +46,7 @@ _KINDS = (
     (stat.S_ISREG, "a regular file"),
 )
 _READ_REMEDY = "replace it by the right file"
+WRITER_SECONDS = 2.0
 _WRITE_REMEDY = "remove it, or choose another folder"
 _JUNCTION = 0xA0000003  # stat.IO_REPARSE_TAG_MOUNT_POINT, which only Windows has: a link to a folder
 
@@ -61,10 +71,7 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
     Raises: RefusedFileError: it is not a regular file, or is too large. OSError: it cannot be read.
     """
 
-    def opener(name: str, flags: int) -> int:
-        return _open_regular(Path(name), flags, follow=True, remedy=_READ_REMEDY)
-
-    with open(path, "rb", opener=opener) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         content = b""
         if size <= most_bytes:
@@ -76,6 +83,70 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
         reason = f"it has {found} bytes, and at most {most_bytes:,} bytes are read; {_READ_REMEDY}"
         raise RefusedFileError(errno.EINVAL, reason, str(path))
     return content
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file, or one that a symbolic link leads to, for reading.
+
+    Raises: RefusedFileError: it is not a regular file. OSError: it cannot be opened.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return _open_regular(Path(name), flags, follow=True, remedy=_READ_REMEDY)
+
+    return open(path, "rb", opener=opener)
+
+
+def open_stream(path: Path) -> io.BufferedReader:
+    """Open a file that the user named, for reading: a regular file, a pipe, a terminal or the null device.
+
+    A named pipe is waited for, because the shell's `<(command)` is one. Another device is refused: /dev/zero never
+    ends.
+
+    Raises: RefusedFileError: it is another device. OSError: it cannot be opened.
+    """
+    file = path.open("rb")
+    try:
+        _refuse_device(file.fileno(), path)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_stream(path: Path, most_bytes: int) -> bytes:
+    """Return the content of what the user named, as `open_stream`, but do not wait for ever for a pipe to be opened.
+
+    Args: most_bytes: no more than one byte above it is read; the caller compares.
+
+    Raises: RefusedFileError: it is a device, or nobody writes into the pipe within WRITER_SECONDS. OSError: it cannot
+        be read.
+    """
+    if not hasattr(os, "O_NONBLOCK"):
+        with open_stream(path) as file:
+            return file.read(most_bytes + 1)
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, "rb", buffering=0, opener=opener) as raw:
+        _refuse_device(raw.fileno(), path)
+        is_pipe = stat.S_ISFIFO(os.fstat(raw.fileno()).st_mode)
+        content = b""
+        until = time.monotonic() + WRITER_SECONDS
+        while len(content) <= most_bytes:
+            chunk = raw.read(most_bytes + 1 - len(content))
+            if chunk is None:  # a writer exists, and will write
+                select.select([raw], [], [])
+                continue
+            content += chunk
+            if chunk == b"" and is_pipe and not content and time.monotonic() < until:
+                time.sleep(0.02)
+            elif chunk == b"":
+                break
+        if is_pipe and not content:
+            raise RefusedFileError(errno.EINVAL, "nobody writes into this pipe; name a file", str(path))
+        return content
 
 
 def open_to_append(path: Path) -> io.FileIO:
@@ -131,6 +202,15 @@ def check_regular(path: Path) -> None:
     Raises: RefusedFileError: it exists, and is not a regular file. OSError: this cannot be determined.
     """
     _check_name(path, follow=True, remedy=_READ_REMEDY)
+
+
+def _refuse_device(handle: int, path: Path) -> None:
+    """Raise RefusedFileError for an open device other than a terminal and the null device."""
+    status = os.fstat(handle)
+    is_device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
+    if is_device and not os.isatty(handle) and status.st_rdev != Path(os.devnull).stat().st_rdev:
+        reason = "it is a device, which may never end; name a file or a pipe"
+        raise RefusedFileError(errno.EINVAL, reason, str(path))
 
 
 def _open_regular(path: Path, flags: int, mode: int = 0o666, *, follow: bool, remedy: str) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from manyheads.errors import CheckpointError
-from manyheads.files.guarded import RefusedFileError, read_limited
+from manyheads.files.guarded import RefusedFileError, open_regular, read_limited
 
 __all__ = [
     "FORMAT_VERSION",
@@ -36,7 +36,7 @@ _READ = (".safetensors", ".json", ".spm", ".md")
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

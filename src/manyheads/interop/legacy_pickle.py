@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.errors import ModelFileError
+from manyheads.files.guarded import open_regular
 from manyheads.interop import legacy_pickle_child as child
 
 __all__ = ["Corpus", "Saved", "read_corpus", "read_saved", "read_tensors"]
@@ -110,7 +111,7 @@ def _in_child(path: Path, kind: str, assemble: Callable[[Path, int], T]) -> T:
     try:
         size = _regular_size(path)
         timeout_seconds = (90 if kind == "tensors" else 900) + size // (10 << 20)
-        with path.open("rb") as file, tempfile.TemporaryDirectory(prefix="manyheads-") as folder:
+        with open_regular(path) as file, tempfile.TemporaryDirectory(prefix="manyheads-") as folder:
             command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _CHILD, str(_SOURCES), folder, kind]
             result = subprocess.run(
                 command, stdin=file, capture_output=True, cwd=folder, env=_environment(), timeout=timeout_seconds

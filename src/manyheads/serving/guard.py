@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import json
 import logging
+import os
 import secrets
 import time
 from collections.abc import Iterator, MutableMapping
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manyheads.errors import ConfigError
+from manyheads.files.guarded import open_stream
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.refusals import Refusal, error_body
 from manyheads.serving.settings import ServingSettings
@@ -31,6 +33,7 @@ _log = logging.getLogger("manyheads.serving.access")
 MOST_HEADERS = 100
 MOST_KEYS = 10_000
 _MOST_BYTES_HELD = 1 << 26
+_MOST_KEY_BYTES = 1 << 20
 _OPEN_PATHS = ("/", "/healthz", "/readyz", "/health", "/docs", "/openapi.json")
 _OPEN_PREFIXES = ("/static/",)
 _KEY_IN_BODY = ("/translate", "/detect")
@@ -64,8 +67,9 @@ class ApiKeys:
         Raises: ConfigError: the file cannot be read, other users can read it, or it holds no usable key.
         """
         try:
-            mode = Path(path).stat().st_mode
-            text = Path(path).read_text("utf-8")
+            with open_stream(Path(path)) as file:
+                mode = os.fstat(file.fileno()).st_mode
+                text = file.read(_MOST_KEY_BYTES).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"cannot read the key file {path}: {reason}.") from None

@@ -19,6 +19,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.errors import ConfigError
+from manyheads.files.guarded import read_limited
 from manyheads.serving.batches import GenerationBatch, Prompt, TranslationBatch
 from manyheads.serving.engine import Row
 from manyheads.serving.refusals import Refusal, too_long
@@ -27,6 +28,7 @@ from manyheads.serving.settings import ServingSettings
 __all__ = ["ServedGenerator", "ServedModel", "ServedTranslator", "find_model", "load_models", "names_of_models"]
 
 _MOST_NAME = 96
+_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +215,7 @@ def load_models(settings: ServingSettings) -> dict[str, ServedModel]:
 
 def _pairs(folder: Path, translator: Translator, settings: ServingSettings) -> tuple[tuple[str, str], ...]:
     """Return the language pairs that the model's config or tokenizer records, else those of the server's settings."""
-    recorded = json.loads((folder / "config.json").read_bytes()).get("languages")
+    recorded = json.loads(read_limited(folder / "config.json", _MOST_BYTES)).get("languages")
     if isinstance(recorded, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in recorded):
         return tuple((str(source), str(target)) for source, target in recorded)
     described = translator.tokenizer.describe()

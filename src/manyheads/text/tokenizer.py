@@ -13,6 +13,7 @@ targets are below `num_target_ids`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,8 @@ class Tokenizer(TokenizerFile):
     def _encode_long(self, text: str) -> list[int]:
         """Encode part by part, adding a space in front of each part that does not begin inside a word."""
         ids: list[int] = []
+        if self.kind == "word":
+            text = self._without_endless_words(text)
         inside: tokenizers.Tokenizer | None = None
         for part, begins in in_parts(text, MAX_CHARS_AT_ONCE, through_words=self.kind != "word"):
             if not begins and inside is None:
@@ -166,6 +169,14 @@ class Tokenizer(TokenizerFile):
                 inside.encode_special_tokens = True
             ids += _ids(self._library if begins or inside is None else inside, [part])[0]
         return ids
+
+    def _without_endless_words(self, text: str) -> str:
+        """Replace words that are too long to be known. To normalise millions of marks takes 60 times their size.
+
+        NFC joins at most four characters into one, so a word above four times the longest piece is unknown.
+        """
+        least = max(1000, 4 * max(map(len, self._pieces)) + 1)
+        return re.sub(rf"(?:\S|[\x1c-\x1f]){{{least},}}", SPECIAL_PIECES[self.unk_id], text)
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of target texts: the same as `encode_batch`, unless there are symbols.

@@ -125,6 +125,7 @@ class TrainingSettings:
         deterministic: use torch's deterministic algorithms.
         same_arithmetic: refuse to resume under other arithmetic (torch version, processor, instruction sets, threads,
             precision, ranks), where the run would not have the bytes of an uninterrupted one; false: warn.
+        ignore_memory: train although a model seems too large for the free memory: warn instead of refusing.
         plots: redraw the learning curve at every validation (needs matplotlib; a notice says if it is missing).
         tensorboard: write TensorBoard files if that package is installed.
     """
@@ -147,6 +148,7 @@ class TrainingSettings:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     deterministic: bool = False
     same_arithmetic: bool = False
+    ignore_memory: bool = False
     plots: bool = True
     tensorboard: bool = True
 

@@ -7,12 +7,16 @@ import copy
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import pytest
 
 import manyheads
+from manyheads.config.build import build
 from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, POSITIVE_FRACTION, Range, at_least, between, check
+from manyheads.config.merge import field_types, tag_of, variants
 from manyheads.errors import ConfigError
+from manyheads.tasks.table import RUNS
 
 
 @dataclass
@@ -23,7 +27,7 @@ class Settings:
 @pytest.mark.parametrize(
     ("allowed", "inside", "outside"),
     [
-        (at_least(1), [1, 2, 10**300], [0, -1]),
+        (at_least(1), [1, 2, 2**53, 1e300], [0, -1]),
         (between(2, 5), [2, 5], [1, 6]),
         (ABOVE_ZERO, [1e-300], [0, -1.0]),
         (BELOW_ONE, [0, 0.999], [1, -1e-9]),
@@ -67,3 +71,54 @@ def test_settings_name_the_fields_of_their_errors() -> None:
                 assert "fields" in [word.arg for word in call.keywords], f"{file}:{call.lineno}"
                 seen += 1
     assert seen > 30
+
+
+NO_RANGE = {"seed", "decoding.seed", "generation.seed"}
+"""Any whole number is right."""
+
+
+def whole_numbers(cls: type, prefix: str = "") -> dict[str, dict[str, object]]:
+    """Dotted name of every integer setting -> what else must be given for it to exist: the kind of a choice."""
+    found: dict[str, dict[str, object]] = {}
+    for name, annotation in field_types(cls).items():
+        path, classes = f"{prefix}{name}", variants(annotation)
+        for inner in classes:
+            chosen: dict[str, object] = {}
+            if len(classes) > 1:
+                tag, kinds = tag_of(classes)
+                chosen = {f"{path}.{tag}": next(word for word, kind in kinds.items() if kind is inner)}
+            found |= {key: chosen | more for key, more in whole_numbers(inner, f"{path}.").items()}
+        is_list = any(get_origin(part) is tuple for part in (annotation, *get_args(annotation)))
+        if not classes and not is_list and int in (annotation, *get_args(annotation)):
+            found[path] = {}
+    return found
+
+
+def nested(values: dict[str, object]) -> dict[str, Any]:
+    """Dotted names as sections."""
+    result: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return result
+
+
+@pytest.mark.parametrize("kind", [*RUNS])
+def test_every_whole_number_has_a_range(kind: str) -> None:
+    """2**63 is in none, and the message says which numbers are."""
+    wrong = {}
+    numbers = whole_numbers(RUNS[kind])
+    for path, chosen in numbers.items():
+        with pytest.raises(ConfigError, match="it must be from -18,446,744,073,709,551,616"):
+            build(RUNS[kind], nested({**chosen, path: 2**65}))
+        try:
+            build(RUNS[kind], nested({**chosen, path: 2**63}))
+        except ConfigError as error:
+            wrong |= {} if "must be" in str(error) else {path: str(error)}
+        else:
+            wrong |= {} if path in NO_RANGE else {path: "is accepted"}
+    assert wrong == {}
+    assert len(numbers) > 30

@@ -241,6 +241,10 @@ ODD = [
     '{"a": {"b": []}}',
     '{"files": 1, "best": 2}',
     '{"step": "x"}',
+    '{"scalars": []}',
+    '{"scalars": {"counters": 3}}',
+    '{"scalars": {"counters": {"step": [], "epoch": {}, "elapsed_seconds": "x"}}}',
+    '{"step": 1, "valid_nll": [], "best": true}',
 ]
 
 

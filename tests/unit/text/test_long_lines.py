@@ -87,3 +87,25 @@ def test_the_beginning_of_a_long_text_teaches() -> None:
     known = Tokenizer.train([*SENTENCES, long], TokenizerSettings(vocab_size=400))
     assert Tokenizer.train([*SENTENCES, long + "Zyx " * 1000], TokenizerSettings(vocab_size=400)).digest == known.digest
     assert Tokenizer.train([*SENTENCES, long, "Zyx " * 1000], TokenizerSettings(vocab_size=400)).digest != known.digest
+
+
+def test_a_word_that_is_too_long_to_be_known_is_not_normalised(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of kind `word`: its ids are the same, but the library sees a short word."""
+    texts = [f"cat {word} mat" for word in ("a" * 30_000, "e" + "\u0301" * 30_000, "x\x1c" * 15_000)]
+    whole = tokenizer.encode_batch(texts)
+    seen: list[int] = []
+    ids = module._ids
+
+    def noting(library: object, given: list[str]) -> list[list[int]]:
+        seen.extend(map(len, given))
+        return ids(library, given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "MAX_CHARS_AT_ONCE", 10_000)
+    monkeypatch.setattr(module, "_ids", noting)
+    found = tokenizer.encode_batch(texts)
+    if tokenizer.kind == "word":
+        assert found == whole
+        assert max(seen) < 100
+    assert max(seen) <= 20_000

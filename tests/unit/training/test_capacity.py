@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +50,31 @@ def test_nothing_is_checked_where_free_memory_is_not_reported(monkeypatch: pytes
     config: Any = changed(TINY, model={**SIZES, "d_model": 1_000_000, "num_heads": 1})
     monkeypatch.setattr(capacity, "free_memory_bytes", lambda device: None)
     check_capacity(config, config.model, torch.device("cpu"))
+
+
+def test_force_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal becomes a warning, which the beginning of the run shows."""
+    from manyheads.cli.command_line.train_options import read_arguments
+
+    config = changed(TINY, model=SIZES)
+    monkeypatch.setattr(capacity, "free_memory_bytes", lambda device: 1000)
+    with pytest.raises(ConfigError, match="--force tries it nevertheless"):
+        check_capacity(config, config.model, torch.device("cpu"))
+    forced = changed(config, training={"ignore_memory": True})
+    warning = check_capacity(forced, forced.model, torch.device("cpu"))
+    assert warning.startswith("The model has ")
+    assert warning.endswith("--force continues; the system may end the process.")
+    monkeypatch.undo()
+    assert check_capacity(forced, forced.model, torch.device("cpu")) == ""
+    assert read_arguments(["--preset", "debug", "--force"])[1].training.ignore_memory
+
+
+def test_a_forced_run_says_so_and_trains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from manyheads.cli.main import main
+
+    monkeypatch.setattr(capacity, "free_memory_bytes", lambda device: 1000)
+    monkeypatch.chdir(tmp_path)
+    command = ["train", "--preset", "debug", "--training.max-steps", "1", "--run-dir", "run", "--device", "cpu"]
+    assert main(command) == 2
+    assert main([*command, "--force"]) == 0
+    assert "--force continues" in Path("run/train.log").read_text(encoding="utf-8")

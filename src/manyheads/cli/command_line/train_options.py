@@ -62,6 +62,7 @@ class TrainOptions:
         default_is="of a planned run 20; otherwise the preset's",
     )
     same_arithmetic: bool = option("The same as --training.same_arithmetic.", False)
+    force: bool = option("The same as --training.ignore_memory: train although memory seems too small.", False)
     timeout: float = option(
         "With several ranks (torchrun): seconds without a sign of life after which a rank is lost and the others end.",
         DEFAULT_TIMEOUT,
@@ -123,6 +124,8 @@ def read_arguments(
         given.settings.values.setdefault("training", {})["max_minutes"] = options.minutes
     if options.same_arithmetic:
         given.settings.values.setdefault("training", {})["same_arithmetic"] = True
+    if options.force:
+        given.settings.values.setdefault("training", {})["ignore_memory"] = True
     if options.init is not None:
         given.settings.values.setdefault("initial", {})["model"] = options.init
     config = resolve_run(

@@ -12,6 +12,7 @@ from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import option
+from manyheads.data.byte_lines import read_chunks
 from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import ReadReport, describe
 from manyheads.data.progress import telling
@@ -30,6 +31,8 @@ __all__ = ["DocumentOptions", "InputDocument", "open_document"]
 
 SENTENCES_AT_ONCE = 64  # so many are lost if the command is interrupted
 GZIP_MAGIC = b"\x1f\x8b"
+MAX_DOCUMENT_BYTES = 64 * 2**20
+"""A book has one or two; an analysed document takes ten times as much memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +193,17 @@ def open_document(options: DocumentOptions, path: str, output: str) -> InputDocu
 
 
 def _bytes_of(path: str, name: str) -> bytes:
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"Cannot read {name}: {error.strerror or error}.") from None
+    chunks: list[bytes] = []
+    size = 0
+    for chunk in read_chunks(path, unpack=False, expected="a document"):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MAX_DOCUMENT_BYTES:
+            raise DataError(
+                f"{name} has more than {MAX_DOCUMENT_BYTES:,} bytes, and a document is read as a whole. Split it, or"
+                " translate it line by line: --format lines."
+            )
+    data = b"".join(chunks)
     if data.startswith(GZIP_MAGIC):
         raise DataError(f"{name} is packed; a document is unpacked first: gzip -d.")
     return data

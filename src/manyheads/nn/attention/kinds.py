@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from manyheads.config.checks import MOST_UNITS, between, check
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -40,10 +42,15 @@ class AdditiveAttentionConfig:
     """Additive scores (Bahdanau et al. 2015): w_v . tanh(W_q q + W_k k) in every head.
 
     Args: hidden_dim: width of the tanh layer; 0: the head's width.
+
+    Raises: ConfigError: hidden_dim is negative or too large.
     """
 
     kind: Literal["additive"] = "additive"
     hidden_dim: int = 0
+
+    def __post_init__(self) -> None:
+        check(self, "model.attention.", between(0, MOST_UNITS), "hidden_dim")
 
     def score(self, num_heads: int, head_dim: int) -> nn.Module:
         """See `AttentionConfig.score`."""

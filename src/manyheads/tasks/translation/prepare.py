@@ -11,11 +11,13 @@ from typing import Any
 from manyheads.data.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs, describe_cleaning
 from manyheads.data.cleaning.rules import parse_limits
 from manyheads.data.holdout import Rest
+from manyheads.data.manifest import MAX_MANIFEST_BYTES
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing import SPLITS
 from manyheads.data.preparing_pairs import CLEANING, Pairs, prepare_corpus
 from manyheads.data.readers import PairFiles
 from manyheads.errors import ConfigError
+from manyheads.files.guarded import read_limited
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
@@ -134,7 +136,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
 def _cleaning(folder: Path) -> dict[str, Any]:
     """The content of cleaning.json; empty without it."""
     file = folder / CLEANING
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    return dict(json.loads(read_limited(file, MAX_MANIFEST_BYTES).decode("utf-8"))) if file.is_file() else {}
 
 
 def _about_languages(recorded: Sequence[Sequence[str]], cleaning: dict[str, Any]) -> list[str]:

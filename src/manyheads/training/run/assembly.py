@@ -125,10 +125,10 @@ def assemble(
     if progress is not None:
         progress("building the model", 0, 0)
     config = objective.config
-    check_capacity(config, objective.model_config, device, group.world)
+    warning = check_capacity(config, objective.model_config, device, group.world)
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model = build_model(objective.model_config)
-    notes = []
+    notes = [warning] if warning else []
     if config.initial.model and begins:
         notes += begin_from(model, config.initial, objective.data.tokenizer)
     notes += freeze(model, config.training.freeze)

@@ -16,7 +16,7 @@ __all__ = ["check_capacity"]
 _GIB = 2**30
 
 
-def check_capacity(config: RunConfig, model_config: Any, device: torch.device, world: int = 1) -> None:
+def check_capacity(config: RunConfig, model_config: Any, device: torch.device, world: int = 1) -> str:
     """Compare the least memory that training needs with what is free, without building the model.
 
     Weights, gradients and one moment of the optimiser always exist; activations and a second moment come on top, so
@@ -28,6 +28,7 @@ def check_capacity(config: RunConfig, model_config: Any, device: torch.device, w
         device: device of the model. Where the free memory is not reported, nothing is checked.
         world: ranks over which FSDP divides gradients and moments.
 
+    Returns: a warning if the model cannot fit and `training.ignore_memory` is set; otherwise empty.
     Raises: ConfigError: the model cannot fit.
     """
     with torch.device("meta"):
@@ -36,10 +37,16 @@ def check_capacity(config: RunConfig, model_config: Any, device: torch.device, w
     weights = 4 * parameters
     needed = weights + (2 + bool(config.training.ema_decay)) * weights // parts
     free = free_memory_bytes(device)
-    if free is not None and needed > free:
-        raise ConfigError(
-            f"the model has {parameters:,} parameters. To train them takes at least {needed / _GIB:,.1f} GiB for"
-            f" weights, gradients and the optimiser, but {free / _GIB:,.1f} GiB are free on {device}. Choose a smaller"
-            " d_model, d_ff, vocabulary or number of layers, or a device with more memory.",
-            fields=("d_model", "d_ff", "num_layers"),
-        )
+    if free is None or needed <= free:
+        return ""
+    found = (
+        f"the model has {parameters:,} parameters. To train them takes at least {needed / _GIB:,.1f} GiB for"
+        f" weights, gradients and the optimiser, but {free / _GIB:,.1f} GiB are free on {device}."
+    )
+    if config.training.ignore_memory:
+        return f"{found[0].upper()}{found[1:]} --force continues; the system may end the process."
+    raise ConfigError(
+        f"{found} Choose a smaller d_model, d_ff, vocabulary or number of layers, or a device with more memory; --force"
+        " tries it nevertheless.",
+        fields=("d_model", "d_ff", "num_layers"),
+    )

@@ -9,12 +9,15 @@ from manyheads.architectures.pretrained import load
 from manyheads.config.files import to_json
 from manyheads.errors import ManyHeadsError
 from manyheads.files.commit import write_text
+from manyheads.files.guarded import read_limited
 from manyheads.training.record.report import Reporter, ValidationReport
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.signals import StopFlag
 
 __all__ = ["Comparison"]
+
+_MOST_BYTES = 1 << 20
 
 
 class Comparison:
@@ -82,7 +85,7 @@ class Comparison:
     def _read(self) -> dict[str, Any]:
         def read() -> dict[str, Any]:
             try:
-                record = json.loads(self._folder.comparison.read_text(encoding="utf-8"))
+                record = json.loads(read_limited(self._folder.comparison, _MOST_BYTES).decode("utf-8"))
             except (OSError, ValueError):
                 return {}
             return record if isinstance(record, dict) else {}

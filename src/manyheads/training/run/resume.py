@@ -31,6 +31,7 @@ _MAY_CHANGE = (
     "training.parallel",
     "training.deterministic",
     "training.same_arithmetic",
+    "training.ignore_memory",
     "training.plots",
     "training.tensorboard",
     "validation",

@@ -1,0 +1,1 @@
+"""Random and hostile input: mutations, command lines, and the forked children in which they run."""
