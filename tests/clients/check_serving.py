@@ -27,7 +27,7 @@ BIN = Path(sys.executable).parent
 TRANSLATOR, NOVEL = "en-de", "novel"
 DOCUMENTS = [
     ("It is a truth", " universally acknowledged"), ("The old man", " opened the door and went out."),
-    ("He said: ", "\u201cNo\u201d \u2013 and nothing else, for a very long time indeed."), ("A", "b"),
+    ("He said:", " \u201cNo\u201d \u2013 and nothing else, for a very long time indeed."), ("A", "b"),
 ]  # fmt: skip
 
 
@@ -246,10 +246,10 @@ def main() -> int:
     parser.add_argument("--node", type=Path, required=True, help="folder with node_modules")
     parser.add_argument("--examples", type=int, default=30, help="of schemathesis, for each operation")
     parser.add_argument("--pictures", type=Path, help="folder for pictures of the page")
-    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
+    parser.add_argument("--only", default=",".join(CHECKS), help=f"some of {','.join(CHECKS)}")
     options = parser.parse_args()
     failed = 0
-    for name in options.only:
+    for name in options.only.split(","):
         try:
             CHECKS[name](options.url, options)
             print(f"{name}: good", flush=True)

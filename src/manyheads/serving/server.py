@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -25,6 +26,7 @@ __all__ = ["Server", "bind", "serve"]
 
 _BACKLOG = 2048
 _DRAIN_MARGIN = 5.0
+_SWITCH_SECONDS = 0.001
 
 
 class Server(uvicorn.Server):
@@ -155,8 +157,25 @@ def serve(settings: ServingSettings, host: str, port: int, when_ready: Callable[
     with contextlib.closing(bind(host, port)) as bound:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{bound.getsockname()[1]}"
-        server = Server(app, settings, lambda: when_ready(address))
+
+        def loaded() -> None:
+            _shorten_pauses()
+            when_ready(address)
+
+        server = Server(app, settings, loaded)
         server.run(sockets=[bound])
     if server.failure is not None:
         raise server.failure
     return 130 if server.received is signal.SIGINT else 0
+
+
+def _shorten_pauses() -> None:
+    """Let the event loop run soon although the model's thread computes.
+
+    A thread that waits for the interpreter's lock gets it after a switch interval, 5 ms by default; a request needs it
+    several times. A collection of garbage keeps the lock while it looks at all objects: those of the loaded packages
+    and models, which stay, are taken out.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()

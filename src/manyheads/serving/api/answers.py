@@ -12,6 +12,8 @@ from manyheads.serving.service import Service
 
 __all__ = ["dump", "large_answer"]
 
+_plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 
 async def large_answer(service: Service, build: Callable[[], Any]) -> Response:
     """Return the answer with what a function returns."""
@@ -28,7 +30,3 @@ def dump(value: Any) -> str:
     if isinstance(value, list) and any(isinstance(part, list | dict) for part in value[:2]):
         return "[" + ",".join(map(dump, value)) + "]"
     return _plain(value)
-
-
-def _plain(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
