@@ -195,7 +195,8 @@ def check_schemathesis(url: str, options: argparse.Namespace) -> None:
         "--phases", "examples,coverage,fuzzing", "--seed", "1", "--request-timeout", "30", "--no-color",
         "--exclude-checks", "positive_data_acceptance,negative_data_rejection", "--suppress-health-check", "all",
     ]  # fmt: skip
-    _run(command)
+    with tempfile.TemporaryDirectory() as name:  # it leaves files in its folder
+        _run(command, folder=Path(name))
 
 
 def check_node(url: str, options: argparse.Namespace) -> None:
