@@ -26,8 +26,9 @@ GPU_OUTPUT ?= gpu.json
 PARTS ?=
 # Where the peers that it measures against are installed, apart from everything else.
 PEERS_VENV ?= .venv-peers
-# Where the clients of `make check-serving` are installed.
+# Where the clients of `make check-serving` are installed, and any options of tests/clients/check_serving.py.
 CLIENTS_VENV ?= .venv-clients
+CLIENTS ?=
 # Where the runtimes of `make check-export` are installed; a model of your own in place of tiny ones, and how many sentences.
 EXPORT_VENV ?= .venv-export
 MODEL ?=
@@ -81,11 +82,14 @@ check-long: $(READY)
 	$(BIN)/python tests/long_parts.py reliability.json $(PART) --jobs $(JOBS)
 	$(if $(PART),,MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and slow" $(UNHOOKED))
 
-# Clients that others wrote (openai, deepl, libretranslatepy) against a server of ours; they are installed apart.
+# Clients that others wrote against a server of ours; they are installed apart. Needs node, npm, curl and chromium.
 check-serving: $(READY)
 	$(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/pip install --quiet -r tests/clients/requirements.txt
-	$(BIN)/python tests/clients/serve_tiny_models.py $(CLIENTS_VENV)/bin/python tests/clients/check_serving.py
+	cp tests/clients/package.json $(CLIENTS_VENV)/
+	cd $(CLIENTS_VENV) && npm install --no-audit --no-fund --silent
+	$(BIN)/python tests/clients/serve_tiny_models.py $(CLIENTS_VENV)/bin/python tests/clients/check_serving.py \
+	  --node $(CLIENTS_VENV) --pictures $(CLIENTS_VENV)/pictures $(CLIENTS)
 
 # Exports in the runtimes of others: two lines of transformers, CTranslate2, onnxruntime, Optimum, and where npm is
 # installed transformers.js. onnxruntime-node downloads libraries for GPUs unless it is told not to.

@@ -2,7 +2,8 @@
 
     python tests/clients/serve_tiny_models.py PROGRAM [ARGUMENT ...]
 
-The exit code is the program's, or 1 if the server does not end in order.
+The program also gets the server's address, the folder of the models (--models), and this Python (--ours). The exit
+code is the program's, or 1 if the server does not end in order.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
+# Translations of some length, in whole pieces: an untrained model prefers bytes.
+SETTINGS = DecodingSettings(num_beams=2, max_new_tokens=12, min_new_tokens=6, banned_ids=tuple(range(4, 260)))
+
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        models = [_save_translator(Path(folder) / "en-de"), _save_novel(Path(folder) / "novel")]
+        models = [save_translator(Path(folder) / "en-de"), save_novel(Path(folder) / "novel")]
         command = [sys.executable, "-m", "manyheads", "serve", *map(str, models), "--port", "0", "--quiet"]
+        ours = ["--models", folder, "--ours", sys.executable]
         languages = ["--source-lang", "en", "--target-lang", "de", "--device", "cpu"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen([*command, *languages], stderr=subprocess.PIPE, text=True, env=environment) as server:
@@ -40,24 +45,24 @@ def main() -> int:
             address = line.rpartition(" ")[2]
             code = 1
             if address.startswith("http"):
-                code = subprocess.run([*sys.argv[1:], address], check=False).returncode
+                code = subprocess.run([*sys.argv[1:], address, *ours], check=False).returncode
             else:
                 print(line, server.stderr.read(), file=sys.stderr)
             server.send_signal(signal.SIGTERM)
             return code or server.wait(60)
 
 
-def _save_translator(folder: Path) -> Path:
+def save_translator(folder: Path) -> Path:
     texts = ["I am hungry. Where is the station?", "Ich habe Hunger. Wo ist der Bahnhof?"] * 8
     tokenizer = Tokenizer.train(texts, TokenizerSettings(vocab_size=320))
     size = tokenizer.vocab_size
     torch.manual_seed(1)
     model = build_model(dataclasses.replace(presets.debug(), source_vocab_size=size, target_vocab_size=size))
-    save_pretrained(model, folder, tokenizer=tokenizer, generation=DecodingSettings(num_beams=2, max_new_tokens=12))
+    save_pretrained(model, folder, tokenizer=tokenizer, generation=SETTINGS)
     return folder
 
 
-def _save_novel(folder: Path) -> Path:
+def save_novel(folder: Path) -> Path:
     vocabulary = ByteVocabulary()
     torch.manual_seed(3)
     config = TransformerXLConfig(

@@ -14,6 +14,7 @@ from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.architectures.tracing import TracedTensor, trace
 from manyheads.decoding.device import Precision, inference
+from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generator import READ_AT_ONCE, Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
@@ -23,13 +24,18 @@ from manyheads.visualise.attention_views import AttentionView, attention_view
 __all__ = ["open_model", "shapes_of", "text_buckets", "text_views", "translation_views"]
 
 
-def open_model(path: str | Path, device: str = "auto", precision: Precision = "fp32") -> Translator | Generator:
+def open_model(
+    path: str | Path, device: str = "auto", precision: Precision = "fp32", engine: EngineName = "torch"
+) -> Translator | Generator:
     """Load the model folder as a translator or a generator, depending on its kind.
+
+    Args: engine: of a translator; generators have none but torch.
 
     Raises: as `Translator.from_pretrained`.
     """
-    task = ARCHITECTURES[read_config(resolve_model_path(path)).architecture].task
-    return (Translator if task == "translation" else Generator).from_pretrained(path, device, precision)
+    if ARCHITECTURES[read_config(resolve_model_path(path)).architecture].task == "translation":
+        return Translator.from_pretrained(path, device, precision, engine=engine)
+    return Generator.from_pretrained(path, device, precision)
 
 
 def translation_views(translator: Translator, source: str, target: str | None = None) -> list[AttentionView]:

@@ -27,9 +27,11 @@ class SearchEngine(Protocol):
     """Another runtime.
 
     choice: a sentence that says which engine was taken and why; "" before the first call of `takes`.
+    longest_source: tokens of the longest source that it takes, EOS included.
     """
 
     choice: str
+    longest_source: int
 
     def takes(self, settings: DecodingSettings, own_search: Search) -> bool:
         """Return whether this engine does searches with these settings; otherwise `own_search` does.

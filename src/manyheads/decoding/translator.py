@@ -156,6 +156,21 @@ class Translator:
         made._engine = open_engine(engine, folder, runs_plainly=made._other_way())
         return made
 
+    def engine_for(self, settings: DecodingSettings, longest: int = 0) -> SearchEngine | None:
+        """Return the engine that does a search with these settings instead of torch, if there is one.
+
+        Unlike `translate`, it returns None for options that the engine does not support, whether or not the engine was
+        asked for by name.
+
+        Args: longest: tokens of the longest source.
+        """
+        if self._engine is None or longest > self._engine.longest_source:
+            return None
+        try:
+            return self._engine if self._takes(settings) else None
+        except RequestError:
+            return None
+
     def choose_engine(self, settings: DecodingSettings) -> str:
         """Decide which engine searches with these settings, and return a sentence that names it and the reason.
 

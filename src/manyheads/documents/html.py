@@ -18,7 +18,7 @@ __all__ = ["read_html"]
 
 TOKEN = re.compile(
     r"<!--.*?(?:-->|\Z)"  # a comment
-    r"|<[!?][^>]*>"  # a doctype, a processing instruction
+    r"|<[!?][^>]*(?:>|\Z)"  # a doctype, a processing instruction; without an end it reaches to the end of the file
     r"|<(?P<close>/?)(?P<name>[a-zA-Z][^\s/>]*)(?P<attributes>(?:[^<>\"']|\"[^\"]*\"|'[^']*')*)>",
     re.DOTALL,
 )
@@ -41,6 +41,7 @@ VOID = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "l
 NOT_TRANSLATED = re.compile(
     r"translate\s*=\s*[\"']?no\b|class\s*=\s*(?:[\"'][^\"']*\bnotranslate\b|notranslate\b)", re.IGNORECASE
 )
+_BLANK = " \t\r\n\f"
 LINE_END = re.compile(r"\r\n|\r|\n")
 SPACE = re.compile(r"[ \t\r\n\f]+")
 
@@ -82,7 +83,7 @@ def read_html(text: str) -> Document:
 def _end_of_element(text: str, name: str, place: int) -> int:
     """Return the place after the end tag of an element whose content begins at `place`."""
     depth = 1
-    for found in re.compile(rf"<(/?){re.escape(name)}(?=[\s/>])[^>]*>", re.IGNORECASE).finditer(text, place):
+    for found in re.compile(rf"<(/?){re.escape(name)}(?=[\s/>])[^>]*(?:>|\Z)", re.IGNORECASE).finditer(text, place):
         depth += -1 if found[1] else name not in KEPT
         if depth == 0:
             return found.end()
@@ -91,22 +92,24 @@ def _end_of_element(text: str, name: str, place: int) -> int:
 
 def _segment(text: str, start: int, end: int, inline: Sequence[_Range], line_end: str) -> list[Segment]:
     """Return the segment of a stretch, without white space and unpaired tags at its ends; none if it has no text."""
-    tags = list(inline)
+    pairs, first, last = _pairs(inline), 0, len(inline) - 1
     while True:
-        start += len(text[start:end]) - len(text[start:end].lstrip(" \t\r\n\f"))
-        end = start + len(text[start:end].rstrip(" \t\r\n\f"))
-        pairs = _pairs(tags)
-        if tags and tags[0][0] == start and (tags[0][2].kind != "word") and 0 not in pairs:
-            start = tags.pop(0)[1]
-        elif tags and tags[-1][1] == end and (tags[-1][2].kind != "word") and len(tags) - 1 not in pairs:
-            end = tags.pop()[0]
+        while start < end and text[start] in _BLANK:
+            start += 1
+        while start < end and text[end - 1] in _BLANK:
+            end -= 1
+        if first <= last and inline[first][0] == start and inline[first][2].kind != "word" and first not in pairs:
+            start, first = inline[first][1], first + 1
+        elif first <= last and inline[last][1] == end and inline[last][2].kind != "word" and last not in pairs:
+            end, last = inline[last][0], last - 1
         else:
             break
     if start >= end:
         return []
     ranges: list[tuple[int, int, Tag | str]] = []
     done = start
-    for index, (low, high, tag) in enumerate(tags):
+    for index in range(first, last + 1):
+        low, high, tag = inline[index]
         ranges += _text(text, done, low)
         if tag.kind in ("open", "close"):
             tag = Tag(tag.code, tag.kind, pairs[index]) if index in pairs else Tag(tag.code, "alone")
@@ -123,6 +126,7 @@ def _segment(text: str, start: int, end: int, inline: Sequence[_Range], line_end
 def _pairs(tags: Sequence[_Range]) -> dict[int, int]:
     """Return index of a tag -> number of its pair, for the tags whose other half is there."""
     opened: list[tuple[str, int]] = []
+    waiting: Counter[str] = Counter()  # names in `opened`
     found: dict[int, int] = {}
     for index, (_, _, tag) in enumerate(tags):
         if tag.kind not in ("open", "close"):
@@ -130,12 +134,13 @@ def _pairs(tags: Sequence[_Range]) -> dict[int, int]:
         name = re.sub(r"^</?([^\s/>]*).*", r"\1", tag.code, flags=re.DOTALL).lower()
         if tag.kind == "open":
             opened.append((name, index))
+            waiting[name] += 1
             continue
-        for place in range(len(opened) - 1, -1, -1):
-            if opened[place][0] == name:
-                first = opened[place][1]
+        while waiting[name]:
+            other, first = opened.pop()
+            waiting[other] -= 1
+            if other == name:
                 found[first] = found[index] = first
-                del opened[place:]
                 break
     return found
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from manyheads.decoding.alignment import align
 from manyheads.decoding.degenerate import is_degenerate
@@ -15,16 +15,10 @@ from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.documents.parts import PRIVATE, Document, Part, Text
 from manyheads.documents.placing import place, unchanged
-from manyheads.documents.sentences import (
-    Sentence,
-    kept_index,
-    sentence_splitter,
-    sentences_of,
-    split_at_clauses,
-)
+from manyheads.documents.sentences import Sentence, kept_index, sentences_of, split_at_clauses
 from manyheads.documents.terms import Terms, contains
 
-__all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator"]
+__all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator", "Work", "WorkOfUnits"]
 
 # Letters that stand for kept words in what the model reads and writes.
 STAND_INS = "XYZQWVKJ"
@@ -39,6 +33,27 @@ class Unit:
 
     text: str
     aligned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work for the model within the translation of units.
+
+    Args:
+        kind: `search`: translate the texts; `force`: translate them with the phrases in the translations (see
+            `forced.translate_forced`); `align`: align each text with its translation (see `alignment.align`).
+        texts: sources; may be empty. others: for each text its phrases, or its translation, or nothing.
+        overrides: fields of `DecodingSettings` for the search.
+    """
+
+    kind: Literal["search", "force", "align"]
+    texts: list[str]
+    others: list[Any] = field(default_factory=list)
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+# Yields work; is sent its results, one for each text; returns a JSON record of each unit's translation.
+WorkOfUnits: TypeAlias = Generator[Work, list[Any], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +126,13 @@ class DocumentTranslation:
 
     Args:
         document: see `documents.formats.read_document`.
-        language: of its text, as in BCP 47.
+        split: cuts a text into sentences (see `sentences.sentence_splitter`).
         fits: whether a text is short enough for the model (see `UnitTranslator.fits`).
 
     Attributes: units: what is to be translated, each once.
-
-    Raises: MissingExtraError: sentencex is not installed.
     """
 
-    def __init__(self, document: Document, language: str, fits: Callable[[str], bool]) -> None:
-        split = sentence_splitter(language)
+    def __init__(self, document: Document, split: Callable[[str], Sequence[str]], fits: Callable[[str], bool]) -> None:
         self._document = document
         self._report = DocumentReport(segments=len(document.segments), kept=document.left)
         self._segments: list[list[Sentence] | None] = []
@@ -230,37 +242,57 @@ class UnitTranslator:
 
         Raises: as `Translator.translate`.
         """
+        work = self.work(units)
+        results: list[Any] | None = None
+        is_first = True
+        while True:
+            try:
+                one = work.send(results) if results is not None else next(work)
+            except StopIteration as end:
+                records: list[str] = end.value
+                return records
+            results = self._do(one, told if is_first else None, stop)
+            is_first = False
+
+    def _do(self, work: Work, told: Callable[[int], None] | None, stop: Callable[[], bool] | None) -> list[Any]:
+        if not work.texts:
+            return []
+        if work.kind == "search":
+            return self._translator.translate(work.texts, told=told, stop=stop, **work.overrides)
+        if work.kind == "force":
+            found = translate_forced(self._translator, work.texts, work.others, stop=stop, **work.overrides)
+            return [one.text for one in found]
+        return [align(self._translator, *pair) for pair in zip(work.texts, work.others, strict=True)]
+
+    def work(self, units: Sequence[Unit]) -> WorkOfUnits:
+        """Return a generator that yields the work for the model, so that a server can do it among other requests."""
         shown = [self._shown(unit.text) for unit in units]
         sources = [text for text, _ in shown]
-        texts = self._translator.translate(sources, told=told, stop=stop, **self._overrides)
+        texts = list((yield Work("search", sources, overrides=self._overrides)))
         bad = [place for place, text in enumerate(texts) if is_degenerate(sources[place], text)]
-        if bad:
-            repaired = self._translator.translate([sources[one] for one in bad], stop=stop, **(self._overrides | AGAIN))
-            for where, text in zip(bad, repaired, strict=True):
-                texts[where] = text if text.strip() else texts[where]
+        repaired = yield Work("search", [sources[one] for one in bad], overrides=self._overrides | AGAIN)
+        for where, text in zip(bad, repaired, strict=True):
+            texts[where] = text if text.strip() else texts[where]
         terms = [self._terms.of(text) for text in sources]
         wanted = [[*(term.target for term in each), *letters] for each, (_, letters) in zip(terms, shown, strict=True)]
         lacking = [
             where for where, phrases in enumerate(wanted) if not all(_has(texts[where], phrase) for phrase in phrases)
         ]
-        if lacking:
-            forced = translate_forced(
-                self._translator,
-                [sources[one] for one in lacking],
-                [wanted[one] for one in lacking],
-                stop=stop,
-                **self._overrides,
-            )
-            for where, one in zip(lacking, forced, strict=True):
-                if not is_degenerate(sources[where], one.text) or is_degenerate(sources[where], texts[where]):
-                    texts[where] = one.text
+        phrases_of = [wanted[one] for one in lacking]
+        forced = yield Work("force", [sources[one] for one in lacking], phrases_of, self._overrides)
+        for where, text in zip(lacking, forced, strict=True):
+            if not is_degenerate(sources[where], text) or is_degenerate(sources[where], texts[where]):
+                texts[where] = text
         texts = [_ended_like(source, text) for source, text in zip(sources, texts, strict=True)]
+        marked = [where for where, unit in enumerate(units) if unit.aligned]
+        pairs = [sources[one] for one in marked], [texts[one] for one in marked]
+        alignments = dict(zip(marked, (yield Work("align", *pairs)), strict=True))
         return [
             json.dumps(
                 asdict(
                     _Found(
                         text=_with_private(texts[where], shown[where][1]),
-                        alignment=self._alignment(unit, sources[where], texts[where]),
+                        alignment=alignments.get(where, []),
                         again=where in bad,
                         degenerate=is_degenerate(sources[where], texts[where]),
                         wanted=len(terms[where]),
@@ -269,7 +301,7 @@ class UnitTranslator:
                 ),
                 ensure_ascii=False,
             )
-            for where, unit in enumerate(units)
+            for where in range(len(units))
         ]
 
     def _shown(self, text: str) -> tuple[str, list[str]]:
@@ -286,9 +318,6 @@ class UnitTranslator:
                 chars.append(free[index])
             # Without a letter the word is left out here, and `placing` puts it at the end of the sentence.
         return "".join(chars), letters
-
-    def _alignment(self, unit: Unit, source: str, target: str) -> list[tuple[int, int, int, int]]:
-        return align(self._translator, source, target) if unit.aligned else []
 
 
 def _stand_ins(translator: Translator) -> list[str]:

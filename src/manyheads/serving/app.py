@@ -53,8 +53,11 @@ def create_app() -> FastAPI:
     return build_app(ServingSettings.from_environment())
 
 
-def build_app(settings: ServingSettings) -> FastAPI:
+def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
     """Return the application with these settings. `app.state.service` is its `Service`.
+
+    Args: loads: load the models at the start of the application, which fails if they cannot be loaded. Otherwise the
+        server calls `Service.load`; until then requests for work get 503.
 
     Raises: ConfigError: the key file cannot be used.
     """
@@ -63,13 +66,13 @@ def build_app(settings: ServingSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
         try:
-            await service.start()
-        except ManyHeadsError as error:
-            app.state.failure = error  # for `server.serve`: uvicorn only says that the start failed
-            raise
-        yield
-        await service.stop()
+            if loads:
+                await service.load()
+            yield
+        finally:
+            await service.stop()
 
     app = FastAPI(
         title="manyheads",
@@ -81,7 +84,6 @@ def build_app(settings: ServingSettings) -> FastAPI:
         description="Translation, text generation and scoring with trained models.",
     )
     app.state.service = service
-    app.state.failure = None
     for protocol in (page, operations, native, openai, libretranslate, deepl):
         app.include_router(protocol.router(service), responses=_ERRORS)
     app.add_middleware(Guard, settings=settings, state=service.state, keys=keys, metrics=service.metrics)

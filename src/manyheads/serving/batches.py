@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.decoding.device import inference
+from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator, NewToken
 from manyheads.decoding.prefix_cache import PrefixCache
@@ -18,7 +20,10 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.serving.engine import Done, Event
 
-__all__ = ["CallBatch", "GenerationBatch", "Prompt", "TranslationBatch", "Written"]
+__all__ = ["CallBatch", "GenerationBatch", "Prompt", "RuntimeBatch", "TranslationBatch", "Written"]
+
+_ROWS_OF_RUNTIME = 32
+"""Sources of a step: other batches wait for the step, and a row that is dropped costs nothing only after it."""
 
 
 class TranslationBatch:
@@ -59,6 +64,33 @@ class TranslationBatch:
     def drop(self, rows: Collection[int]) -> None:
         """Take these rows out before the next step."""
         self._dropped.update(rows)
+
+
+class RuntimeBatch:
+    """Searches by another runtime, some sources in each step. Results: the hypotheses of each, best first.
+
+    The sources of a step are of similar length. The hypotheses have no log-probabilities of tokens.
+
+    Args: contents: as of `TranslationBatch`.
+    """
+
+    def __init__(
+        self, runtime: SearchEngine, settings: DecodingSettings, contents: Sequence[tuple[list[int], int]]
+    ) -> None:
+        self._runtime, self._settings = runtime, settings
+        order = sorted(range(len(contents)), key=lambda row: len(contents[row][0]))
+        self._left = {row: contents[row][0] for row in order}
+
+    def advance(self) -> Iterable[Event | Done]:
+        """Search the next sources."""
+        rows = list(islice(self._left, _ROWS_OF_RUNTIME))
+        found = self._runtime.search([self._left.pop(row) for row in rows], self._settings)
+        return [Done(row, one, sum(len(each.ids) for each in one)) for row, one in zip(rows, found, strict=True)]
+
+    def drop(self, rows: Collection[int]) -> None:
+        """Do not search these sources."""
+        for row in rows:
+            self._left.pop(row, None)
 
 
 @dataclass(frozen=True)

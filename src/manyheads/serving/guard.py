@@ -36,6 +36,7 @@ _MOST_BYTES_HELD = 1 << 26
 _MOST_KEY_BYTES = 1 << 20
 _OPEN_PATHS = ("/", "/healthz", "/readyz", "/health", "/docs", "/openapi.json")
 _OPEN_PREFIXES = ("/static/",)
+_ANSWERED_WHILE_LOADING = (*_OPEN_PATHS, "/metrics", "/version")
 _KEY_IN_BODY = ("/translate", "/detect")
 _BODY_METHODS = ("POST", "PUT", "PATCH")
 _BODY_TYPES = ("application/json", "application/x-www-form-urlencoded")
@@ -207,12 +208,17 @@ class Guard:
 
     def _check_open(self, scope: Scope) -> None:
         """Refuse early what would be refused after its body was read. Raises: Refusal: see `_slot`."""
-        if scope["method"] not in _BODY_METHODS:
+        is_work, path = scope["method"] in _BODY_METHODS, scope["path"]
+        is_always = path in _ANSWERED_WHILE_LOADING or path.startswith(_OPEN_PREFIXES)
+        if not self._state.is_ready and (is_work or not is_always):
+            self._metrics.rejected.add(value="loading")
+            raise Refusal(503, "The server loads its models; try again soon.", code="loading", retry_after=1,
+                          close=_may_have_body(scope))  # fmt: skip
+        if not is_work:
             return
-        if not self._state.is_ready or self._state.is_closed:
-            reason = "draining" if self._state.is_ready else "loading"
-            self._metrics.rejected.add(value=reason)
-            raise Refusal(503, f"The server is {reason}.", code=reason, retry_after=5, close=True)
+        if self._state.is_closed:
+            self._metrics.rejected.add(value="draining")
+            raise Refusal(503, "The server is stopping.", code="draining", retry_after=5, close=True)
         if self._state.num_requests >= self._settings.max_requests:
             self._metrics.rejected.add(value="queue")
             raise Refusal(

@@ -52,12 +52,16 @@ async def translate_paragraphs(
 
     planned = await service.off_loop(plan)
     num_tokens = sum(len(row.content[0]) for row in planned.rows if row is not None)
-    found = iter(await service.run(request, model.begin(settings), planned.rows, num_tokens))
+    found = await service.run(request, model.begin(settings, planned.rows), planned.rows, num_tokens)
     decode = model.reader.tokenizer.target.decode
-    results = []
-    for text, sentences in zip(texts, planned.sentences, strict=True):
-        candidates = [[decode(one.ids) for one in next(found) or ()] or [""] for _ in sentences]
-        most = max(map(len, candidates), default=1)
-        ranks = [[each[min(rank, len(each) - 1)] for each in candidates] for rank in range(min(count, most))]
-        results.append([rejoin(text, sentences, rank) for rank in ranks])
-    return results
+
+    def finish() -> list[list[str]]:
+        results, hypotheses = [], iter(found)
+        for text, sentences in zip(texts, planned.sentences, strict=True):
+            candidates = [[decode(one.ids) for one in next(hypotheses) or ()] or [""] for _ in sentences]
+            most = max(map(len, candidates), default=1)
+            ranks = [[each[min(rank, len(each) - 1)] for each in candidates] for rank in range(min(count, most))]
+            results.append([rejoin(text, sentences, rank) for rank in ranks])
+        return results
+
+    return await service.off_loop(finish)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
-from manyheads.serving.batches import GenerationBatch, Prompt, TranslationBatch
+from manyheads.serving.batches import GenerationBatch, Prompt, RuntimeBatch, TranslationBatch
 from manyheads.serving.engine import Row
 from manyheads.serving.refusals import Refusal, too_long
 from manyheads.serving.settings import ServingSettings
@@ -96,8 +96,12 @@ class ServedTranslator(ServedModel):
             rows.append(Row((source, number), cost, width))
         return rows
 
-    def begin(self, settings: DecodingSettings) -> tuple[Hashable, Any]:
+    def begin(self, settings: DecodingSettings, rows: Sequence[Row | None]) -> tuple[Hashable, Any]:
         """Return the key of the engine's batches, and the function that begins one."""
+        longest = max((len(row.content[0]) for row in rows if row is not None), default=0)
+        runtime = self.reader.engine_for(settings, longest)
+        if runtime is not None:
+            return (self.name, settings, "runtime"), lambda contents: RuntimeBatch(runtime, settings, contents)
         return (self.name, settings), lambda contents: TranslationBatch(self.reader, settings, contents)
 
 
@@ -196,14 +200,18 @@ def names_of_models(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def load_models(settings: ServingSettings) -> dict[str, ServedModel]:
+def load_models(settings: ServingSettings, stop: Callable[[], bool] = lambda: False) -> dict[str, ServedModel]:
     """Load all models of a server. Returns: name -> model, in the given order.
+
+    Args: stop: asked before each model; True ends the loading.
 
     Raises: ConfigError: see `names_of_models`. ModelFileError, DataError: a model cannot be loaded.
     """
     models: dict[str, ServedModel] = {}
     for name, path in names_of_models(settings.models).items():
-        reader = open_model(path, settings.device, settings.precision)  # type: ignore[arg-type]
+        if stop():
+            break
+        reader = open_model(path, settings.device, settings.precision, settings.engine)  # type: ignore[arg-type]
         if isinstance(reader, Translator):
             pairs = _pairs(resolve_model_path(path), reader, settings)
             models[name] = ServedTranslator(name=name, limits=settings, reader=reader, pairs=pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -25,16 +26,21 @@ __all__ = ["Server", "bind", "serve"]
 
 _BACKLOG = 2048
 _DRAIN_MARGIN = 5.0
+_SWITCH_SECONDS = 0.001
 
 
 class Server(uvicorn.Server):
-    """A server that ends in order.
+    """A server that accepts connections while the models are loaded, and ends in order.
+
+    Until the models are loaded, `/readyz` and requests for work are answered with 503.
 
     SIGTERM: `/readyz` says 503 and answers say `Connection: close`; after `drain_delay_seconds` no connection is
     accepted any more, accepted requests are finished, and the process ends with code 0. SIGINT: the same without delay,
     and code 130. A second signal ends at once.
 
-    Args: app: with `state.service`. settings: see there. when_ready: called when requests can be sent.
+    Args: app: of `build_app` with loads=False. settings: see there. when_ready: called when requests can be sent.
+
+    Attributes: failure: why the models could not be loaded; the server has then ended.
     """
 
     def __init__(self, app: FastAPI, settings: ServingSettings, when_ready: Callable[[], None] | None = None) -> None:
@@ -58,13 +64,31 @@ class Server(uvicorn.Server):
         self._when_ready = when_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self.received: signal.Signals | None = None
+        self.failure: Exception | None = None
+        self._loading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Load the models, and listen."""
+        """Listen, and begin to load the models."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        if self._when_ready is not None:
+        self._loading = asyncio.create_task(self._load())
+
+    async def _load(self) -> None:
+        try:
+            if not self._service.state.is_ready:
+                await self._service.load()
+        except Exception as error:
+            self.failure = error
+            self._end()
+            return
+        if self._when_ready is not None and self._service.state.is_ready:
             self._when_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish what was accepted."""
+        if not self._service.state.is_ready:
+            self._service.state.is_closed = True  # a loading that goes on ends before the next model
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for a signal."""
@@ -72,9 +96,10 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
             return
         self.received = signal.Signals(sig)
-        if self._loop is None or not self.started:  # still loading: nothing was accepted
+        if self._loop is None:
             sys.exit(0 if sig == signal.SIGTERM else 130)
-        delay = self._settings.drain_delay_seconds if sig == signal.SIGTERM else 0.0
+        is_gentle = sig == signal.SIGTERM and self._service.state.is_ready  # while loading nothing is accepted
+        delay = self._settings.drain_delay_seconds if is_gentle else 0.0
         self._loop.call_soon_threadsafe(self._drain, delay)
 
     def _drain(self, delay: float) -> None:
@@ -101,7 +126,7 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound but does not listen yet; clients are refused until the models are loaded.
+    """Return a socket that is bound but does not listen yet.
 
     Args: port: 0: any free one.
 
@@ -128,15 +153,29 @@ def serve(settings: ServingSettings, host: str, port: int, when_ready: Callable[
     Raises: ManyHeadsError: the address cannot be used, or a model cannot be loaded.
     """
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the guard logs what fails
-    app = build_app(settings)
+    app = build_app(settings, loads=False)
     with contextlib.closing(bind(host, port)) as bound:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{bound.getsockname()[1]}"
-        server = Server(app, settings, lambda: when_ready(address))
-        try:
-            server.run(sockets=[bound])
-        except SystemExit:
-            if app.state.failure is not None:
-                raise app.state.failure from None
-            raise
+
+        def loaded() -> None:
+            _shorten_pauses()
+            when_ready(address)
+
+        server = Server(app, settings, loaded)
+        server.run(sockets=[bound])
+    if server.failure is not None:
+        raise server.failure
     return 130 if server.received is signal.SIGINT else 0
+
+
+def _shorten_pauses() -> None:
+    """Let the event loop run soon although the model's thread computes.
+
+    A thread that waits for the interpreter's lock gets it after a switch interval, 5 ms by default; a request needs it
+    several times. A collection of garbage keeps the lock while it looks at all objects: those of the loaded packages
+    and models, which stay, are taken out.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()

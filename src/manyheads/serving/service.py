@@ -30,7 +30,7 @@ class Service:
 
     Args: settings: limits and models; keys: that clients present.
 
-    Attributes: models: name -> model, filled by `start`. engine, metrics, state: see their classes.
+    Attributes: models: name -> model, filled by `load`. engine, metrics, state: see their classes.
     """
 
     def __init__(self, settings: ServingSettings, keys: ApiKeys) -> None:
@@ -52,18 +52,21 @@ class Service:
         # Tokenizers take long for long texts, during which the event loop must answer others.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="manyheads-tokenizer")
 
-    async def start(self) -> None:
-        """Load the models and start the engine.
+    def start(self) -> None:
+        """Start the engine, so that the process is well; it is ready after `load`."""
+        self.engine.start()
+
+    async def load(self) -> None:
+        """Load the models; then requests are accepted.
 
         Raises: ManyHeadsError: a model cannot be loaded.
         """
-        self.models = await self.off_loop(lambda: load_models(self.settings))
+        self.models = await self.off_loop(lambda: load_models(self.settings, lambda: self.state.is_closed))
         caches = [model.cache for model in self.models.values() if isinstance(model, ServedGenerator)]
         self.metrics.gauge(
             "prefix_cache_bytes", "Size of the states after prompts.", lambda: sum(one.num_bytes for one in caches)
         )
-        self.engine.start()
-        self.state.is_ready = True
+        self.state.is_ready = not self.state.is_closed
 
     async def stop(self) -> None:
         """Stop the engine after its current step."""

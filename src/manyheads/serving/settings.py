@@ -15,6 +15,7 @@ from manyheads.errors import ConfigError
 __all__ = ["ENVIRONMENT_PREFIX", "ServingSettings"]
 
 ENVIRONMENT_PREFIX = "MANYHEADS_"
+ENGINES = ("torch", "ctranslate2")
 _SECONDS = Range(0, 86_400, "above 0 and at most 86,400 seconds", excluded=0)
 _RANGES = {
     "max_requests": between(1, 100_000),
@@ -45,6 +46,8 @@ class ServingSettings:
         target_lang: the same for the targets.
         device: `auto`, `cpu`, `cuda`, ...
         precision: `fp32`, `bf16`, `auto` or `int8`.
+        engine: what searches translations: `torch`, or `ctranslate2` on the CPU in fp32. Scores, attention, and options
+            that ctranslate2 does not support stay with torch.
         api_key_file: a file with one key per line; a request must then present one of them. Empty: no keys.
         allowed_hosts: permitted values of the Host header, without port; `*` permits all.
         allowed_origins: permitted values of the Origin header besides the server's own address.
@@ -74,6 +77,7 @@ class ServingSettings:
     target_lang: str = ""
     device: str = "auto"
     precision: str = "fp32"
+    engine: str = "torch"
     api_key_file: str = ""
     allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
     allowed_origins: tuple[str, ...] = ()
@@ -98,6 +102,8 @@ class ServingSettings:
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():
             check(self, "", allowed, name)
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine is {self.engine!r}; it must be one of {', '.join(ENGINES)}.")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> ServingSettings:

@@ -83,3 +83,12 @@ def test_any_text_is_read_and_comes_back(page: str) -> None:
     document = read_document(page, "file", "html")
     assert document.with_translations([one.parts for one in document.segments]) == (page, [])
     document.with_translations([[Text("x"), *one.parts] for one in document.segments])
+
+
+@pytest.mark.parametrize(
+    "part", ["</b>", "<b>", "<b></i>", "<!", "<code ", "</code ", "<code></code x", "<a '", "<!-- "]
+)
+def test_hostile_markup_takes_time_in_proportion(part: str) -> None:
+    """With a search from every tag to the end of the file, a megabyte of some of these would take minutes."""
+    document = read_document("<code>" * (part == "</code ") + part * (300_000 // len(part)), "page.html", "html")
+    assert document.with_translations([None] * len(document.segments)) == (document.text, [])

@@ -18,8 +18,13 @@ from typing import Any
 
 import pytest
 
+from manyheads.decoding.attending import open_model
+from manyheads.errors import ManyHeadsError
+from manyheads.serving import served
+from manyheads.serving import service as service_module
 from manyheads.serving.app import build_app
-from manyheads.serving.server import Server, bind
+from manyheads.serving.served import load_models
+from manyheads.serving.server import Server, bind, serve
 from manyheads.serving.settings import ServingSettings
 
 
@@ -245,3 +250,102 @@ def test_ctrl_c(program: Any) -> None:
     process, _ = program("--quiet", "--device", "cpu")
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
+
+
+def test_connections_are_accepted_while_models_load(settings: ServingSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, told = threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        assert may_end.wait(60)
+        return load_models(*given)
+
+    monkeypatch.setattr(service_module, "load_models", slow)
+    with contextlib.closing(bind("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+        bound.listen()
+        server = Server(build_app(settings, loads=False), settings, told.set)
+        thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
+        thread.start()
+        try:
+            assert is_healthy(port)
+            body = b'{"text": "I am hungry."}'
+            asked = {
+                "/readyz": (503, b""), "/v1/models": (503, b""), "/tokenizer_info": (503, b""),
+                "/languages": (503, b""), "/v1/translate": (503, body),
+                "/": (200, b""), "/static/app.js": (200, b""), "/metrics": (200, b""),
+            }  # fmt: skip
+            for path, (status, content) in asked.items():
+                found = answer_of(port, request(path, content, "Connection: close"))
+                assert found.startswith(b"HTTP/1.1 %d" % status), path
+                assert (status == 200) or path == "/readyz" or b"retry-after: 1" in found
+            assert not told.is_set()
+            may_end.set()
+            assert told.wait(60)
+            found = answer_of(port, request("/v1/translate", body, "Connection: close"))
+            assert found.startswith(b"HTTP/1.1 200")
+        finally:
+            may_end.set()
+            server.should_exit = True
+            thread.join(30)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(settings: ServingSettings, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ManyHeadsError):
+        serve(replace(settings, models=(str(tmp_path),)), "127.0.0.1", 0, lambda address: None)
+
+
+def test_a_server_that_loads_can_be_stopped(settings: ServingSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model that is being loaded is the last one; nobody is told that the server is ready."""
+    begun, may_end, told = threading.Event(), threading.Event(), threading.Event()
+    loaded: list[str] = []
+
+    def slow(path: str, *options: Any) -> Any:
+        loaded.append(path)
+        begun.set()
+        assert may_end.wait(60)
+        return open_model(path, *options)
+
+    monkeypatch.setattr(served, "open_model", slow)
+    with contextlib.closing(bind("127.0.0.1", 0)) as bound:
+        server = Server(build_app(settings, loads=False), settings, told.set)
+        thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
+        thread.start()
+        assert begun.wait(60)
+        server.handle_exit(signal.SIGTERM, None)
+        deadline = time.monotonic() + 60
+        while not server._service.state.is_closed and time.monotonic() < deadline:
+            time.sleep(0.01)
+        may_end.set()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(loaded) == 1
+    assert not told.is_set()
+
+
+def test_the_program_listens_before_it_loads(settings: ServingSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve` itself: while it loads, a client is answered; then it is told to stop."""
+    found: list[bytes] = []
+
+    def asking(given: ServingSettings, *stop: Any) -> Any:
+        [server] = servers
+        port = server.servers[0].sockets[0].getsockname()[1]
+        found.append(answer_of(port, request("/readyz", b"", "Connection: close")))
+        server.should_exit = True
+        return load_models(given, *stop)
+
+    servers: list[Server] = []
+    whole = Server.__init__
+
+    def kept(self: Server, *given: Any) -> None:
+        whole(self, *given)
+        servers.append(self)
+
+    monkeypatch.setattr(Server, "__init__", kept)
+    monkeypatch.setattr(service_module, "load_models", asking)
+    thread = threading.Thread(target=lambda: serve(settings, "127.0.0.1", 0, lambda address: None))
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert found
+    assert found[0].startswith(b"HTTP/1.1 503")

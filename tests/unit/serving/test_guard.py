@@ -195,7 +195,8 @@ def test_the_deadline_holds_for_a_client_that_reads_slowly(settings: ServingSett
 
     async def run() -> None:
         service = app.state.service
-        await service.start()
+        service.start()
+        await service.load()
         model = service.models["novel"]
         options = model.settings({"max_new_tokens": 50})
         rows = model.rows(model.reader.encode_prompts(["It"]), options)
@@ -219,7 +220,8 @@ def test_a_departed_client_frees_its_row(settings: ServingSettings) -> None:
 
     async def run() -> None:
         service = app.state.service
-        await service.start()
+        service.start()
+        await service.load()
         left = asyncio.Event()
         scope = {
             "type": "http", "method": "POST", "path": "/v1/generate", "raw_path": b"/v1/generate", "query_string": b"",

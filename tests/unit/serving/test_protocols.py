@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from starlette.testclient import TestClient
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
+from manyheads.documents.html import read_html
+from manyheads.documents.terms import Terms
+from manyheads.documents.translating import DocumentTranslation, UnitTranslator
+from manyheads.serving.markup import MOST_TAGS, _pieces
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
@@ -144,9 +149,8 @@ def test_libretranslate(client: TestClient, translator: Translator) -> None:
     assert len(found["translatedText"]) == 2
     assert [len(row) for row in found["alternatives"]] == [2, 2]
     assert found["detectedLanguage"] == [{"confidence": 0, "language": "en"}] * 2
-    assert client.post("/translate", json={**mastodon, "format": "html"}).json() == {
-        "error": "html format is not supported"
-    }
+    for wrong in ({"format": "markdown"}, {"format": "html", "alternatives": 1}):
+        assert client.post("/translate", json={**mastodon, **wrong}).status_code == 400
     assert client.get("/languages").json() == [
         {"code": "en", "name": "en", "targets": ["de"]},
         {"code": "de", "name": "de", "targets": []},
@@ -185,8 +189,43 @@ def test_deepl(client: TestClient, translator: Translator) -> None:
     assert whole == translator.translate(body["text"][0])
     refused = client.post("/v2/translate", json={**body, "target_lang": "FR"})
     assert (refused.status_code, set(refused.json())) == (400, {"message", "detail"})
-    assert client.post("/v2/translate", json={**body, "tag_handling": "html"}).status_code == 400
+    for wrong in ({"tag_handling": "xml"}, {"tag_handling": "html", "ignore_tags": ["x"]}, {"glossary_id": "a"}):
+        assert client.post("/v2/translate", json={**body, **wrong}).status_code == 400
     targets = client.request("GET", "/v2/languages", content="type=target", headers=FORM).json()
     assert targets == [{"language": "DE", "name": "DE", "supports_formality": False}]
     assert client.get("/v2/languages").json()[0]["language"] == "EN"
     assert set(client.get("/v2/usage").json()) == {"character_count", "character_limit"}
+
+
+PAGE = """<p class="a">I am <b>hungry</b>. Where is the station?</p>
+<!-- a note --><script>if (a < b) { run("The cat"); }</script>
+<p>The cat sees <a href="https://a.example/x?a=1&amp;b=2" rel="tag">the dog</a> &amp; <code>ls</code>.<br>She
+reads.</p>"""
+TAG = re.compile(r"<!--.*?-->|<script.*?</script>|<code>.*?</code>|<[^>]*>", re.DOTALL)
+
+
+def test_html_is_the_document_that_the_translator_makes(client: TestClient, translator: Translator) -> None:
+    """The same as a document translated in one process by `documents`, with the server's sentences."""
+    units = UnitTranslator(translator, Terms(), {})
+    document = DocumentTranslation(read_html(PAGE), lambda text: _pieces(text, at_sentence_ends=True), units.fits)
+    expected, report = document.finish(units.translate(document.units))
+    assert report.sentences == 4
+    assert expected != PAGE
+    asked = {"q": [PAGE, "", "Hello, <i>how</i> are you?", "a < b"], "source": "auto", "target": "de", "format": "html"}
+    answer = client.post("/translate", json=asked).json()
+    assert answer["detectedLanguage"] == [{"confidence": 0, "language": "en"}] * 4
+    found = answer["translatedText"]
+    assert found[0] == expected
+    assert sorted(TAG.findall(found[0])) == sorted(TAG.findall(PAGE))
+    assert found[1] == ""
+    assert TAG.findall(found[2]) == ["<i>", "</i>"]
+    assert "<" not in found[3], "what the model writes is text"
+    deepl = {"text": [PAGE], "target_lang": "DE", "tag_handling": "html"}
+    assert client.post("/v2/translate", json=deepl).json()["translations"][0]["text"] == expected
+
+
+@pytest.mark.parametrize("part", ["<", "</b>", "<b>", "<b></i>", "<a '", "<!", "<code ", "<code>", "<!-- ", "&amp;<p>"])
+def test_hostile_html_is_translated_or_refused(client: TestClient, part: str) -> None:
+    for count, statuses in ((20, {200}), (MOST_TAGS + 1, {422}), (100_000, {422, 413})):
+        body = {"q": part * count, "source": "en", "target": "de", "format": "html"}
+        assert client.post("/translate", json=body).status_code in statuses

@@ -43,6 +43,10 @@ class ServeOptions:
     precision: Literal["auto", "fp32", "bf16", "int8"] = option(
         "auto takes the faster one of fp32 and bf16 on this device; int8 is for CPUs.", default="fp32"
     )
+    engine: Literal["torch", "ctranslate2"] = option(
+        "What searches translations; ctranslate2 runs on the CPU in fp32, and torch does what it lacks.",
+        default="torch",
+    )
     deadline_seconds: float = option(
         "Seconds until a request must be answered; then 504.", default=60.0, metavar="S", name="deadline"
     )

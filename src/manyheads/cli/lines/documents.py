@@ -97,11 +97,12 @@ class InputDocument:
 
         Raises: as `Translator.translate`. SaveError: the output cannot be written.
         """
+        from manyheads.documents.sentences import sentence_splitter
         from manyheads.documents.translating import DocumentTranslation, UnitTranslator
 
         units = UnitTranslator(translator, self.terms, overrides)
         language = self.options.source_lang or (translator.languages[0][0] if translator.languages else "en")
-        translation = DocumentTranslation(self.document, language, units.fits)
+        translation = DocumentTranslation(self.document, sentence_splitter(language), units.fits)
         size = min(lines_at_once, SENTENCES_AT_ONCE)
         total = len(translation.units)
         records: list[str] = []

@@ -70,6 +70,7 @@ class Declined:
 
     def __init__(self, reason: str) -> None:
         self.choice = f"engine torch: {reason}"
+        self.longest_source = 0
 
     def takes(self, settings: DecodingSettings, own_search: Any) -> bool:
         """Return False."""
@@ -97,7 +98,7 @@ class CTranslate2Engine:
             piece: index for index, piece in enumerate(pieces_of(tokenizer.target, config.target_vocab_size))
         }
         self._source_eos = tokenizer.source.eos_id
-        self._most = most_positions(config)
+        self._most = self.longest_source = most_positions(config)
         self._is_faster: bool | None = None
         self._ratio = 0.0
         self.choice = ""

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from manyheads.serving.api.fields import LooseBody, Text
 from manyheads.serving.api.forms import read_body
+from manyheads.serving.markup import translate_html
 from manyheads.serving.paragraphs import translate_paragraphs
 from manyheads.serving.refusals import Refusal
 from manyheads.serving.served import ServedTranslator
@@ -21,7 +22,10 @@ _REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-PT", "PT-BR")}
 
 
 class TranslateForm(LooseBody):
-    """A request for translations. Options that change only the style are ignored."""
+    """A request for translations. Options that change only the style are ignored.
+
+    tag_handling: `html`, or nothing; the other options of markup are refused, because they change what is translated.
+    """
 
     text: Text | list[Text]
     target_lang: Text
@@ -29,6 +33,9 @@ class TranslateForm(LooseBody):
     split_sentences: Text | bool | int | None = None
     tag_handling: Text | None = None
     glossary_id: Text | None = None
+    ignore_tags: Any = None
+    splitting_tags: Any = None
+    non_splitting_tags: Any = None
 
 
 def router(service: Service) -> APIRouter:
@@ -38,17 +45,25 @@ def router(service: Service) -> APIRouter:
     @routes.post("/translate", summary="Translate (DeepL).", openapi_extra=_SCHEMA)
     async def translate(request: Request) -> Response:
         body = await read_body(request, TranslateForm, lists=("text",))
-        for name in ("tag_handling", "glossary_id"):
+        is_html = body.tag_handling == "html"
+        if body.tag_handling and not is_html:
+            raise Refusal(400, "tag_handling: this server supports html only.", code="unsupported",
+                          field="tag_handling")  # fmt: skip
+        for name in ("glossary_id", "ignore_tags", "splitting_tags", "non_splitting_tags"):
             if getattr(body, name):
                 raise Refusal(400, f"{name}: this server does not support it; leave it out.", code="unsupported",
                               field=name)  # fmt: skip
         texts = [body.text] if isinstance(body.text, str) else body.text
         model, source = _model(service, body.source_lang, body.target_lang)
         at_ends = str(body.split_sentences).lower() not in ("0", "false", "off")
-        found = await translate_paragraphs(service, request, model, texts, at_sentence_ends=at_ends, field="text")
+        options: dict[str, Any] = {"at_sentence_ends": at_ends, "field": "text"}
+        if is_html:
+            best = await translate_html(service, request, model, texts, **options)
+        else:
+            best = [one[0] for one in await translate_paragraphs(service, request, model, texts, **options)]
         translations = [
-            {"detected_source_language": source.upper(), "text": one[0], "billed_characters": len(text)}
-            for text, one in zip(texts, found, strict=True)
+            {"detected_source_language": source.upper(), "text": one, "billed_characters": len(text)}
+            for text, one in zip(texts, best, strict=True)
         ]
         return JSONResponse({"translations": translations})
 

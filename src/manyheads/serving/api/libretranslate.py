@@ -11,6 +11,7 @@ from pydantic import Field
 from manyheads.serving.api.fields import LooseBody, Text
 from manyheads.serving.api.forms import read_body
 from manyheads.serving.api.native import translator_for
+from manyheads.serving.markup import translate_html
 from manyheads.serving.paragraphs import translate_paragraphs
 from manyheads.serving.refusals import Refusal
 from manyheads.serving.served import ServedTranslator
@@ -48,15 +49,19 @@ def router(service: Service) -> APIRouter:
         body = await read_body(request, TranslateForm, lists=("q",), numbers=("alternatives",))
         _check_key(service, request, body.api_key)
         if body.format not in ("text", "html"):
-            raise Refusal(400, "format: use text.", code="format", field="format")
-        if body.format == "html":
-            raise Refusal(400, "html format is not supported", code="format", field="format")
+            raise Refusal(400, "format: use text or html.", code="format", field="format")
+        if body.format == "html" and body.alternatives:
+            raise Refusal(400, "alternatives: there are none in format html; leave it out.", code="format",
+                          field="alternatives")  # fmt: skip
         is_auto = body.source == "auto"
         model = translator_for(service, None, None if is_auto else body.source, body.target)
         texts = [body.q] if isinstance(body.q, str) else body.q
-        found = await translate_paragraphs(
-            service, request, model, texts, num_alternatives=body.alternatives, field="q"
-        )
+        if body.format == "html":
+            found = [[one] for one in await translate_html(service, request, model, texts, field="q")]
+        else:
+            found = await translate_paragraphs(
+                service, request, model, texts, num_alternatives=body.alternatives, field="q"
+            )
         best: list[Any] = [one[0] for one in found]
         others: list[Any] = [one[1:] for one in found]
         # The language is not looked at: the model has one source language.

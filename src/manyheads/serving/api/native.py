@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 from torch import Tensor
 
 from manyheads.decoding.generator import NewToken
 from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.truncation import scored_limit
+from manyheads.serving.api.answers import large_answer
 from manyheads.serving.api.fields import Body, Number, Text, finite, given
+from manyheads.serving.batches import Written
 from manyheads.serving.engine import Done, Row
 from manyheads.serving.refusals import Refusal, openai_error, too_long
 from manyheads.serving.scoring import PairBatch, ScoredIds, TextBatch, attention_maps
@@ -123,26 +128,26 @@ def router(service: Service) -> APIRouter:
         job = await _Translation.prepare(service, request, body)
         if body.stream:
             return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
-        return JSONResponse(await job.answer())
+        return await job.answer()
 
     @routes.post("/generate", summary="Continue texts.", responses=STREAMED)
     async def generate(request: Request, body: GenerateBody) -> Response:
         job = await _Generation.prepare(service, request, body)
         if body.stream:
             return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
-        return JSONResponse(await job.answer())
+        return await job.answer()
 
     @routes.post("/score", summary="Log-probabilities of given translations or texts.")
     async def score(request: Request, body: ScoreBody) -> Response:
         if (body.text is None) == (body.source is None) or (body.source is None) != (body.target is None):
             raise Refusal(422, "text: give either text, or source and target.", code="invalid", field="text")
         if body.text is not None:
-            return JSONResponse(await _score_texts(service, request, body, body.text))
-        return JSONResponse(await _score_pairs(service, request, body, body.source or [], body.target or []))
+            return await _score_texts(service, request, body, body.text)
+        return await _score_pairs(service, request, body, body.source or [], body.target or [])
 
     @routes.post("/attention", summary="Attention weights of a translation.")
     async def attention(request: Request, body: AttentionBody) -> Response:
-        return JSONResponse(await _attention(service, request, body))
+        return await _attention(service, request, body)
 
     return routes
 
@@ -223,15 +228,21 @@ class _Translation:
     def _num_source_tokens(self) -> int:
         return sum(len(self._source_ids(place)) for place in range(len(self._rows)))
 
-    async def answer(self) -> dict[str, Any]:
+    async def answer(self) -> Response:
         """Return the whole answer."""
         found = await self._service.run(
-            self._request, self._model.begin(self._settings), self._rows, self._num_source_tokens()
+            self._request, self._model.begin(self._settings, self._rows), self._rows, self._num_source_tokens()
         )
         sentences = [await self._sentence(place, hypotheses) for place, hypotheses in enumerate(found)]
+        return await large_answer(self._service, lambda: self._whole(found, sentences))
+
+    def _whole(self, found: list[list[Hypothesis] | None], sentences: list[dict[str, Any]]) -> dict[str, Any]:
         translations = []
+        places_of: dict[int, list[int]] = {}
+        for place, (owner, _) in enumerate(self._sentences):
+            places_of.setdefault(owner, []).append(place)
         for number, text in enumerate(self._texts):
-            places = [place for place, (owner, _) in enumerate(self._sentences) if owner == number]
+            places = places_of.get(number, [])
             best = [sentences[place]["candidates"][0]["text"] for place in places]
             joined = rejoin(text, [self._sentences[place][1] for place in places], best)
             translations.append({"text": joined, "sentences": [sentences[place] for place in places]})
@@ -252,7 +263,7 @@ class _Translation:
                 if row is None:
                     yield self._event(place, await self._sentence(place, None))
             if rows:
-                begun = self._model.begin(self._settings)
+                begun = self._model.begin(self._settings, rows)
                 news = self._service.stream(self._request, begun, rows, self._num_source_tokens())
                 async with aclosing(news) as found:  # type: ignore[type-var]
                     async for one in found:
@@ -273,8 +284,13 @@ class _Translation:
             empty = {"text": "", "score": 0.0, "log_prob": 0.0, "tokens": [], "token_ids": [], "token_log_probs": []}
             return {**record, "source_tokens": [], "candidates": [empty]}
         source = self._source_ids(place)
-        record["source_tokens"] = self._model.reader.tokenizer.source.tokens(source)
-        record["candidates"] = [self._candidate(one) for one in hypotheses]
+        if not all(one.token_log_probs for one in hypotheses):
+            hypotheses = await self._scored(source, hypotheses)
+
+        def shown() -> tuple[list[str], list[dict[str, Any]]]:
+            return self._model.reader.tokenizer.source.tokens(source), [self._candidate(one) for one in hypotheses]
+
+        record["source_tokens"], record["candidates"] = await self._service.off_loop(shown)
         if self._body.alignments:
             target = self._ended(hypotheses[0])
             weights = await self._service.call(
@@ -283,10 +299,25 @@ class _Translation:
                 len(source) + len(target),
             )
             if weights is not None:
-                record["alignment"] = _rounded(weights.mean((0, 1)))
+                record["alignment"] = await self._service.off_loop(partial(_rounded, weights.mean((0, 1))))
         if self._body.top_log_probs:
             record["candidates"][0]["top_log_probs"] = await self._alternatives(source, self._ended(hypotheses[0]))
         return record
+
+    async def _scored(self, source: list[int], hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+        """Return the hypotheses of another runtime with torch's log-probabilities and scores."""
+        reader = self._model.reader
+        targets = [self._ended(one) for one in hypotheses]
+        rows = [Row((source, target, 0), len(source) + len(target)) if target else None for target in targets]
+        begun = (self._model.name, "score"), lambda contents: PairBatch(reader, contents)
+        found: list[ScoredIds | None] = await self._service.run(self._request, begun, rows)
+        penalty = BeamRules.of(self._settings).penalty
+        return [
+            replace(one, token_log_probs=scored.log_probs, score=sum(scored.log_probs) / penalty(len(target)))
+            if scored is not None
+            else one
+            for one, target, scored in zip(hypotheses, targets, found, strict=True)
+        ]
 
     async def _alternatives(self, source: list[int], target: list[int]) -> list[list[dict[str, Any]]]:
         """Return the most probable tokens at each place of a translation, among those that a search can produce."""
@@ -296,7 +327,7 @@ class _Translation:
         begun = (self._model.name, "score"), lambda contents: PairBatch(reader, contents)
         [scored] = await self._service.run(self._request, begun, [row])
         top = [[one for one in each if one[0] not in never][: self._body.top_log_probs] for each in scored.top]
-        return _top(top, writer.tokens)
+        return await self._service.off_loop(lambda: _top(top, writer.tokens))
 
     def _ended(self, hypothesis: Hypothesis) -> list[int]:
         return [*hypothesis.ids, self._model.reader.tokenizer.target.eos_id] if hypothesis.ended else hypothesis.ids
@@ -346,11 +377,14 @@ class _Generation:
     def _num_prompt_tokens(self) -> int:
         return sum(len(row.content.ids) for row in self._rows)
 
-    async def answer(self) -> dict[str, Any]:
+    async def answer(self) -> Response:
         """Return the whole answer."""
         found = await self._service.run(
             self._request, self._model.begin(self._settings, self._rows), self._rows, self._num_prompt_tokens
         )
+        return await large_answer(self._service, lambda: self._whole(found))
+
+    def _whole(self, found: list[list[Written]]) -> dict[str, Any]:
         return {
             "id": self._request.scope["manyheads.id"],
             "model": self._model.name,
@@ -409,7 +443,7 @@ class _Generation:
         return record
 
 
-async def _score_texts(service: Service, request: Request, body: ScoreBody, texts: list[str]) -> dict[str, Any]:
+async def _score_texts(service: Service, request: Request, body: ScoreBody, texts: list[str]) -> Response:
     model = find_model(service.models, body.model, ServedGenerator)
     assert isinstance(model, ServedGenerator)
     service.check_count("text", len(texts))
@@ -423,13 +457,17 @@ async def _score_texts(service: Service, request: Request, body: ScoreBody, text
     rows = model.scored_rows(encoded, body.top_log_probs)
     begun = (model.name, "score"), lambda contents: TextBatch(model.reader, contents)
     found: list[ScoredIds | None] = await service.run(request, begun, rows, sum(map(len, encoded)))
-    scores = [_scored(ids, one, vocabulary.tokens) for ids, one in zip(encoded, found, strict=True)]
-    return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
+
+    def whole() -> dict[str, Any]:
+        scores = [_scored(ids, one, vocabulary.tokens) for ids, one in zip(encoded, found, strict=True)]
+        return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
+
+    return await large_answer(service, whole)
 
 
 async def _score_pairs(
     service: Service, request: Request, body: ScoreBody, sources: list[str], targets: list[str]
-) -> dict[str, Any]:
+) -> Response:
     model = find_model(service.models, body.model, ServedTranslator)
     assert isinstance(model, ServedTranslator)
     if len(sources) != len(targets):
@@ -453,11 +491,15 @@ async def _score_pairs(
     rows = [Row((source, target, body.top_log_probs), len(source) + len(target)) for source, target in pairs]
     begun = (model.name, "score"), lambda contents: PairBatch(model.reader, contents)
     found = await service.run(request, begun, rows, sum(len(source) for source, _ in pairs))
-    scores = [_scored(target, one, writer.tokens) for (_, target), one in zip(pairs, found, strict=True)]
-    return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
+
+    def whole() -> dict[str, Any]:
+        scores = [_scored(target, one, writer.tokens) for (_, target), one in zip(pairs, found, strict=True)]
+        return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
+
+    return await large_answer(service, whole)
 
 
-async def _attention(service: Service, request: Request, body: AttentionBody) -> dict[str, Any]:
+async def _attention(service: Service, request: Request, body: AttentionBody) -> Response:
     model = find_model(service.models, body.model, ServedTranslator)
     assert isinstance(model, ServedTranslator)
     reader, writer = model.reader.tokenizer.source, model.reader.tokenizer.target
@@ -467,7 +509,7 @@ async def _attention(service: Service, request: Request, body: AttentionBody) ->
         raise Refusal(422, "source: there is no text in it; send at least one word.", code="invalid", field="source")
     source = row.content[0]
     if body.target is None:
-        [[best, *_]] = await service.run(request, model.begin(settings), [row], len(source))
+        [[best, *_]] = await service.run(request, model.begin(settings, [row]), [row], len(source))
         target = [*best.ids, writer.eos_id]
     else:
         text = body.target
@@ -489,17 +531,22 @@ async def _attention(service: Service, request: Request, body: AttentionBody) ->
             if index >= weights.size(place):
                 raise too_long(field, "its number", index, weights.size(place) - 1, "Numbers begin at 0.")
             weights = weights.narrow(place, index, 1)
-    read, written = reader.tokens(source), writer.tokens(target)
-    keys = {"cross": read, "encoder": read, "decoder": writer.tokens([writer.bos_id, *target[:-1]])}
-    return {
-        "model": model.name,
-        "kind": body.kind,
-        "num_layers": int(getattr(maps, body.kind).size(0)),
-        "num_heads": int(getattr(maps, body.kind).size(1)),
-        "query_tokens": read if body.kind == "encoder" else written,
-        "key_tokens": keys[body.kind],
-        "weights": _rounded(weights.mean((0, 1))),
-    }
+    mean = weights.mean((0, 1))
+
+    def whole() -> dict[str, Any]:
+        read, written = reader.tokens(source), writer.tokens(target)
+        keys = {"cross": read, "encoder": read, "decoder": writer.tokens([writer.bos_id, *target[:-1]])}
+        return {
+            "model": model.name,
+            "kind": body.kind,
+            "num_layers": int(getattr(maps, body.kind).size(0)),
+            "num_heads": int(getattr(maps, body.kind).size(1)),
+            "query_tokens": read if body.kind == "encoder" else written,
+            "key_tokens": keys[body.kind],
+            "weights": _rounded(mean),
+        }
+
+    return await large_answer(service, whole)
 
 
 def _scored(ids: list[int], found: ScoredIds | None, show: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -20,6 +21,7 @@ from pydantic import Field
 
 from manyheads import __version__
 from manyheads.decoding.generator import NewToken
+from manyheads.serving.api.answers import large_answer
 from manyheads.serving.api.fields import LooseBody, Number, Text, finite
 from manyheads.serving.api.native import STREAMED
 from manyheads.serving.batches import Written
@@ -95,7 +97,7 @@ def router(service: Service) -> APIRouter:
         job = await _Completion.prepare(service, request, body)
         if body.stream:
             return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
-        return JSONResponse(await job.answer())
+        return await job.answer()
 
     @routes.get("/v1/models", summary="The models of this server.")
     async def models() -> Response:
@@ -112,7 +114,9 @@ def router(service: Service) -> APIRouter:
         chosen = _any_model(service, body.model)
         ids, tokens = await service.off_loop(lambda: _tokens(chosen, body.prompt, bool(body.add_special_tokens)))
         record = {"count": len(ids), "max_model_len": _max_len(chosen), "tokens": ids}
-        return JSONResponse({**record, "token_strs": tokens} if body.return_token_strs else record)
+        return await large_answer(
+            service, lambda: {**record, "token_strs": tokens} if body.return_token_strs else record
+        )
 
     @routes.post("/detokenize", summary="Tokens to text (vLLM).")
     async def detokenize(body: DetokenizeBody) -> Response:
@@ -247,10 +251,13 @@ class _Completion:
         begun = reader.begin_ids(self._prompts)
         self._rows = self._model.rows(begun, self._settings, num_top=self._body.logprobs or 0)
 
-    async def answer(self) -> dict[str, Any]:
+    async def answer(self) -> Response:
         """Return the whole answer."""
         scored = await self._scored()
         found = await self._generated()
+        return await large_answer(self._service, lambda: self._whole(scored, found))
+
+    def _whole(self, scored: list[ScoredIds | None], found: list[list[Written]]) -> dict[str, Any]:
         choices = []
         for number, (text, written) in enumerate(zip(self._texts, found, strict=True)):
             for path, one in enumerate(self._best(written)):
@@ -302,6 +309,11 @@ class _Completion:
             "finish_reason": "length" if written.ended_by == "length" else "stop",
         }
 
+    def _of_prompt(self, number: int, scored: ScoredIds | None) -> _LogProbs:
+        logprobs = _LogProbs()
+        self._add_prompt(logprobs, self._prompts[number], scored)
+        return logprobs
+
     def _add_prompt(self, logprobs: _LogProbs, prompt: list[int], scored: ScoredIds | None) -> int:
         """Add the prompt's tokens, the first without log-probability. Returns: the length of its text."""
         offset = 0
@@ -326,8 +338,7 @@ class _Completion:
                     for path in range(self._n):
                         logprobs = None
                         if self._body.logprobs is not None:
-                            logprobs = _LogProbs()
-                            self._add_prompt(logprobs, self._prompts[number], scored[number])
+                            logprobs = await self._service.off_loop(partial(self._of_prompt, number, scored[number]))
                         yield self._chunk(number * self._n + path, text, logprobs, None)
             if self._max_tokens:
                 begun = self._model.begin(self._settings, self._rows)

@@ -444,6 +444,7 @@ async function load() {
     get("status").textContent = "";
   } catch (error) {
     get("status").textContent = error.message;
+    if (error.status === 503) setTimeout(load, 1000 * Math.max(1, error.retryAfter)); // the models are being loaded
     return;
   }
   const translators = state.models.filter((model) => model.task === "translation");

@@ -1,0 +1,53 @@
+"""Large answers: the same JSON, made by a thread that is not the event loop's."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from manyheads.serving.api import answers, native, openai
+from manyheads.serving.api.answers import dump
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+@settings(max_examples=40, deadline=None)
+@given(VALUES)
+def test_dump_is_json(value: Any) -> None:
+    assert dump(value) == json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def test_large_answers_are_made_outside_the_loop(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    scored, rounded, of_prompt = native._scored, native._rounded, openai._Completion._add_prompt
+
+    def noted(function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return function(*given)
+
+        return call
+
+    monkeypatch.setattr(answers, "dump", noted(dump))
+    monkeypatch.setattr(native, "_scored", noted(scored))
+    monkeypatch.setattr(native, "_rounded", noted(rounded))
+    monkeypatch.setattr(openai._Completion, "_add_prompt", noted(of_prompt))
+    for path, body in (
+        ("/v1/translate", {"text": "I am hungry.", "alignments": True}),
+        ("/v1/score", {"text": ["It"]}),
+        ("/v1/score", {"source": ["I am hungry."], "target": ["Ich habe Hunger."]}),
+        ("/v1/attention", {"source": "I am hungry."}),
+        ("/v1/completions", {"model": "novel", "prompt": "It", "echo": True, "logprobs": 1, "max_tokens": 1}),
+        ("/v1/completions", {"model": "novel", "prompt": "It", "echo": True, "logprobs": 1, "stream": True}),
+    ):
+        before = len(threads)
+        assert client.post(path, json=body).status_code == 200
+        assert len(threads) > before, path
+    assert all(name.startswith("manyheads-tokenizer") for name in threads), threads
