@@ -254,7 +254,8 @@ class UnitTranslator:
             for where, one in zip(lacking, forced, strict=True):
                 if not is_degenerate(sources[where], one.text) or is_degenerate(sources[where], texts[where]):
                     texts[where] = one.text
-        texts = [_ended_like(source, text) for source, text in zip(sources, texts, strict=True)]
+        # Spaces around a sentence are the document's; two at the end of a line would be a line break in Markdown.
+        texts = [_ended_like(source, text.strip()) for source, text in zip(sources, texts, strict=True)]
         return [
             json.dumps(
                 asdict(

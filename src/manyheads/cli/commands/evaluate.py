@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_task
 from manyheads.cli.lines.output import LineWriter, refuse_same_file
 from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import printable
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.decoding.truncation import tell_bad_lines
 
@@ -32,6 +33,7 @@ def run(arguments: Sequence[str]) -> int:
             writer.write(report.output)
     with LineWriter("-") as writer:
         in_json = options.json
-        writer.write([json.dumps(report.to_json(), ensure_ascii=False, indent=2)] if in_json else report.to_lines())
+        record = json.dumps(report.to_json(), ensure_ascii=False, indent=2) if in_json else ""
+        writer.write([record] if in_json else map(printable, report.to_lines()))
     tell_bad_lines(report.read)
     return 0
