@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,22 +62,23 @@ def paired_scores(
         "BLEU": BLEU(tokenize=tokenize, lowercase=lowercase, force=True, references=[list(references)]),
         "chrF": CHRF(lowercase=lowercase, references=[list(references)]),
     }
-    named = [(str(number), list(one)) for number, one in enumerate(systems)]
+    named: list[tuple[str, Sequence[str]]] = [(str(number), list(one)) for number, one in enumerate(systems)]
     test = PairedTest(named, metrics, None, test_type="bs", n_samples=_num_resamples(len(references)))
     signatures, results = test()
+    table: Any = results  # of a metric: one result for each system
     found: dict[str, list[Paired]] = {}
     for shown, key in (("BLEU", "BLEU"), ("chrF", "chrF2")):
         signature = str(signatures[key])
         found[shown] = [
             Paired(float(one.score), float(one.ci), None if number == 0 else _p_value(one, systems, number), signature)
-            for number, one in enumerate(results[key])
+            for number, one in enumerate(table[key])
         ]
     return found
 
 
-def _p_value(result: object, systems: Sequence[Sequence[str]], number: int) -> float:
+def _p_value(result: Any, systems: Sequence[Sequence[str]], number: int) -> float:
     """The test's; 1 for equal translations, to which sacreBLEU gives the smallest value."""
-    return 1.0 if list(systems[number]) == list(systems[0]) else float(getattr(result, "p_value", 1.0))
+    return 1.0 if list(systems[number]) == list(systems[0]) else float(result.p_value)
 
 
 def paired_losses(systems: Sequence[NDArray[np.float64]], counts: NDArray[np.int64]) -> list[Paired]:

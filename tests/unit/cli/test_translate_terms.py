@@ -66,7 +66,9 @@ def test_terms_are_forced_at_the_prompt(
 def test_what_is_refused(
     options: list[str], message: str, manyheads: Cli, model_folder: Path, terms: Path, capsys: Captured
 ) -> None:
-    assert manyheads("translate", model_folder, terms, "--terms", terms, *options) == 2
+    lines = terms.with_name("lines.txt")
+    lines.write_text("The cat sees.\n")
+    assert manyheads("translate", model_folder, lines, "--terms", terms, *options) == 2
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""

@@ -39,7 +39,9 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
         raise DataError(f"{data} has no sentences; there is nothing to compare.")
     if options.source is None and options.data is None:
         _check_own_test_sets(each, test_set)
-    translations, protocols, nats = [], [], []
+    translations: list[list[str]] = []
+    protocols: list[dict[str, Any]] = []
+    nats: list[float] = []
     for name in names:
         found = run_model(test_set, each[name], show)
         assert found is not None  # there is one rank
