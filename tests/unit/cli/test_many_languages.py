@@ -60,10 +60,10 @@ def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "many"
     settings = [
-        "--training.max-steps=20",
+        "--training.max-steps=40",
         "--training.plots=False",
         "--training.tensorboard=False",
-        "--validation.every-steps=20",
+        "--validation.every-steps=40",
         "--quiet",
     ]
     assert main(["train", "--preset", "debug", f"--data.path={data}", f"--run-dir={folder}", *settings]) == 0
@@ -103,7 +103,7 @@ def test_a_language_is_chosen(run: Path, manyheads: Cli, tmp_path: Path, capsys:
     lines = ["I see the cat 1", "", "I see the dog 2"]
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines))
     german, french = (whole.into(language).translate(lines) for language in ("de", "fr"))
-    assert german[0].startswith("de")  # twenty steps are enough to tell the languages apart
+    assert german[0].startswith("de")  # forty steps are enough to tell the languages apart
     assert french[0].startswith("fr")
     assert german[1] == french[1] == ""
     assert whole.translate([f">>de<< {lines[0]}"]) == german[:1]
