@@ -30,11 +30,12 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.translation import Scored, Translation, one_line
 from manyheads.decoding.truncation import check_target_limit, fit, scored_limit, source_limit
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.text.into_language import IntoLanguage
 from manyheads.text.languages import LanguagePair
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
-from manyheads.text.tags import IntoLanguage, check_target
+from manyheads.text.tags import check_target
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["Scored", "Translation", "Translator"]

@@ -101,10 +101,6 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     """
     if options.data == DUPLICATION:
         raise ConfigError(f"{options.model} is not a run on the {DUPLICATION}, so seed and length are unknown.")
-    if options.others:
-        from manyheads.tasks.text.compare import compare
-
-        return compare(options, show)
     if options.recl:
         return evaluate_recl(options, show)
     if options.num_hashes:

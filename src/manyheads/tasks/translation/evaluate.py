@@ -23,7 +23,7 @@ from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.tasks.held_out import copy_settings, held_out_directions, held_out_pairs, own_data
-from manyheads.tasks.report import Report, machine_lines, model_line, search_line, search_record
+from manyheads.tasks.report import machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.tasks.translation.options import EvaluateOptions
 from manyheads.text.languages import LanguagePair
@@ -115,16 +115,12 @@ def _shortlist_note(protocol: dict[str, Any]) -> str:
     return f", shortlist {protocol['shortlist']}" if "shortlist" in protocol else ""
 
 
-def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
-    """Judge a model, several models side by side, or translations made elsewhere.
+def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | None:
+    """Judge a model, or translations made elsewhere.
 
     Returns: None on all ranks but the main one.
     Raises: DataError: the texts cannot be read, are empty, or differ in number. RequestError: a text is too long.
     """
-    if options.others:
-        from manyheads.tasks.translation.compare import compare
-
-        return compare(options, show)
     if options.hypotheses is not None:
         refuse_ranks("evaluate of --hypotheses")
     read = ReadReport()
