@@ -6,7 +6,8 @@
 `--data` has the folders tatoeba/ (eng-deu.tsv.gz), multi30k/ (train.en.gz, val.en.gz, test_2016_flickr.en.gz, and the
 same in .de) and text/ (crime_and_punishment.body.txt.gz). Each run takes its minutes, so use a machine without other
 work. Every finished run is a line of WORK/results.jsonl, and is not repeated; a stopped run goes on from its last
-checkpoint when the same command is given again. At the end, and with `--report`, a table is printed.
+checkpoint when the same command is given again. At the end, and with `--report`, a table is printed. `--minutes 0.1`
+tries every cell for six seconds; such results are kept apart.
 
 `plan`: 4,000 pairs of Tatoeba, 20,000 pairs of Multi30k and 200 kB of a novel, 3 and 10 minutes, two seeds: the plan,
 four rivals and the presets. The plan's mean must be within 1.5 BLEU (0.07 bits a byte) of the best rival's, and above
@@ -21,7 +22,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -75,14 +76,14 @@ class Cell:
 
     data: str
     name: str
-    minutes: int
+    minutes: float
     seed: int
     extra: str
     score: str
 
     @property
     def key(self) -> str:
-        return f"{self.data}-{self.name}-{self.minutes}-{self.seed}".replace(" ", "-")
+        return f"{self.data}-{self.name}-{self.minutes:g}-{self.seed}".replace(" ", "-")
 
 
 def manyheads(*arguments: str) -> str:
@@ -158,7 +159,7 @@ def measure(cell: Cell, work: Path, old: str) -> dict[str, Any]:
     extra = cell.extra.split()
     if "--mix" in extra:
         extra = [*extra[:-1], "--data.mix", f"{old}=0.2", f"{data}=0.8"]
-    common = ["--run-dir", run, "--minutes", str(cell.minutes), "--seed", str(cell.seed), "--quiet"]
+    common = ["--run-dir", run, "--minutes", f"{cell.minutes:g}", "--seed", str(cell.seed), "--quiet"]
     manyheads("train", "--data.path", data, *common, *extra)
     report = json.loads(manyheads("evaluate", run, "--data", data, "--json"))
     record = {"cell": cell.key, "data": cell.data, "name": cell.name, "minutes": cell.minutes, "seed": cell.seed}
@@ -173,15 +174,25 @@ def _score(report: Any, name: str) -> float:
     return float(report["bleu"]["score"] if name == "BLEU" else report["results"][0]["bits_per_byte"])
 
 
+def finished(results: Path) -> list[dict[str, Any]]:
+    """The cells that were measured; a line that was only begun is taken away."""
+    if not results.is_file():
+        return []
+    lines = results.read_text("utf-8").split("\n")
+    if lines[-1]:
+        results.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
+    return [json.loads(line) for line in lines[:-1]]
+
+
 def table(records: list[dict[str, Any]]) -> str:
     """Means over seeds, in Markdown."""
-    groups: dict[tuple[str, int, str], list[float]] = {}
+    groups: dict[tuple[str, float, str], list[float]] = {}
     for record in records:
         groups.setdefault((record["data"], record["minutes"], record["name"]), []).append(record["score"])
     lines = ["| data | minutes | settings | mean | seeds |", "|---|---:|---|---:|---|"]
     for (data, minutes, name), scores in sorted(groups.items()):
         each = ", ".join(f"{score:.3f}" for score in scores)
-        lines.append(f"| {data} | {minutes} | {name} | {mean(scores):.3f} | {each} |")
+        lines.append(f"| {data} | {minutes:g} | {name} | {mean(scores):.3f} | {each} |")
     return "\n".join(lines)
 
 
@@ -193,15 +204,20 @@ def main() -> None:
     parser.add_argument("--model", default="runs/demo", help="adapt: the model that is trained further")
     parser.add_argument("--old-data", default="", help="adapt: its prepared data; empty: that of its run")
     parser.add_argument("--only", default="", help="cells whose name contains this text")
+    parser.add_argument("--minutes", type=float, help="of every cell, to try the script")
     parser.add_argument("--report", action="store_true", help="only print the table")
     options = parser.parse_args()
     (options.work / "data").mkdir(parents=True, exist_ok=True)
-    results = options.work / f"{options.what}.jsonl"
-    records = [json.loads(line) for line in results.read_text("utf-8").splitlines()] if results.is_file() else []
+    results = options.work / (f"{options.what}.jsonl" if options.minutes is None else f"{options.what}-trial.jsonl")
+    records = finished(results)
     model = str(Path(options.model).absolute())
-    cells = plan_cells() if options.what == "plan" else adapt_cells(model)
+    cells = list(plan_cells() if options.what == "plan" else adapt_cells(model))
+    if options.minutes is not None:
+        cells = list(dict.fromkeys(replace(cell, minutes=options.minutes) for cell in cells))
     todo = [cell for cell in cells if options.only in cell.key and cell.key not in {one["cell"] for one in records}]
     old = options.old_data or next(map(str, (Path(model) / "data").glob("*/")), "")
+    if options.what == "adapt" and not options.report and not (Path(model).is_dir() and old):
+        parser.error(f"{options.model} is no run with its data; train one (make demo), or name it and --old-data")
     makers = {
         "tatoeba": lambda: prepare_tatoeba(options.data, options.work),
         "multi30k": lambda: prepare_multi30k(options.data, options.work),

@@ -42,6 +42,7 @@ __all__ = [
     "read_config",
     "read_languages",
     "save_pretrained",
+    "usage_example",
 ]
 
 FORMAT_VERSION = 1
@@ -328,6 +329,12 @@ log_probs = model.log_probs(ids)  # of the token after each""",
 }
 
 
+def usage_example(task: str, languages: Sequence[LanguagePair]) -> str:
+    """Return Python code that uses a model of the current folder. languages: its directions; several have tags."""
+    chosen = f'from_pretrained(".").into("{languages[0][1]}")' if len(languages) > 1 else 'from_pretrained(".")'
+    return EXAMPLES[task].replace('from_pretrained(".")', chosen)
+
+
 def _card(model: Seq2Seq | LanguageModel, tensors: Mapping[str, Tensor], languages: Sequence[LanguagePair] = ()) -> str:
     name = model.config.architecture
     task = ARCHITECTURES[name].task
@@ -344,6 +351,6 @@ tags: [{task}, {name}]
 {translates}{sum(t.numel() for t in tensors.values()):,} parameters: {model.config.describe()}.
 
 ```python
-{EXAMPLES[task]}
+{usage_example(task, languages)}
 ```
 """

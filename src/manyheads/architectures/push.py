@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from manyheads.architectures.hub import FETCHED, is_hub_name
 from manyheads.architectures.model_card import CardFacts, make_card
-from manyheads.architectures.pretrained import EXAMPLES, WEIGHTS, read_config, read_languages
+from manyheads.architectures.pretrained import WEIGHTS, read_config, read_languages, usage_example
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.errors import ConfigError, SaveError
 from manyheads.files.guarded import read_limited
@@ -54,8 +54,9 @@ def make_upload(folder: Path, name: str, facts: CardFacts) -> Upload:
         raise ConfigError(f"{folder} is not a model folder: it has no {WEIGHTS}.")
     with safe_open(folder / WEIGHTS, framework="pt") as tensors:
         num_parameters = sum(_count(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
-    example = EXAMPLES[ARCHITECTURES[config.architecture].task].replace('"."', f'"{name}"')
-    card = make_card(name, config, read_languages(folder), num_parameters, example, facts).encode("utf-8")
+    languages = read_languages(folder)
+    example = usage_example(ARCHITECTURES[config.architecture].task, languages).replace('"."', f'"{name}"')
+    card = make_card(name, config, languages, num_parameters, example, facts).encode("utf-8")
     sent = [one for one in manifest if any(fnmatchcase(one, pattern) for pattern in FETCHED)]
     files: dict[str, bytes | Path] = {one: folder / one for one in sent}
     files[_CARD] = card

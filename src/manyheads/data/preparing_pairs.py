@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from manyheads.data.cleaning.cleaner import CleanedPairs
 from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import ReadReport, stored_lines
 from manyheads.data.preparing import CONTROL, Source, given_splits, prepare
@@ -21,6 +20,7 @@ from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tags import untagged
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["CLEANING", "PairList", "Pairs", "prepare_corpus", "text_path"]
@@ -73,8 +73,8 @@ def prepare_corpus(
     progress: Progress | None = None,
     key: str = "",
     task: ParsingTask | None = None,
-    cleaner: CleanedPairs | None = None,
-    languages: LanguagePair | None = None,
+    cleaning: Callable[[], Mapping[str, Any]] | None = None,
+    languages: Sequence[LanguagePair] = (),
 ) -> dict[str, Any]:
     """Make a folder of prepared data; read it with `prepared.PreparedData.open`.
 
@@ -92,15 +92,16 @@ def prepare_corpus(
         progress: called with the phase, the amount done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
         task: the conversion of targets that are trees. They are stored as text, and encoded as the task defines.
-        cleaner: part of `train`; its report is written to cleaning.json.
-        languages: of source and target, as in BCP 47, which the manifest records.
+        cleaning: called after the training pairs were read; its result is written to cleaning.json.
+        languages: of source and target, as in BCP 47, which the manifest records; several if the splits are
+            `tagged.TaggedPairs`, whose targets then have a tag each.
 
     Returns: the manifest.
     Raises:
         DataError: the text cannot be used, no training pair is left, or the folder exists.
         SaveError: the disk is full or refuses; nothing is left behind.
     """
-    source = _PairSource(given_splits(train, valid, test), tokenizer, task, cleaner, languages)
+    source = _PairSource(given_splits(train, valid, test), tokenizer, task, cleaning, languages)
     return prepare(folder, source, replace=replace, progress=progress, key=key)
 
 
@@ -112,10 +113,11 @@ class _PairSource(Source):
         splits: dict[str, Pairs],
         tokenizer: TokenizerSettings | Tokenizer,
         task: ParsingTask | None,
-        cleaner: CleanedPairs | None,
-        languages: LanguagePair | None,
+        cleaning: Callable[[], Mapping[str, Any]] | None,
+        languages: Sequence[LanguagePair],
     ) -> None:
-        self._cleaner, self._languages = cleaner, languages
+        self._cleaning, self._languages = cleaning, languages
+        self._targets = list(dict.fromkeys(target for _, target in languages)) if len(languages) > 1 else []
         self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
         self._splits, self._tokenizer, self._task = splits, tokenizer, task
         self._sample: Thinned[tuple[str, str]] = Thinned(MAX_TOKENIZER_PAIRS)
@@ -168,11 +170,24 @@ class _PairSource(Source):
         if isinstance(self._tokenizer, TokenizerSettings):
             self.progress("train the tokenizer", 0, 1)
             if self._task is None:
-                texts = (text for pair in self._sample.kept for text in pair)
-                self._tokenizer = Tokenizer.train(texts, self._tokenizer)
+                is_tagged = bool(self._targets)
+                pairs = ((untagged(source)[0] if is_tagged else source, target) for source, target in self._sample.kept)
+                texts = (text for pair in pairs for text in pair)
+                self._tokenizer = Tokenizer.train(texts, self._tokenizer, languages=self._targets)
             else:
                 self._tokenizer = self._task.learn_tokenizer(self._sample.kept, self._tokenizer)
             self.progress("train the tokenizer", 1, 1)
+        if missing := [target for target in self._targets if target not in self._tokenizer.target_languages]:
+            raise DataError(
+                f"The tokenizer has no tag for {', '.join(missing)}; its tags are"
+                f" {', '.join(self._tokenizer.target_languages) or 'none'}. Leave out --tokenizer, and a new one is"
+                " trained."
+            )
+        if self._tokenizer.target_languages and not self._targets:
+            raise DataError(
+                "The tokenizer is that of a model of several languages, so each pair of files needs its languages;"
+                " give them by --pair SOURCE-LANG TARGET-LANG SOURCE TARGET."
+            )
         if self._task is not None:
             self._tokenizer = ParsingTokenizer(self._tokenizer, self._task)
         return self._tokenizer
@@ -205,13 +220,17 @@ class _PairSource(Source):
         """See `Source.finish`."""
         for path in self._paths("train"):
             path.unlink()
-        if self._cleaner is not None:
-            content = json.dumps(self._cleaner.report.to_json(), ensure_ascii=False, indent=1)
+        if self._cleaning is not None:
+            content = json.dumps(self._cleaning(), ensure_ascii=False, indent=1)
             (self.folder / CLEANING).write_text(content + "\n", encoding="utf-8")
-        more = [] if self._cleaner is None else [CLEANING]
+        more = [] if self._cleaning is None else [CLEANING]
         return more + [path.name for split in self._splits if split != "train" for path in self._paths(split)]
 
     def record(self) -> dict[str, Any]:
         """See `Source.record`."""
         record: dict[str, Any] = {"task": {"name": "translation"} if self._task is None else self._task.to_json()}
-        return record if self._languages is None else {**record, "languages": [list(self._languages)]}
+        if self._languages:
+            record["languages"] = [list(pair) for pair in self._languages]
+        directions = {split: getattr(pairs, "directions", None) for split, pairs in self._splits.items()}
+        held_out = {split: found for split, found in directions.items() if found and split != "train"}
+        return {**record, "directions": held_out} if held_out else record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self, Unpack, cast, overload
@@ -29,9 +30,12 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.translation import Scored, Translation, one_line
 from manyheads.decoding.truncation import check_target_limit, fit, scored_limit, source_limit
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.text.into_language import IntoLanguage
 from manyheads.text.languages import LanguagePair
+from manyheads.text.marian import MarianTokenizer
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
+from manyheads.text.tags import check_target
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["Scored", "Translation", "Translator"]
@@ -57,6 +61,7 @@ class Translator:
         shortlist: search only candidates for each batch and not the whole vocabulary; not with compile_steps.
 
     Attributes: languages: source and target of each direction that the model folder records; empty if unknown.
+        target_lang: the target language, of a translator made by `into`.
 
     Raises: RequestError: no such device or precision; an option contains ids outside the vocabulary; the model's steps
         cannot be compiled, or there is no compiler.
@@ -81,6 +86,8 @@ class Translator:
         if self.precision == "int8" and isinstance(self.model, torch.nn.Module):
             pack(self.model, "int8")
         self.languages: tuple[LanguagePair, ...] = ()
+        self._whole: Self | None = None
+        self.target_lang: str | None = None
         if shortlist is not None:
             _check_shortlist(shortlist, tokenizer, compile_steps)
         self._shortlist = shortlist
@@ -229,6 +236,26 @@ class Translator:
         if isinstance(self._searched, CompiledSteps):
             self._searched = CompiledSteps(self.model)
         return self
+
+    def into(self, language: str | None, option: str = "language") -> Self:
+        """Return a translator into one language, of a model that translates into several. It shares the model.
+
+        Args:
+            language: one of `tokenizer.target_languages`; None: this is a model for one pair of languages.
+            option: what messages call the language.
+
+        Raises: ConfigError: see `text.tags.check_target`.
+        """
+        whole = self._whole or self
+        needed = not isinstance(whole.tokenizer, MarianTokenizer)
+        chosen = check_target(whole.tokenizer.target_languages, language, "this model", option, is_needed=needed)
+        if chosen is None:
+            return whole
+        made = copy(whole)
+        made._whole, made.target_lang = whole, chosen
+        made.tokenizer = IntoLanguage(whole.tokenizer, chosen)
+        made.languages = tuple(pair for pair in whole.languages if pair[1] == chosen)
+        return made
 
     def options(self, **overrides: Unpack[DecodingOverrides]) -> DecodingSettings:
         """Return the settings of a call. `do_sample=True` alone also sets num_beams to 1.

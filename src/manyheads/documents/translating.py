@@ -283,7 +283,8 @@ class UnitTranslator:
         for where, text in zip(lacking, forced, strict=True):
             if not is_degenerate(sources[where], text) or is_degenerate(sources[where], texts[where]):
                 texts[where] = text
-        texts = [_ended_like(source, text) for source, text in zip(sources, texts, strict=True)]
+        # Spaces around a sentence are the document's; two at the end of a line would be a line break in Markdown.
+        texts = [_ended_like(source, text.strip()) for source, text in zip(sources, texts, strict=True)]
         marked = [where for where, unit in enumerate(units) if unit.aligned]
         pairs = [sources[one] for one in marked], [texts[one] for one in marked]
         alignments = dict(zip(marked, (yield Work("align", *pairs)), strict=True))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from manyheads.data.partition import share
-from manyheads.data.segments import eval_segments
+from manyheads.data.segments import SegmentBatch, eval_segments
+from manyheads.data.store import TokenSide
 from manyheads.data.token_store import TokenStore
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["bits_per", "evaluate_text"]
+__all__ = ["bits_per", "evaluate_text", "token_losses"]
 
 
 class _Scores(Protocol):
@@ -26,6 +31,8 @@ class _Scores(Protocol):
     def start(self, lanes: int, attending: Any = None, *, projected: bool = True) -> Any: ...
 
     def __call__(self, batch: Any, state: Any = None) -> Any: ...
+
+    def token_losses(self, batch: Any, state: Any = None) -> tuple[Tensor, Any]: ...
 
 
 @torch.no_grad()
@@ -57,16 +64,7 @@ def evaluate_text(
     Returns: sums over all tokens; None if `stop` returned true.
     Raises: DataError: there is nothing to score.
     """
-    text = store.first(reading.max_tokens) if reading.max_tokens else store
-    segments = eval_segments(
-        text,
-        lanes=reading.lanes,
-        segment_len=reading.segment_len,
-        documents=reading.documents,
-        ext_len=reading.ext_len,
-        end_id=vocabulary.end_id,
-        begin_id=vocabulary.begin_id,
-    )
+    segments = _segments(store, reading, vocabulary.end_id, vocabulary.begin_id)
     attending = reading.attending(model.config)
     sums, num_tokens = [], 0
     state: Any = None
@@ -86,6 +84,60 @@ def evaluate_text(
             if told is not None:
                 told(num_tokens)
     return Likelihood(math.fsum(float(value) for value in sums), num_tokens)
+
+
+@torch.no_grad()
+def token_losses(
+    model: _Scores,
+    store: TokenStore,
+    reading: Reading,
+    vocabulary: Vocabulary,
+    *,
+    device: torch.device | str = "cpu",
+    told: Callable[[int], None] | None = None,
+) -> NDArray[np.float64]:
+    """Return the loss in nats of each token of a text, in the text's order; NaN for a token that is not scored.
+
+    The sum is that of `evaluate_text`, up to rounding.
+
+    Args: see `evaluate_text`.
+
+    Raises: DataError: there is nothing to score.
+    """
+    text = store.first(reading.max_tokens) if reading.max_tokens else store
+    # The same segments of a text whose ids are its own positions say which token each loss is about.
+    numbered = replace(text, documents=TokenSide(np.arange(len(text)), text.offsets))
+    begin_id = vocabulary.begin_id if vocabulary.end_id is None else vocabulary.end_id
+    places = _segments(numbered, reading, None, begin_id)
+    found = np.full(len(text), np.nan)
+    attending = reading.attending(model.config)
+    state: Any = None
+    num_tokens = 0
+    with evaluation_mode(model):
+        for batch, place in zip(_segments(text, reading, vocabulary.end_id, vocabulary.begin_id), places, strict=True):
+            if state is None and attending is not None:
+                state = model.start(len(batch.lengths), attending)
+            losses, state = model.token_losses(batch.to(device), state)
+            state = state if attending is not None else None  # without memory, segments are independent
+            columns = torch.arange(batch.targets.shape[1])
+            scored = (columns >= batch.num_context) & (columns < batch.lengths[:, None])
+            found[place.targets[scored].numpy()] = losses.double().cpu()[scored].numpy()
+            num_tokens += batch.num_target_tokens()
+            if told is not None:
+                told(num_tokens)
+    return found
+
+
+def _segments(store: TokenStore, reading: Reading, end_id: int | None, begin_id: int | None) -> Iterator[SegmentBatch]:
+    return eval_segments(
+        store.first(reading.max_tokens) if reading.max_tokens else store,
+        lanes=reading.lanes,
+        segment_len=reading.segment_len,
+        documents=reading.documents,
+        ext_len=reading.ext_len,
+        end_id=end_id,
+        begin_id=begin_id,
+    )
 
 
 def bits_per(nll_sum: float, count: int) -> float:

@@ -24,6 +24,7 @@ from manyheads.serving.batches import GenerationBatch, Prompt, RuntimeBatch, Tra
 from manyheads.serving.engine import Row
 from manyheads.serving.refusals import Refusal, too_long
 from manyheads.serving.settings import ServingSettings
+from manyheads.text.marian import MarianTokenizer
 
 __all__ = ["ServedGenerator", "ServedModel", "ServedTranslator", "find_model", "load_models", "names_of_models"]
 
@@ -62,6 +63,21 @@ class ServedTranslator(ServedModel):
     """A model that translates. reader: the translator."""
 
     reader: Translator
+
+    def into(self, target: str | None) -> ServedTranslator:
+        """Return the model for a target language; of a model without tags, the model itself.
+
+        Raises: Refusal: it translates into several languages, and none or another one is named.
+        """
+        known = self.reader.tokenizer.target_languages
+        if not known or (target not in known and isinstance(self.reader.tokenizer, MarianTokenizer)):
+            return self
+        if target is None or target not in known:
+            raise Refusal(
+                422, f"target_lang: this model translates into {', '.join(known)}; choose one of them.",
+                code="language", field="target_lang",
+            )  # fmt: skip
+        return dataclasses.replace(self, reader=self.reader.into(target))
 
     def settings(self, overrides: dict[str, Any]) -> DecodingSettings:
         """Return the options of a request.

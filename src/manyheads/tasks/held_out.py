@@ -10,8 +10,17 @@ from manyheads.config.build import build
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import CopyTaskSettings
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.languages import LanguagePair
 
-__all__ = ["chosen_split", "copy_settings", "held_out_pairs", "own_data", "run_file", "run_section"]
+__all__ = [
+    "chosen_split",
+    "copy_settings",
+    "held_out_directions",
+    "held_out_pairs",
+    "own_data",
+    "run_file",
+    "run_section",
+]
 
 EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"
@@ -98,6 +107,19 @@ def held_out_pairs(
     if name := chosen_split(texts, split):
         return texts[name], name
     raise DataError(f"{data} has no {split or 'test or valid'} pairs; give --source and --reference files instead.")
+
+
+def held_out_directions(data: str, split: str, num_pairs: int) -> list[tuple[LanguagePair, slice]]:
+    """The direction of each stretch of a held-out split; empty for data of one direction. See `held_out_pairs`.
+
+    Raises: DataError: the folder is missing or damaged.
+    """
+    if data == COPY_TASK or data.startswith("embedded:"):
+        return []
+    from manyheads.data.prepared import PreparedData
+    from manyheads.data.tagged import directions_of
+
+    return directions_of(PreparedData.open(data, verify=False).manifest, split, num_pairs)
 
 
 def chosen_split(splits: Mapping[str, Sized | None], split: str | None) -> str | None:

@@ -39,6 +39,8 @@ class Task:
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
     - `evaluate.py`: `evaluate(options, progress)` returns a `tasks.report.Report`.
+    - `compare.py`, if the options of `evaluate` have `others`: `compare(options, progress)` returns a report on several
+      models.
     - `score.py`: `score(options, progress)` returns a `tasks.report.LineWork`.
     """
 

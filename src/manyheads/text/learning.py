@@ -15,7 +15,7 @@ from tokenizers import models, trainers
 
 from manyheads.text.pipeline import BYTE_PIECES, BYTE_SCORE, SPECIAL_PIECES, assemble, heads_of
 
-__all__ = ["MAX_LEARNED_CHARS", "Thinned", "learn_pieces"]
+__all__ = ["MAX_LEARNED_CHARS", "SYMBOL_SCORE", "Thinned", "learn_pieces"]
 
 T = TypeVar("T")
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from manyheads.errors import DataError, needing_extra
 from manyheads.text.marian_files import MarianOptions, own_part, read_files, read_vocab
+from manyheads.text.tags import untagged
 from manyheads.text.tokenizer_file import check_encodable
 
 __all__ = ["MarianSide", "MarianTokenizer"]
@@ -132,6 +133,7 @@ class MarianTokenizer:
         missing = [name for name in names if name not in joint]
         if missing:
             raise DataError(f"{where}: vocab.json has no piece {missing[0]!r}, which tokenizer_config.json names.")
+        self._source_pieces = tuple(piece for piece in joint if piece.startswith(">>"))
         special = {name: joint[name] for name in names}
         spms = (_load_spm(files[name], f"{where}: {name}") for name in ("source.spm", "target.spm"))
         sides = (MarianSide(vocab, spm, options, special) for vocab, spm in zip(vocabs, spms, strict=True))
@@ -150,6 +152,11 @@ class MarianTokenizer:
     def digest(self) -> str:
         """SHA-256 of tokenizer_config.json, which contains the SHA-256 of all other files."""
         return hashlib.sha256(self.files()["tokenizer_config.json"]).hexdigest()
+
+    @property
+    def target_languages(self) -> tuple[str, ...]:
+        """The codes `>>...<<` in the source's vocabulary. A text without one is translated, too."""
+        return tuple(sorted(code for piece in self._source_pieces if (code := untagged(piece)[1])))
 
     def describe(self) -> dict[str, object]:
         """See `sides.TranslationTokenizer.describe`."""

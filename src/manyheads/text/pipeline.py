@@ -7,9 +7,11 @@ these four; any other content is damage and is refused.
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 from typing import Any
 
 from manyheads.errors import DataError
+from manyheads.text.tags import TAG
 
 __all__ = [
     "BYTE_PIECES",
@@ -95,7 +97,9 @@ def heads_of(kind: str) -> tuple[str, ...]:
     return SPECIAL_PIECES if kind == "word" else SPECIAL_PIECES + BYTE_PIECES
 
 
-def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any], num_symbols: int = 0) -> dict[str, Any]:
+def assemble(
+    kind: str, lowercase: bool, pieces: list[str], extra: list[Any], num_symbols: int = 0, num_tags: int = 0
+) -> dict[str, Any]:
     """Return the content of tokenizer.json in the format of the `tokenizers` library.
 
     Args:
@@ -104,10 +108,11 @@ def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any], nu
         pieces: all pieces by id, special and byte pieces first.
         extra: see `model`.
         num_symbols: number of pieces after the special and byte pieces that stand for whole words of targets.
+        num_tags: number of pieces at the end that name the language of the translation, see `text.tags`.
     """
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     first = len(heads_of(kind))
-    added = [*range(3), *range(first, first + num_symbols)]
+    added = [*range(3), *range(first, first + num_symbols), *range(len(pieces) - num_tags, len(pieces))]
     return {
         "version": "1.0",
         "truncation": None,
@@ -121,8 +126,8 @@ def assemble(kind: str, lowercase: bool, pieces: list[str], extra: list[Any], nu
     }
 
 
-def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], int]:
-    """Return kind, case folding, pieces, extra and number of symbols of a parsed file: the inverse of `assemble`.
+def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], int, int]:
+    """Return the arguments of `assemble` for a parsed file.
 
     Raises: DataError: the content differs from the result of `assemble`; `where` is its name in the message.
     """
@@ -145,12 +150,14 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], 
             found = repr(pieces[index]) if index < len(pieces) else "missing"
             raise DataError(f"{where}: id {index} must be {piece}, but it is {found}; the file is damaged or not ours.")
     added = data.get("added_tokens")
-    num_symbols = max(0, len(added) - 3) if isinstance(added, list) else 0
-    num_symbols = min(num_symbols, len(pieces) - len(heads))
+    named = max(0, len(added) - 3) if isinstance(added, list) else 0
+    named = min(named, len(pieces) - len(heads))
+    num_tags = sum(1 for _ in takewhile(TAG.fullmatch, reversed(pieces[len(pieces) - named :])))
+    num_symbols = named - num_tags
     for lowercase in (False, True):
-        if data == assemble(kind, lowercase, pieces, extra, num_symbols):
-            return kind, lowercase, pieces, extra, num_symbols
-    expected = assemble(kind, False, pieces, extra, num_symbols)
+        if data == assemble(kind, lowercase, pieces, extra, num_symbols, num_tags):
+            return kind, lowercase, pieces, extra, num_symbols, num_tags
+    expected = assemble(kind, False, pieces, extra, num_symbols, num_tags)
     odd = [key for key in sorted({*data, *expected}) if data.get(key) != expected.get(key)]
     raise DataError(
         f"{where} was changed or damaged: unexpected content under {', '.join(odd)}. Train the tokenizer anew."

@@ -55,6 +55,11 @@ class TranslationTokenizer(Protocol):
     def target(self) -> Side: ...
     @property
     def digest(self) -> str: ...
+    @property
+    def target_languages(self) -> tuple[str, ...]:
+        """Into which a model of several languages translates, one tag each (see `text.tags`); else empty."""
+        ...
+
     def describe(self) -> Mapping[str, object]:
         """Return the properties to show to users."""
 

@@ -8,6 +8,9 @@ without a piece are encoded as UTF-8 bytes. `word` splits at white space and joi
 Symbols are whole words of the target side that must be one piece each, such as the brackets of trees. `encode_targets`
 uses them. `encode` returns one only for a word with the same spelling (the tag `NN`), never for a bracket. All ids of
 targets are below `num_target_ids`.
+
+Tags (`>>de<<`) are the last pieces of a tokenizer for several languages; see `text.tags`. Only the source side uses
+them, at the start of a text.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ import tokenizers
 from tokenizers import normalizers
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.learning import learn_pieces
+from manyheads.text.learning import SYMBOL_SCORE, learn_pieces
 from manyheads.text.long_lines import grouped, in_parts
 from manyheads.text.pipeline import SPACE_SIGN, SPECIAL_PIECES, assemble, heads_of, take_apart
 from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tags import refuse_untagged, tag_of, untagged
 from manyheads.text.tokenizer_file import TokenizerFile, check_encodable, parse_json, read_tokenizer_file
 
 __all__ = ["Tokenizer"]
@@ -44,11 +48,20 @@ class Tokenizer(TokenizerFile):
     eos_id = 2
     unk_id = 3
 
-    def __init__(self, kind: str, lowercase: bool, pieces: list[str], extra: list[Any], num_symbols: int = 0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        lowercase: bool,
+        pieces: list[str],
+        extra: list[Any],
+        num_symbols: int = 0,
+        num_tags: int = 0,
+    ) -> None:
         self.kind = kind
         self.lowercase = lowercase
         self._pieces = pieces
-        content = assemble(kind, lowercase, pieces, extra, num_symbols)
+        self._num_tags = num_tags
+        content = assemble(kind, lowercase, pieces, extra, num_symbols, num_tags)
         self._json = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
         first = len(heads_of(kind))
         self._symbols = {pieces[index].removeprefix(" "): index for index in range(first, first + num_symbols)}
@@ -59,27 +72,40 @@ class Tokenizer(TokenizerFile):
         self._library.encode_special_tokens = True  # "</s>" in a text is four characters, not the end of the sentence
 
     @classmethod
-    def train(cls, texts: Iterable[str], settings: TokenizerSettings, *, symbols: Sequence[str] = ()) -> Tokenizer:
+    def train(
+        cls,
+        texts: Iterable[str],
+        settings: TokenizerSettings,
+        *,
+        symbols: Sequence[str] = (),
+        languages: Sequence[str] = (),
+    ) -> Tokenizer:
         """Train a vocabulary. The same texts give the same bytes, on any number of threads.
 
         Args:
             texts: sentences of both languages; kept in memory during training.
             settings: kind, size and case; a small corpus may give fewer pieces than `vocab_size`.
             symbols: words of targets, each of which becomes one piece, in the order of their ids.
+            languages: of translations, each of which gets a tag; see `text.tags`.
 
         Raises:
             DataError: there is no text, it contains an unpaired surrogate, or a symbol is not a word.
-            ConfigError: the vocabulary is too small for the symbols.
+            ConfigError: the vocabulary is too small for the symbols and tags.
         """
         known = list(texts)
         if not any(text.strip() for text in known):
             raise DataError("There is no text to train a tokenizer on: every line is empty.")
         for text in known:
             check_encodable([text])
-        _check_symbols(symbols, settings)
+        _check_symbols(symbols, settings, len(languages))
         named = [symbol if settings.kind == "word" else f" {symbol}" for symbol in symbols]
-        pieces, extra = learn_pieces(settings.kind, known, settings.vocab_size, settings.lowercase, named)
-        return cls(settings.kind, settings.lowercase, pieces, extra, len(symbols))
+        size = settings.vocab_size - len(languages)
+        pieces, extra = learn_pieces(settings.kind, known, size, settings.lowercase, named)
+        tags = [tag_of(language) for language in languages]
+        # A word of the text that is spelled like a tag is an unknown word.
+        pieces = [piece for piece in pieces if piece not in tags] + tags
+        extra = extra + [SYMBOL_SCORE] * len(tags) if settings.kind == "unigram" else extra
+        return cls(settings.kind, settings.lowercase, pieces, extra, len(symbols), len(tags))
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -103,8 +129,13 @@ class Tokenizer(TokenizerFile):
 
     @property
     def source(self) -> Tokenizer:
-        """The side for sources: this tokenizer (see `sides.TranslationTokenizer`)."""
-        return self
+        """The side for sources: this tokenizer (see `sides.TranslationTokenizer`), or one that reads tags."""
+        return _SourceSide(self) if self._num_tags else self
+
+    @property
+    def target_languages(self) -> tuple[str, ...]:
+        """The languages that have a tag, in the order of their ids; empty for one pair of languages."""
+        return tuple(piece[2:-2] for piece in self._pieces[self.vocab_size - self._num_tags :])
 
     @property
     def target(self) -> Tokenizer:
@@ -151,8 +182,9 @@ class Tokenizer(TokenizerFile):
         for group in grouped(texts, MAX_CHARS_AT_ONCE):
             alone = len(group[0]) > MAX_CHARS_AT_ONCE
             lists += [self._encode_long(group[0])] if alone else _ids(self._library, group)
-        if self.kind == "word":  # a word with the spelling of a special piece is an ordinary word
-            lists = [[self.unk_id if index < self.unk_id else index for index in ids] for ids in lists]
+        if self.kind == "word":  # a word with the spelling of a special piece or a tag is an ordinary word
+            known = range(self.unk_id, self.vocab_size - self._num_tags)
+            lists = [[index if index in known else self.unk_id for index in ids] for ids in lists]
         return lists
 
     def _encode_long(self, text: str) -> list[int]:
@@ -209,7 +241,8 @@ class Tokenizer(TokenizerFile):
         """Return the text of each sequence of ids, see `decode`."""
         lists = [self._checked(ids) for ids in batch]
         if self._symbols:  # the library treats symbols as special tokens and would leave them out
-            lists = [[index for index in ids if index >= self.unk_id] for ids in lists]
+            known = range(self.unk_id, self.vocab_size - self._num_tags)
+            lists = [[index for index in ids if index in known] for ids in lists]
         texts: list[str] = self._library.decode_batch(lists, skip_special_tokens=not self._symbols)
         return texts
 
@@ -239,13 +272,36 @@ class _TargetSide(Tokenizer):
         return self.encode_targets(texts)
 
 
-def _check_symbols(symbols: Sequence[str], settings: TokenizerSettings) -> None:
+class _SourceSide(Tokenizer):
+    """The source side of a tokenizer with tags."""
+
+    def __init__(self, whole: Tokenizer) -> None:
+        vars(self).update(vars(whole))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, the first of which is the tag. Raises: RequestError: a text has no tag."""
+        refuse_untagged(texts, self.target_languages)
+        parts = [untagged(text) for text in texts]
+        first = self.vocab_size - self._num_tags
+        ids = {language: first + place for place, language in enumerate(self.target_languages)}
+        encoded = super().encode_batch([text for text, _ in parts])
+        return [
+            found if language is None else [ids[language], *found]
+            for (_, language), found in zip(parts, encoded, strict=True)
+        ]
+
+
+def _check_symbols(symbols: Sequence[str], settings: TokenizerSettings, num_tags: int) -> None:
     """Check that symbols are unique words and leave room for other pieces."""
     for symbol in symbols:
         if not symbol or " " in symbol or symbol in SPECIAL_PIECES or symbols.count(symbol) > 1:
             raise DataError(f"{symbol!r} cannot be a symbol of a tokenizer: it is not a word, or it exists already.")
     check_encodable(symbols)
-    least = len(heads_of(settings.kind)) + len(symbols) + 8
+    least = len(heads_of(settings.kind)) + len(symbols) + num_tags + 8
+    if num_tags and settings.vocab_size < least:
+        raise ConfigError(
+            f"tokenizer.vocab_size is {settings.vocab_size}, but {num_tags} tags of languages need at least {least}."
+        )
     if symbols and settings.vocab_size < least:
         raise ConfigError(
             f"tokenizer.vocab_size is {settings.vocab_size}, but {len(symbols)} symbols of the target side need at"

@@ -1,27 +1,20 @@
-"""The attention of a whole model as one HTML file that works offline and without a server or other files.
+"""The attention of a whole model as one HTML file that works offline; see `offline_page`.
 
-The file contains its script and style. A content security policy allows exactly these two by their digests and blocks
-all other code and network access. Weights are stored as 8 bits of their square root, which is most precise for small
-weights: the error is at most 0.004.
+Weights are stored as 8 bits of their square root, which is most precise for small weights: the error is at most 0.004.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import html
-import json
 import zlib
 from collections.abc import Sequence
-from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.files.commit import write_text
 from manyheads.visualise.attention_views import AttentionView, shown_token, thinned
 from manyheads.visualise.figure import Array
+from manyheads.visualise.offline_page import offline_page, save_page
 
 __all__ = ["MOST_CELLS", "attention_page", "save_page"]
 
@@ -45,25 +38,7 @@ def attention_page(views: Sequence[AttentionView], *, title: str, note: str = ""
     if not views or len(set(names)) < len(names):
         raise ShapeError(f"views named {names}; give at least one view, and use different names.")
     record = {"title": title, "note": note, "views": [_view(thinned(view, most)) for view in views]}
-    # In a script element only "<" can end the element or open a comment.
-    data = json.dumps(record, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
-    script, style = _file("page.js"), _file("page.css")
-    policy = (
-        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:;"
-        " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-    )
-    # Insert the title and the data last, so that placeholders in them are not replaced.
-    before, after = _file("page.html").split("{{data}}")
-    for name, value in (("policy", policy), ("style", style), ("title", html.escape(title))):
-        before = before.replace(f"{{{{{name}}}}}", value)
-    return before + data + after.replace("{{script}}", script)
-
-
-def save_page(page: str, path: Path | str) -> Path:
-    """Write a page in one step. Raises: SaveError: it cannot be written."""
-    final = Path(path)
-    write_text(final, page)
-    return final
+    return offline_page("attention", record, title=title)
 
 
 def _view(view: AttentionView) -> dict[str, object]:
@@ -92,11 +67,3 @@ def _rounded(value: float | None) -> float | None:
 
 def _short(token: str) -> str:
     return token if len(token) <= 200 else f"{token[:199]}…"
-
-
-def _file(name: str) -> str:
-    return files("manyheads.visualise").joinpath("page", name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.documents import translating
+from manyheads.documents.formats import read_document
 from manyheads.text.sides import load_tokenizer
 
 pytest.importorskip("markdown_it")
@@ -85,6 +87,25 @@ def test_the_same_command_goes_on_after_an_interruption(
     assert len(calls) == 5  # of four sentences two were there
     assert output.read_bytes() == whole.read_bytes()
     assert not Path(f"{output}.shards").exists()
+
+
+def test_a_page_of_our_own_differs_in_its_text_only(manyheads: Cli, model_folder: Path, tmp_path: Path) -> None:
+    page, output = Path(__file__).parents[3] / "docs" / "many-languages.md", tmp_path / "out.md"
+    options = ("--max-new-tokens", "4", "--num-beams", "1")
+    assert manyheads("translate", model_folder, page, "-o", output, *options) == 0
+
+    def parts(path: Path) -> tuple[list[str], list[str]]:
+        """The text between the segments, and the segments."""
+        text = path.read_bytes().decode()
+        segments = read_document(text, path.name, "markdown").segments
+        bounds = [0, *(place for one in segments for place in (one.start, one.end)), len(text)]
+        pieces = [text[first:last] for first, last in pairwise(bounds)]
+        return pieces[::2], pieces[1::2]
+
+    before, after = parts(page), parts(output)
+    assert after[0] == before[0]
+    assert len(before[1]) == 10
+    assert all(one != other for one, other in zip(before[1], after[1], strict=True))
 
 
 @pytest.mark.parametrize(

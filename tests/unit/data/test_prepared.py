@@ -159,7 +159,9 @@ def test_large_corpora_teach_the_tokenizer_by_every_nth_pair(tmp_path: Path, mon
     monkeypatch.setattr("manyheads.data.preparing_pairs.MAX_TOKENIZER_PAIRS", 8)
     taught: list[str] = []
     train = Tokenizer.train
-    monkeypatch.setattr(Tokenizer, "train", lambda texts, asked: train(taught.extend(texts) or taught, asked))
+    monkeypatch.setattr(
+        Tokenizer, "train", lambda texts, asked, **more: train(taught.extend(texts) or taught, asked, **more)
+    )
     pairs = [(f"s{number}", f"t{number}") for number in range(30)]
     prepare_corpus(tmp_path / "b", train=PairList("x", pairs), tokenizer=SETTINGS)
     assert taught[::2] == [f"s{number}" for number in range(0, 30, 4)]

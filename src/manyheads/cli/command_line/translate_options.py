@@ -16,6 +16,7 @@ from manyheads.decoding.options import DecodingOptions, TranslationDeviceOptions
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.translation.target import check_target_of
 
 __all__ = ["TranslateOptions"]
 
@@ -37,6 +38,9 @@ class TranslateOptions:
     json: bool = option(
         "One JSON object a line, with the source, and score, tokens and log-probabilities of each translation.",
         default=False,
+    )
+    target_lang: str | None = option(
+        "Of a model that translates into several languages: which one.", default=None, metavar="TAG"
     )
     linearised: bool = option(
         "For parsers: show the text that the model wrote, not the tree made from it.", default=False
@@ -61,10 +65,22 @@ class TranslateOptions:
 
     def __post_init__(self) -> None:
         check(self, "--", at_least(1), "lines_at_once", "num_return_sequences")
+        if self.document.terms is not None:
+            given = {"--nbest": self.num_return_sequences, "--json": self.json, "--do-sample": self.decoding.do_sample}
+            if found := [name for name, value in given.items() if value]:
+                raise ConfigError(f"--terms gives one translation a line by beam search; leave out {', '.join(found)}.")
         if self.json and self.engine != "torch":
             raise ConfigError(
                 f"--json gives token log-probabilities, which --engine {self.engine} may not have; use --engine torch."
             )
+
+    def check_target(self) -> None:
+        """Compare --target-lang with the tags of a local model, before it is loaded.
+
+        Raises: ConfigError: see `text.tags.check_target`.
+        """
+        if task_of_folder(self.model) in ("translation", "parsing"):
+            check_target_of(self.model, self.target_lang)
 
     def check_search(self) -> None:
         """Check the search's options against those of a local model, before it is loaded.

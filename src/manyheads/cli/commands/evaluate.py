@@ -25,7 +25,10 @@ def run(arguments: Sequence[str]) -> int:
     if options.output is not None:
         refuse_same_file(options.output, *options.inputs)
     with showing_if_long() as show:
-        report = task.module("evaluate").evaluate(options, show)
+        if getattr(options, "others", ()):
+            report = task.module("compare").compare(options, show)
+        else:
+            report = task.module("evaluate").evaluate(options, show)
     if report is None:
         return 0  # the main rank has all that the others found
     if options.output is not None:

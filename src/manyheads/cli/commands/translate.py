@@ -24,6 +24,7 @@ PAGE = CommandPage(
 Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
 With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation.
 A parser gives the tree of each sentence, whose words have spaces between them, over exactly these words.
+A model of several languages needs --target-lang. --terms FILE forces terminology.
 In a document (Markdown, HTML, subtitles, CSV, JSONL; see --format) everything but the text stays as it is.""",
     (
         'echo "I am hungry." | manyheads translate runs/demo',
@@ -42,7 +43,9 @@ def run(arguments: Sequence[str]) -> int:
     document = open_document(options.document, options.input, options.output)
     if document is not None:
         options.check_for_document()
+    terms = options.document.read_terms() if document is None else None
     options.check_search()
+    options.check_target()
     if is_conversation(options.input):
         greet(options.model)
     options.run_on.announce()
@@ -50,7 +53,8 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.decoding.translator import Translator
 
     load = partial(Translator.from_pretrained, engine=options.engine)
-    lines = TranslationLines(options.run_on.load(load, options.model), options)
+    translator = options.run_on.load(load, options.model).into(options.target_lang, "--target-lang")
+    lines = TranslationLines(translator, options, terms)
     if document is not None:
         lines.check_translates_documents()
         document.translate(

@@ -50,7 +50,7 @@ class DocumentOptions:
         metavar="NAME ...",
     )
     terms: str | None = option(
-        "Terminology for a document: lines of source<TAB>target; where the source occurs, the target is forced.",
+        "Terminology: lines of source<TAB>target; where the source occurs as a word, the target is forced and counted.",
         default=None,
         metavar="FILE",
     )
@@ -60,6 +60,12 @@ class DocumentOptions:
         metavar="TAG",
         default_is="the model's, or en",
     )
+
+    def read_terms(self) -> Terms | None:
+        """Return the terms; None: there is no --terms. Raises: DataError: the file cannot be read, or has none."""
+        from manyheads.documents.terms import Terms
+
+        return None if self.terms is None else Terms.read(self.terms)
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,7 @@ class InputDocument:
             "language": language,
             "size": size,
             "precision": translator.precision,
+            "target_lang": translator.target_lang,
         }
 
 
@@ -173,7 +180,6 @@ def open_document(options: DocumentOptions, path: str, output: str) -> InputDocu
     if found is None or found == "lines":
         for option_name, value in (
             ("--column", options.column),
-            ("--terms", options.terms),
             ("--source-lang", options.source_lang),
         ):
             if value:
@@ -189,8 +195,7 @@ def open_document(options: DocumentOptions, path: str, output: str) -> InputDocu
     document = read_document(decode(_bytes_of(path, name), name), name, found, options.column)
     from manyheads.documents.terms import Terms
 
-    terms = Terms() if options.terms is None else Terms.read(options.terms)
-    return InputDocument(document, terms, options, name, path)
+    return InputDocument(document, options.read_terms() or Terms(), options, name, path)
 
 
 def _bytes_of(path: str, name: str) -> bytes:

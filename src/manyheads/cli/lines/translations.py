@@ -23,6 +23,8 @@ from manyheads.decoding.parser import task_of
 from manyheads.decoding.translation import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
+from manyheads.documents.forcing import TermCounts, force_terms
+from manyheads.documents.terms import Terms
 from manyheads.errors import ConfigError, RequestError
 from manyheads.tasks.report import LineWork
 from manyheads.text.bracketing import repairs_line
@@ -42,7 +44,7 @@ class TranslationLines:
     Raises: ConfigError: the options ask for linearised trees, but the model writes none.
     """
 
-    def __init__(self, translator: Translator, options: TranslateOptions) -> None:
+    def __init__(self, translator: Translator, options: TranslateOptions, terms: Terms | None = None) -> None:
         self._task = task_of(translator)
         if options.linearised and self._task is None:
             raise ConfigError("--linearised is for parsers, but this model translates.")
@@ -53,6 +55,9 @@ class TranslationLines:
         self._settings = translator.options(**self.overrides)
         self._options = options
         self._last = ""
+        if terms is not None and self._task is not None:
+            raise ConfigError(f"--terms is for translators, but {options.model} is a parser.")
+        self._terms, self._term_counts = terms, TermCounts()
         if options.engine != "torch":
             say(f"manyheads: {translator.choose_engine(self._settings)}", file=sys.stderr)
         self._repairs: Counter[str] = Counter()
@@ -65,6 +70,14 @@ class TranslationLines:
         if options.verbose:
             about = f"{options.model} on {translator.device}, {translator.precision}: {self._settings}"
             say(about, file=sys.stderr)
+
+    def _with_terms(self, sources: list[str], found: list[list[Translation]]) -> list[list[Translation]]:
+        """Return the translations, with the terms of their sources in them."""
+        if self._terms is None:
+            return found
+        before = [one[0].text for one in found]
+        texts = force_terms(self.translator, self._terms, sources, before, self._term_counts, **self.overrides)
+        return [[replace(one[0], text=text)] for one, text in zip(found, texts, strict=True)]
 
     def check_translates_documents(self) -> None:
         """Raises: ConfigError: the model is a parser."""
@@ -79,7 +92,7 @@ class TranslationLines:
 
             def answer(number: int, line: str) -> None:
                 self._last = line
-                found = self.translator.translate_nbest([line], **self.overrides)[0]
+                [found] = self._with_terms([line], self.translator.translate_nbest([line], **self.overrides))
                 writer.write(self.lines(number + 1, line, found))
                 self._check.tell()
 
@@ -129,6 +142,7 @@ class TranslationLines:
             nonlocal num_tokens
             told = telling(show, "translating lines", 0, first)
             batch = self.translator.translate_nbest(sources, told=told, first_number=first + 1, **self.overrides)
+            batch = self._with_terms(sources, batch)
             for number, (source, found) in enumerate(zip(sources, batch, strict=True), first + 1):
                 yield from self.lines(number, source, found)
             num_tokens += sum(len(found[0].tokens) for found in batch)
@@ -153,6 +167,8 @@ class TranslationLines:
             "compiled": options.run_on.compile,
             "shortlist": options.run_on.shortlist,
             "engine": options.engine,
+            "target_lang": self.translator.target_lang,
+            "terms": [asdict(term) for term in self._terms or ()],
         }
         source = LinesOf(options.input, options.lines_at_once, options.on_bad_utf8)
         return LineWork(source, work, identity, {"text": options.input})
@@ -181,6 +197,8 @@ class TranslationLines:
     def tell(self) -> None:
         """Print a line on standard error if outputs were empty, repeated themselves, or were repaired."""
         self._check.tell()
+        if self._terms is not None:
+            say(f"manyheads: {self._term_counts.describe()}", file=sys.stderr)
         if self._num_repaired:
             say(
                 f"manyheads: {self._num_repaired} of {self._num_trees} trees were not well-formed and were mended:"

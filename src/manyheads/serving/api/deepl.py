@@ -100,7 +100,7 @@ def _model(service: Service, source_lang: str | None, target_lang: str) -> tuple
             fits_source = source_lang is None or source_lang.lower().partition("-")[0] in (source.lower(), "")
             if fits_target and fits_source:
                 assert isinstance(model, ServedTranslator)
-                return model, source
+                return model.into(target), source
     raise Refusal(
         400, "Value for 'target_lang' not supported. GET /v2/languages lists the languages of this server.",
         code="language", field="target_lang",

@@ -169,14 +169,14 @@ def translator_for(
             for source, target in model.pairs:
                 if source_lang in (None, source) and target_lang in (None, target):
                     assert isinstance(model, ServedTranslator)
-                    return model
+                    return model.into(target_lang)
         raise Refusal(
             422, "target_lang: no model here translates between these languages; GET /languages lists them.",
             code="language", field="target_lang",
         )  # fmt: skip
     model = find_model(service.models, name, ServedTranslator)
     assert isinstance(model, ServedTranslator)
-    return model
+    return model.into(target_lang)
 
 
 class _Translation:

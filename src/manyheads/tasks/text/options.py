@@ -11,6 +11,7 @@ from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
+from manyheads.tasks.comparing import check_comparison
 
 __all__ = [
     "EVALUATE",
@@ -127,6 +128,13 @@ class EvaluateOptions:
     """Options of `manyheads evaluate` for a language model."""
 
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    others: tuple[str, ...] = argument(
+        "Other models of the same vocabulary, to be compared with the first one on the same text.",
+        default=(),
+        metavar="MODEL ...",
+    )
+    page: str | None = option("Of several models: write the comparison as one HTML page.", default=None, metavar="FILE")
+    differences: int = option("Of several models: show the N passages that differ most.", default=10, metavar="N")
     data: str | None = option(
         "A folder written by prepare --task lm with the model's vocabulary, or embedded:crime-and-punishment.",
         default=None,
@@ -219,9 +227,19 @@ class EvaluateOptions:
                 "--beside compares models by hash rounds or context; give --num-hashes or --recl with it."
             )
         self._check_recl()
+        check_comparison(self, self._for_one_model())
         for text in self.num_hashes:
             if text != "full" and not (text.isdecimal() and 0 < int(text) <= MOST_HASHES):
                 raise ConfigError(f"--num-hashes is {text!r}; give numbers from 1 to {MOST_HASHES}, or full.")
+
+    def _for_one_model(self) -> dict[str, object]:
+        return {
+            "--beside": self.beside,
+            "--num-hashes": self.num_hashes,
+            "--recl": self.recl,
+            "--dry-run": self.dry_run,
+            "--memory-len with several values": len(self.memory_len) > 1,
+        }
 
     def _check_recl(self) -> None:
         if not self.recl:
@@ -291,11 +309,14 @@ EVALUATE = CommandPage(
     """Judge a language model on held-out text: nats and perplexity a token, bits a byte and a character,
 perplexity a word, and the protocol: all that must be equal before two such figures may be compared. Every token is
 scored once. Text comes from --text or --data; without either, from what the run was trained with.
-With several --memory-len there is a table, and a picture of the loss against memory.""",
+With several --memory-len there is a table, and a picture of the loss against memory.
+Several models are compared on the same text: perplexities with a paired bootstrap over its documents or passages
+against the first model, and the passages that differ most; --page writes them as a page.""",
     (
         "manyheads evaluate runs/xl-demo",
         "manyheads evaluate runs/xl-demo --memory-len 0 64 128 256 --segment-len 64 --same-length yes",
         "manyheads evaluate runs/xl-demo --text other.txt --json",
+        "manyheads evaluate runs/xl-demo runs/lm-demo --text other.txt --page compared.html",
         "manyheads evaluate runs/xl-demo --recl --beside runs/lm-demo",
     ),
 )

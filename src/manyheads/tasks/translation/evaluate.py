@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from manyheads.data.line_source import GivenItems
@@ -19,15 +19,16 @@ from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.place import find_place, refuse_ranks
 from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_lines
-from manyheads.errors import DataError, RequestError
+from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.tasks.held_out import copy_settings, held_out_pairs, own_data
+from manyheads.tasks.held_out import copy_settings, held_out_directions, held_out_pairs, own_data
 from manyheads.tasks.report import machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.tasks.translation.options import EvaluateOptions
+from manyheads.text.languages import LanguagePair
 
-__all__ = ["TranslationReport", "evaluate"]
+__all__ = ["HeldOutSet", "TranslationReport", "evaluate", "find_test_set", "run_model"]
 
 BLOCK_PAIRS = 256
 """Pairs that one of several ranks judges at once."""
@@ -39,13 +40,14 @@ CLEARLY_LIKELIER = 0.5
 
 @dataclass(frozen=True)
 class TranslationReport:
-    """See `tasks.report.Report`. likelihood: None for translations made elsewhere."""
+    """See `tasks.report.Report`. likelihood: None for translations made elsewhere. by_direction: of several ones."""
 
     scores: dict[str, Score]
     likelihood: Likelihood | None
     protocol: dict[str, Any]
     output: list[str]
     read: ReadReport
+    by_direction: list[DirectionScores] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""
@@ -60,6 +62,8 @@ class TranslationReport:
         }
         if self.likelihood is not None:
             record["likelihood"] = likelihood_record(self.likelihood)
+        if self.by_direction:
+            record["directions"] = [one.to_json() for one in self.by_direction]
         return {**record, "protocol": self.protocol}
 
     def to_lines(self) -> list[str]:
@@ -70,6 +74,9 @@ class TranslationReport:
             lines.append(f"  length {score.hyp_len:,}, the references' {score.ref_len:,}")
         if self.likelihood is not None:
             lines += likelihood_lines(self.likelihood)
+        if self.by_direction:
+            head = f"{'direction':<15}  sentences    BLEU    chrF"
+            lines += [head, *(one.to_line() for one in self.by_direction)]
         lines += ["protocol", f"  data       {protocol['data']}", f"  sentences  {protocol['sentences']:,}"]
         if self.likelihood is None:
             return [*lines, f"  judged     {protocol['hypotheses']}"]
@@ -80,6 +87,28 @@ class TranslationReport:
             f"  truncated  {protocol['truncated_sources']} sources, {protocol['truncated_references']} references",
             *machine_lines(protocol),
         ]
+
+
+@dataclass(frozen=True)
+class DirectionScores:
+    """The scores of one direction of a test set of several."""
+
+    direction: LanguagePair
+    sentences: int
+    scores: dict[str, Score]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a record."""
+        return {
+            "languages": list(self.direction),
+            "sentences": self.sentences,
+            **{name.lower(): one.value for name, one in self.scores.items()},
+        }
+
+    def to_line(self) -> str:
+        """As a row of the table."""
+        values = "  ".join(f"{one.value:6.2f}" for one in self.scores.values())
+        return f"{' > '.join(self.direction):<15}  {self.sentences:>9,}  {values}"
 
 
 def _shortlist_note(protocol: dict[str, Any]) -> str:
@@ -95,7 +124,8 @@ def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | No
     if options.hypotheses is not None:
         refuse_ranks("evaluate of --hypotheses")
     read = ReadReport()
-    pairs, name = _pairs(options, read)
+    test_set = find_test_set(options, read)
+    pairs, name = test_set.pairs, test_set.name
     if not pairs:
         raise DataError(f"{name} has no sentences; there is nothing to evaluate.")
     likelihood, protocol = None, {"data": name, "sentences": len(pairs)}
@@ -103,27 +133,70 @@ def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | No
         translations = [hypothesis for hypothesis, _ in pairs]
         protocol["hypotheses"] = options.hypotheses
     else:
-        found = _run_model(pairs, options, show)
+        found = run_model(test_set, options, show)
         if found is None:
             return None  # the main rank has all that the others found
         translations, likelihood, more = found
         protocol |= more
     references = [reference for _, reference in pairs]
-    scores = {
+    scores = _scores(translations, references, options)
+    by_direction = [
+        DirectionScores(direction, part.stop - part.start, _scores(translations[part], references[part], options))
+        for direction, part in test_set.directions
+    ]
+    return TranslationReport(scores, likelihood, protocol, translations, read, by_direction)
+
+
+def _scores(translations: list[str], references: list[str], options: EvaluateOptions) -> dict[str, Score]:
+    return {
         "BLEU": corpus_bleu(translations, references, tokenize=options.tokenize, lowercase=options.lowercase),
         "chrF": corpus_chrf(translations, references, lowercase=options.lowercase),
     }
-    return TranslationReport(scores, likelihood, protocol, translations, read)
 
 
-def _pairs(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, str]], str]:
-    """The pairs to compare, (source or hypothesis, reference), and their name."""
+@dataclass(frozen=True)
+class HeldOutSet:
+    """What models are judged on.
+
+    Args:
+        pairs: (source or hypothesis, reference).
+        name: for people.
+        directions: of each stretch of pairs, whose sources then have tags; empty if there is one.
+    """
+
+    pairs: list[tuple[str, str]]
+    name: str
+    directions: list[tuple[LanguagePair, slice]] = field(default_factory=list)
+
+    def into(self, target: str | None) -> HeldOutSet:
+        """Return the pairs of one target language; None: all.
+
+        Raises: ConfigError: there are none.
+        """
+        if target is None or not self.directions:
+            return self
+        pairs: list[tuple[str, str]] = []
+        directions = []
+        for (source, known), part in self.directions:
+            if known.lower() == target.lower():
+                first = len(pairs)
+                pairs += self.pairs[part]
+                directions.append(((source, known), slice(first, len(pairs))))
+        if not directions:
+            targets = ", ".join(dict.fromkeys(known for (_, known), _ in self.directions))
+            raise ConfigError(f"--target-lang is {target}, but {self.name} has translations into {targets}.")
+        return HeldOutSet(pairs, f"{self.name}, into {target}", directions)
+
+
+def find_test_set(options: EvaluateOptions, read: ReadReport) -> HeldOutSet:
+    """The pairs to compare."""
     first = options.source if options.hypotheses is None else options.hypotheses
     if first is not None and options.reference is not None:
         files = PairFiles(source=first, target=options.reference, on_bad_utf8=options.on_bad_utf8)
-        return list(files.read(read)), files.describe()
+        return HeldOutSet(list(files.read(read)), files.describe())
     data, seed = (options.data, 1) if options.data is not None else own_data(options.model)
     pairs, split = held_out_pairs(data, options.split, seed, copy_settings(options.model))
+    directions = held_out_directions(data, split, len(pairs))
     if options.hypotheses is not None:
         found = list(read_lines(options.hypotheses, on_bad_utf8=options.on_bad_utf8, report=read))
         if len(found) != len(pairs):
@@ -131,16 +204,17 @@ def _pairs(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, 
                 f"{describe(options.hypotheses)} has {len(found)} lines, but {data} {split} has {len(pairs)} pairs."
             )
         pairs = [(hypothesis, reference) for hypothesis, (_, reference) in zip(found, pairs, strict=True)]
-    return pairs, f"{data} {split}"
+    return HeldOutSet(pairs, f"{data} {split}", directions).into(options.target_lang)
 
 
-def _run_model(
-    pairs: list[tuple[str, str]], options: EvaluateOptions, show: Progress
+def run_model(
+    test_set: HeldOutSet, options: EvaluateOptions, show: Progress
 ) -> tuple[list[str], Likelihood, dict[str, Any]] | None:
     """Translations, likelihood of the references, and what they depend on; of several ranks, on the main one."""
+    pairs = test_set.pairs
     with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
         show("loading the model", 0, 0)
-        translator = options.run_on.load(Translator.from_pretrained, options.model)
+        translator = _chosen(options.run_on.load(Translator.from_pretrained, options.model), test_set, options)
         overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
         settings = translator.options(**overrides)
         if find_place().is_main and _looks_exchanged(translator, pairs, settings):
@@ -154,9 +228,27 @@ def _run_model(
     likelihood, translations, num_references, num_sources = judged
     truncated = {"truncated_sources": num_sources, "truncated_references": num_references}
     protocol = search_record(translator, settings, options, **truncated)
+    protocol["languages"] = [list(pair) for pair in translator.languages]
+    if translator.target_lang is not None:
+        protocol["target_lang"] = translator.target_lang
     if options.run_on.shortlist is not None:
         protocol["shortlist"] = options.run_on.shortlist
     return translations, likelihood, protocol
+
+
+def _chosen(translator: Translator, test_set: HeldOutSet, options: EvaluateOptions) -> Translator:
+    """The translator for a test set, whose sources may have tags of their own.
+
+    Raises: ConfigError: the model has no tags but the sources do, or a target language is missing.
+    """
+    if not test_set.directions:
+        return translator.into(options.target_lang, "--target-lang")
+    if missing := {pair[1] for pair, _ in test_set.directions} - {*translator.tokenizer.target_languages}:
+        raise ConfigError(
+            f"{test_set.name} has translations into {', '.join(sorted(missing))}, for which {options.model} has no"
+            " tag; choose the pairs of one direction by --source and --reference, or --target-lang."
+        )
+    return translator
 
 
 def _looks_exchanged(translator: Translator, pairs: list[tuple[str, str]], settings: DecodingSettings) -> bool:
@@ -202,6 +294,7 @@ def _judge(
         "pairs": hashlib.sha256(json.dumps(pairs).encode()).hexdigest(),
         "precision": translator.precision,
         "compiled": options.run_on.compile,
+        "target_lang": translator.target_lang,
     }
     lines: list[str] = []
     size = BLOCK_PAIRS if is_sharded(options.output) else len(pairs)

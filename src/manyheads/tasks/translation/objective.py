@@ -51,7 +51,8 @@ class TranslationObjective:
         self.model_config, self.generation = self.config.model, self.config.decoding
         self.task = "translation" if self.data.task is None else "parsing"
         self.languages = self.data.languages
-        self.next_command = "translate {run}"
+        into = f" --target-lang {self.languages[0][1]}" if len(self.languages) > 1 else ""
+        self.next_command = f"translate {{run}}{into}"
         tokenizer = self.data.tokenizer
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
         if self.shares:

@@ -14,6 +14,7 @@ from manyheads.decoding.options import (
 )
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
+from manyheads.tasks.comparing import check_comparison
 
 __all__ = [
     "EVALUATE",
@@ -87,6 +88,18 @@ class PrepareOptions(PairOptions):
     target_lang: str | None = option(
         "Language of their translations.", default=None, metavar="TAG", default_is="unknown"
     )
+    pair: tuple[str, ...] = option(
+        "Several languages in one model: the files of one direction; once for each. Sources get a tag such as >>de<<.",
+        default=(),
+        metavar="SRC TGT FILE FILE",
+        repeats=True,
+    )
+    valid_pair: tuple[str, ...] = option(
+        "With --pair: validation pairs of one direction.", default=(), metavar="SRC TGT FILE FILE", repeats=True
+    )
+    test_pair: tuple[str, ...] = option(
+        "With --pair: test pairs of one direction.", default=(), metavar="SRC TGT FILE FILE", repeats=True
+    )
     clean: bool = option(
         "Leave out the training pairs that the rules of cleaning find; without it they are counted.", default=False
     )
@@ -120,6 +133,14 @@ class SearchEvaluateOptions:
 class EvaluateOptions(SearchEvaluateOptions):
     """Options of `manyheads evaluate` for a translator."""
 
+    model: str = argument(  # declared again, so that it stands before the others
+        "A model folder, a run folder, or owner/name on the Hugging Face hub.", default="", metavar="MODEL"
+    )
+    others: tuple[str, ...] = argument(
+        "Other models, to be compared with the first one on the same test set.", default=(), metavar="MODEL ..."
+    )
+    page: str | None = option("Of several models: write the comparison as one HTML page.", default=None, metavar="FILE")
+    differences: int = option("Of several models: show the N sentences that differ most.", default=10, metavar="N")
     source: str | None = option("Source sentences, one a line, plain or gzip.", default=None, metavar="FILE")
     reference: str | None = option("Their translations by people, line by line.", default=None, metavar="FILE")
     hypotheses: str | None = option("Translations to judge instead of a model's.", default=None, metavar="FILE")
@@ -128,6 +149,12 @@ class EvaluateOptions(SearchEvaluateOptions):
         default=None,
         metavar="DATA",
         default_is="the run's",
+    )
+    target_lang: str | None = option(
+        "Of a model or data with several target languages: which one.",
+        default=None,
+        metavar="TAG",
+        default_is="all of the data",
     )
     tokenize: str = option(
         "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
@@ -151,6 +178,7 @@ class EvaluateOptions(SearchEvaluateOptions):
             raise ConfigError("--split selects a part of --data; it cannot be used with --reference.")
         if self.hypotheses is None and (self.source is None) != (self.reference is None):
             raise ConfigError("--source and --reference belong together, line by line; give both or neither.")
+        check_comparison(self, {"--output": self.output, "--hypotheses": self.hypotheses})
 
     @property
     def inputs(self) -> tuple[str | None, ...]:
@@ -166,6 +194,9 @@ class ScoreOptions:
     source: str = option("Source sentences, one a line, plain or gzip; - is standard input.", metavar="FILE")
     target: str = option("Their translations, line by line.", metavar="FILE")
     output: str = option("Where scores go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    target_lang: str | None = option(
+        "Of a model that translates into several languages: which one.", default=None, metavar="TAG"
+    )
     tokens: bool = option("JSON lines with the log-probability of every token.", default=False)
     on_bad_utf8: Literal["fail", "replace"] = option(
         "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
@@ -199,6 +230,7 @@ A language model learns from text, ids or pictures: `manyheads prepare --task lm
     (
         "manyheads prepare --source train.en --target train.de --valid-source v.en --valid-target v.de -o data/my",
         "manyheads prepare --tsv pairs.tsv --valid-count 500 --vocab-size 8000 --output data/my",
+        "manyheads prepare --pair en de a.en a.de --pair en fr b.en b.fr --valid-count 500 --output data/many",
         "manyheads prepare --task parsing --trees train.ptb --valid-trees dev.ptb --output data/ptb",
         "manyheads prepare --task lm --corpus novel.txt --valid-bytes 50000 --output data/novel",
     ),
@@ -209,12 +241,15 @@ EVALUATE = CommandPage(
     """Judge a model on held-out text: BLEU and chrF by sacreBLEU with their signatures, likelihood, and the
 protocol: all that must be equal before two such figures may be compared. Text comes from --source and --reference,
 or --data; without either, from what the run was trained with. --hypotheses judges translations made elsewhere.
+Several models are compared on the same test set: scores with a paired bootstrap against the first model, and the
+sentences that differ most; --page writes them as a page.
 A language model is judged by perplexity and bits a byte: `manyheads evaluate MODEL --help` shows its options.
 A parser is judged by labelled brackets (evalb's rules): `manyheads evaluate --trees FILE --help` shows its options.""",
     (
         "manyheads evaluate runs/demo",
         "manyheads evaluate runs/demo --source test.en --reference test.de --beam 8 --output test.out",
         "manyheads evaluate --hypotheses test.out --reference test.de",
+        "manyheads evaluate runs/demo runs/mine --source test.en --reference test.de --page compared.html",
         "manyheads evaluate runs/parser --trees test.ptb",
     ),
 )

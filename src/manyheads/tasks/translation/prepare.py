@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from manyheads.data.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs, describe_cleaning
-from manyheads.data.cleaning.rules import parse_limits
+from manyheads.data.cleaning.rules import Limits, parse_limits
 from manyheads.data.holdout import Rest
 from manyheads.data.manifest import MAX_MANIFEST_BYTES
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing import SPLITS
 from manyheads.data.preparing_pairs import CLEANING, Pairs, prepare_corpus
 from manyheads.data.readers import PairFiles
+from manyheads.data.tagged import ManyCleanings, TaggedPairs
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
+from manyheads.tasks.translation.directions import directions
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
 from manyheads.text.parsing import ParsingTask
@@ -35,31 +37,79 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
 
     Raises: ConfigError: training or validation pairs are missing, or are given in two forms.
     """
-    languages = _languages(options)
     limits = parse_limits(options.clean_rule, CLEANING_RULES)
+    if (options.valid_pair or options.test_pair) and not options.pair:
+        raise ConfigError("--valid-pair and --test-pair go with --pair, which names the training pairs.")
+    if options.pair:
+        return _of_directions(options, limits)
+    languages = _languages(options)
     splits: dict[str, Pairs] = {}
     for split in SPLITS:
         prefix = "" if split == "train" else f"{split}_"
         given = {form: getattr(options, prefix + form) for form in _FORMS}
         if any(path is not None for path in given.values()):
-            try:
-                splits[split] = PairFiles(
-                    **given,
-                    source_key=options.source_key,
-                    target_key=options.target_key,
-                    languages=languages or (None, None),
-                    on_bad_utf8=options.on_bad_utf8,
-                )
-            except ConfigError as error:
-                raise ConfigError(f"The {split} pairs: {error}") from None
+            splits[split] = _files(options, split, given, languages or (None, None))
     if "train" not in splits:
-        raise ConfigError("There are no training pairs: give --source and --target, or --tsv, --jsonl or --pairs.")
+        raise ConfigError(
+            "There are no training pairs: give --source and --target, or --tsv, --jsonl or --pairs; for several"
+            " languages, --pair."
+        )
     check_holdout(options, [f"--valid-{form}" for form in _FORMS], "--valid-count", "500")
     splits |= {split: RememberedPairs(splits[split]) for split in ("valid", "test") if split in splits}
     held_out = [splits[split] for split in ("valid", "test") if split in splits]
     cleaner = CleanedPairs(splits["train"], clean=options.clean, limits=limits, held_out=held_out)
     splits["train"] = cleaner
-    return preparation_of(splits, options, cleaner=cleaner, languages=languages)
+    return preparation_of(
+        splits, options, cleaning=lambda: cleaner.report.to_json(), languages=() if languages is None else (languages,)
+    )
+
+
+def _of_directions(options: PrepareOptions, limits: Limits) -> Callable[..., dict[str, Any]]:
+    """The function that prepares pairs of several languages, for one model with tags.
+
+    Raises: ConfigError: see `directions`.
+    """
+    given = directions(options)
+    check_holdout(options, ["--valid-pair"], "--valid-count", "500")
+    parts: dict[str, list[tuple[LanguagePair, Pairs]]] = {
+        split: [
+            (pair, RememberedPairs(files) if split != "train" else files)
+            for pair, (source, target) in each
+            for files in [_files(options, split, {"source": source, "target": target}, pair)]
+        ]
+        for split, each in given.items()
+    }
+    cleaners = []
+    for place, (pair, files) in enumerate(parts["train"]):
+        held_out = [other for split in ("valid", "test") for known, other in parts[split] if known == pair]
+        cleaner = CleanedPairs(files, clean=options.clean, limits=limits, held_out=held_out)
+        cleaners.append(cleaner)
+        parts["train"][place] = (pair, cleaner)
+        if options.valid_count:
+            rest = Rest(cleaner, options.valid_count)
+            parts["train"][place] = (pair, rest)
+            parts["valid"].append((pair, rest.holdout))
+    splits: dict[str, Pairs] = {split: TaggedPairs(each) for split, each in parts.items() if each}
+    return preparation_of(
+        splits,
+        options,
+        cleaning=lambda: ManyCleanings([cleaner.report for cleaner in cleaners]).to_json(),
+        languages=TaggedPairs(parts["train"]).languages,
+    )
+
+
+def _files(options: PrepareOptions, split: str, given: Mapping[str, Any], languages: Any) -> PairFiles:
+    """Raises: ConfigError: the pairs are given in two forms, or incompletely."""
+    try:
+        return PairFiles(
+            **given,
+            source_key=options.source_key,
+            target_key=options.target_key,
+            languages=languages,
+            on_bad_utf8=options.on_bad_utf8,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"The {split} pairs: {error}") from None
 
 
 def _languages(options: PrepareOptions) -> LanguagePair | None:
@@ -81,28 +131,28 @@ def preparation_of(
     options: PairOptions,
     task: ParsingTask | None = None,
     *,
-    cleaner: CleanedPairs | None = None,
-    languages: LanguagePair | None = None,
+    cleaning: Callable[[], Mapping[str, Any]] | None = None,
+    languages: Sequence[LanguagePair] = (),
 ) -> Callable[..., dict[str, Any]]:
     """The function that prepares pairs.
 
     Args:
         splits: where each comes from.
         task: what is learned of targets that are trees.
-        cleaner: see `prepare_corpus`.
-        languages: of source and target, if they are known.
+        cleaning: see `prepare_corpus`.
+        languages: of source and target, if they are known; several for a model with tags.
 
     Raises: ConfigError, DataError: the tokenizer cannot be used.
     """
     tokenizer = chosen_vocabulary(options.vocabulary, TokenizerSettings, Tokenizer.load)
-    if options.valid_count:
+    if options.valid_count and "valid" not in splits:
         rest = Rest(splits["train"], options.valid_count)
         splits = {**splits, "train": rest, "valid": rest.holdout}
     arguments: dict[str, Any] = {
         **splits,
         "tokenizer": tokenizer,
         "task": task,
-        "cleaner": cleaner,
+        "cleaning": cleaning,
         "languages": languages,
     }
     return partial(prepare_corpus, **arguments)
@@ -144,6 +194,8 @@ def _about_languages(recorded: Sequence[Sequence[str]], cleaning: dict[str, Any]
     source, target = cleaning.get("languages", (None, None))
     given = (recorded[0][0], recorded[0][1]) if recorded else (None, None)
     lines = []
+    if len(recorded) > 1:
+        return ["languages   " + ", ".join(f"{one} > {other}" for one, other in recorded)]
     if recorded:
         lines.append(f"languages   {given[0]} > {given[1]}")
     elif source is not None and target is not None and source != target:

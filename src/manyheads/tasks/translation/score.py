@@ -26,6 +26,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     pairs = list(files.read(report))
     show("loading the model", 0, 0)
     translator = options.run_on.load(Translator.from_pretrained, options.model)
+    translator = translator.into(options.target_lang, "--target-lang")
     budget: dict[str, Any] = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
     translator.settings = translator.options(**budget, too_long=options.too_long)
 
@@ -41,6 +42,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
         "settings": asdict(translator.settings),
         "form": (options.tokens, options.on_bad_utf8),
         "precision": translator.precision,
+        "target_lang": translator.target_lang,
     }
     source = GivenItems(pairs, BLOCK_PAIRS, [options.source, options.target], report)
     return LineWork(source, work, identity, {"source": options.source, "reference": options.target})

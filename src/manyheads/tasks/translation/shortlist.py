@@ -24,6 +24,7 @@ from manyheads.files.verify import MANIFEST, list_files, verify_folder
 from manyheads.tasks.held_out import copy_settings, own_data, run_file
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["LearnedShortlist", "learn_shortlist"]
 
@@ -82,7 +83,8 @@ def learn_shortlist(
         frequent=torch.from_numpy(lexicon.frequent).int(),
         offsets=torch.from_numpy(lexicon.offsets),
         candidates=torch.from_numpy(lexicon.candidates).int(),
-        is_shared=tokenizer.source is tokenizer.target,
+        is_shared=tokenizer.source is tokenizer.target
+        or (isinstance(tokenizer, Tokenizer) and bool(tokenizer.target_languages)),
         vocabulary=tokenizer.digest,
     )
     _write(folder, shortlist.to_bytes())

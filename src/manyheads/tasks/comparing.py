@@ -1,0 +1,52 @@
+"""The options of `evaluate` about several models: what may be given together. Imports neither torch nor sacreBLEU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from manyheads.errors import ConfigError
+
+__all__ = ["MOST_MODELS", "check_comparison"]
+
+MOST_MODELS = 26
+"""Each has a letter in the table."""
+
+
+def check_comparison(options: Any, unusable: Mapping[str, Any]) -> None:
+    """Check the options of `evaluate` about several models.
+
+    Args:
+        options: with `model`, `others`, `page` and `differences`.
+        unusable: name of an option that has a meaning for one model only -> its value, which is false if not given.
+
+    Raises: ConfigError: they contradict each other.
+    """
+    models = (options.model, *options.others)
+    if not options.others:
+        given = {"--page": options.page, "--differences": options.differences != type(options).differences}
+        if found := [name for name, value in given.items() if value]:
+            raise ConfigError(f"{' and '.join(found)} compares models; name two models or more.")
+        return
+    if len(models) > MOST_MODELS:
+        raise ConfigError(f"{len(models)} models are given; at most {MOST_MODELS} are compared at once.")
+    if twice := _repeated(models):
+        raise ConfigError(f"{twice} is named twice; name each model once.")
+    if found := [name for name, value in unusable.items() if value]:
+        raise ConfigError(f"{' and '.join(found)} is for one model, but {len(models)} are named; leave it out.")
+    if options.differences < 0:
+        raise ConfigError(f"--differences is {options.differences}; it must be at least 0.")
+    if options.page is not None:
+        page = Path(options.page)
+        if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
+            raise ConfigError(f"--page is {options.page}; name a file that ends in .html.")
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if (known := str(Path(name))) in seen:
+            return name
+        seen.add(known)
+    return None

@@ -1,0 +1,125 @@
+"""`evaluate` of several translators on one test set: paired bootstrap, and the sentences that differ most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from manyheads.data.progress import Progress
+from manyheads.data.readers import ReadReport
+from manyheads.distributed.place import refuse_ranks
+from manyheads.errors import ConfigError, DataError
+from manyheads.evaluation.paired import most_different, paired_scores, sentence_chrf
+from manyheads.tasks.comparison import PAGE_EXAMPLES, Comparison, Example, letters
+from manyheads.tasks.held_out import own_data, run_file
+from manyheads.tasks.report import machine_lines, search_line
+from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, run_model
+from manyheads.tasks.translation.options import EvaluateOptions
+
+__all__ = ["compare"]
+
+
+def compare(options: EvaluateOptions, show: Progress) -> Comparison:
+    """Judge several translators on the same test set.
+
+    Raises: ConfigError: a model is no translator, has another test set of its own, or another direction. DataError: as
+        `evaluate`.
+    """
+    refuse_ranks("evaluate of several models")
+    names = (options.model, *options.others)
+    each = {name: replace(options, model=name, others=(), page=None, differences=10) for name in names}
+    for name in names:
+        if task_of_folder(name) not in (None, "translation"):
+            raise ConfigError(f"{name} is no translator, but {names[0]} is; compare models of one task.")
+    read = ReadReport()
+    test_set = find_test_set(each[names[0]], read)
+    pairs, data = test_set.pairs, test_set.name
+    if not pairs:
+        raise DataError(f"{data} has no sentences; there is nothing to compare.")
+    if options.source is None and options.data is None:
+        _check_own_test_sets(each, test_set)
+    translations: list[list[str]] = []
+    protocols: list[dict[str, Any]] = []
+    nats: list[float] = []
+    for name in names:
+        found = run_model(test_set, each[name], show)
+        assert found is not None  # there is one rank
+        texts, likelihood, protocol = found
+        _check_direction(protocol, protocols[0] if protocols else protocol)
+        translations.append(texts)
+        protocols.append(protocol)
+        nats.append(likelihood.nll_sum / len(pairs))
+    references = [reference for _, reference in pairs]
+    scores = paired_scores(translations, references, tokenize=options.tokenize, lowercase=options.lowercase)
+    by_sentence = [sentence_chrf(one, references, lowercase=options.lowercase) for one in translations]
+    examples = [
+        Example(
+            f"line {place + 1}",
+            *pairs[place],
+            tuple(one[place] for one in translations),
+            tuple(float(one[place]) for one in by_sentence),
+        )
+        for place in most_different(by_sentence, max(PAGE_EXAMPLES if options.page else 0, options.differences))
+    ]
+    report = Comparison(
+        models=list(names),
+        scores=scores,
+        figures={"nats/sentence": [f"{one:.2f}" for one in nats]},
+        notes=_notes(scores),
+        examples=examples,
+        example_score="chrF of the sentence",
+        smaller_is_better=False,
+        num_shown=options.differences,
+        protocol={"data": data, "sentences": len(pairs), "models": protocols},
+        protocol_lines=_protocol_lines(list(names), protocols, data, len(pairs)),
+        page=options.page,
+        read=read,
+    )
+    report.save()
+    return report
+
+
+def _check_own_test_sets(each: dict[str, EvaluateOptions], first: HeldOutSet) -> None:
+    """Raises: ConfigError: a run has other test pairs than the first one."""
+    for name, options in list(each.items())[1:]:
+        if run_file(name) is None:
+            continue  # a model without a run has no test set of its own
+        own = find_test_set(options, ReadReport()).pairs
+        if own != first.pairs:
+            raise ConfigError(
+                f"{name} has another test set ({own_data(name)[0]}, {len(own):,} pairs) than {first.name}"
+                f" ({len(first.pairs):,} pairs); name one for all models by --source and --reference, or --data."
+            )
+
+
+def _check_direction(protocol: dict[str, Any], first: dict[str, Any]) -> None:
+    """Raises: ConfigError: the languages of both models are known, and they share no direction."""
+    own, others = protocol["languages"], first["languages"]
+    if own and others and not set(map(tuple, own)) & set(map(tuple, others)):
+        shown = [", ".join(f"{source} > {target}" for source, target in one) for one in (own, others)]
+        raise ConfigError(
+            f"{protocol['model']} translates {shown[0]}, but {first['model']} {shown[1]}; compare models of one"
+            " direction."
+        )
+
+
+def _notes(scores: dict[str, Any]) -> list[str]:
+    notes = [f"{found[0].signature}" for found in scores.values()]
+    return [
+        *notes,
+        "±: 95% interval; p: paired bootstrap against A (sacreBLEU), * below 0.05",
+        "nats/sentence: mean negative log-likelihood of the references, end of sentence included",
+    ]
+
+
+def _protocol_lines(names: list[str], protocols: list[dict[str, Any]], data: str, num_sentences: int) -> list[str]:
+    lines = [f"  data       {data}", f"  sentences  {num_sentences:,}"]
+    for letter, protocol in zip(letters(names), protocols, strict=True):
+        shortlist = f", shortlist {protocol['shortlist']}" if "shortlist" in protocol else ""
+        lines += [
+            f"  {letter:<9}  {protocol['parameters']:,} parameters, {search_line(protocol['decoding'])}{shortlist}",
+            f"             truncated {protocol['truncated_sources']} sources,"
+            f" {protocol['truncated_references']} references",
+        ]
+    return [*lines, *machine_lines(protocols[0])]

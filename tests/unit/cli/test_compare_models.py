@@ -1,0 +1,193 @@
+"""`manyheads evaluate A B`: several models on one test set, as text, as JSON and as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads.architectures.pretrained import load, save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.data.token_store import TokenStore
+from manyheads.decoding.translator import Translator
+from manyheads.evaluation.bleu import corpus_bleu
+from manyheads.evaluation.language_model import evaluate_text, token_losses
+from manyheads.evaluation.reading import Reading
+from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.visualise.attention_views import shown_token
+
+Cli = Callable[..., int]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="session")
+def other_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tokenizer, other weights, and languages."""
+    first = Translator.from_pretrained(model_folder, "cpu")
+    torch.manual_seed(2)
+    folder = tmp_path_factory.mktemp("other") / "model"
+    model = build_model(first.model.config)
+    save_pretrained(model, folder, tokenizer=first.tokenizer, generation=first.settings, languages=[("en", "de")])
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> list[str | Path]:
+    for name, column in (("source", 0), ("reference", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[column]}\n" for pair in pairs), encoding="utf-8")
+    return ["--source", tmp_path / "source", "--reference", tmp_path / "reference"]
+
+
+def record_of(page: Path) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_translators_side_by_side(
+    manyheads: Cli, model_folder: Path, other_folder: Path, files: list[str | Path], pairs: Any, tmp_path: Path,
+    capsys: Captured,
+) -> None:  # fmt: skip
+    page = tmp_path / "compared.html"
+    assert manyheads("evaluate", model_folder, other_folder, *files, "--page", page, "--differences", 3) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[:2] == [f"A = {model_folder}", f"B = {other_folder}"]
+    assert re.fullmatch(r" +BLEU +± +p +chrF +± +p +nats/sentence", lines[2])
+    assert sum(line.startswith("  line ") for line in lines) == 3
+    assert any("|bs:1000|" in line for line in lines)
+    sources, references = map(list, zip(*pairs, strict=True))
+    written = [Translator.from_pretrained(one, "cpu").translate(sources) for one in (model_folder, other_folder)]
+    record = record_of(page)
+    scores = [float(row[1]) for row in record["rows"]]
+    assert scores == [pytest.approx(corpus_bleu(texts, references).value, abs=1e-2) for texts in written]
+    shown = {int(one["place"].removeprefix("line ")) - 1: one for one in record["examples"]}
+    assert len(shown) > 3  # the page has more than the text
+    for place, one in shown.items():
+        assert (one["source"], one["reference"]) == pairs[place]
+        assert one["outputs"] == [shown_token(texts[place].replace("\n", " ")) for texts in written]
+    spreads = [abs(one["scores"][0] - one["scores"][1]) for one in record["examples"]]
+    assert spreads == sorted(spreads, reverse=True)
+    assert spreads[-1] > 0
+
+
+def test_equal_models_do_not_differ(
+    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "same").symlink_to(model_folder)
+    assert manyheads("evaluate", model_folder, tmp_path / "same", *files, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    for score in record["scores"].values():
+        assert score["models"][0]["p_value"] is None
+        assert score["models"][1]["p_value"] == 1.0
+        assert score["models"][0]["score"] == score["models"][1]["score"]
+    assert record["differences"] == []
+
+
+@pytest.fixture(scope="module")
+def language_models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("languages")
+    vocabulary = ByteVocabulary()
+    config = TransformerXLConfig(
+        d_model=8, num_heads=2, d_ff=8, num_layers=1, memory_len=8, vocab_size=vocabulary.vocab_size
+    )
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        save_pretrained(build_model(config), folder / str(seed), tokenizer=vocabulary)
+    return [folder / "1", folder / "2"]
+
+
+def test_language_models_side_by_side(
+    manyheads: Cli, language_models: list[Path], tmp_path: Path, capsys: Captured
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("the cat sees the dog, and the dog sees the cat.\n" * 12, encoding="utf-8")
+    page = tmp_path / "compared.html"
+    assert manyheads("evaluate", *language_models, "--text", text, "--page", page, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    found = record["scores"]["nats/token"]["models"]
+    for model, one in zip(language_models, found, strict=True):
+        assert manyheads("evaluate", model, "--text", text, "--json") == 0
+        alone = json.loads(capsys.readouterr().out)["results"][0]
+        assert one["score"] == pytest.approx(alone["nats_per_token"], rel=1e-5)
+        assert record["figures"]["bits/byte"][language_models.index(model)] == f"{alone['bits_per_byte']:.4f}"
+    assert 0 < found[1]["p_value"] <= 1
+    passages = record_of(page)["examples"]
+    assert passages[0]["outputs"] == []
+    assert passages[0]["reference"].replace("⏎", "\n") in text.read_text()
+
+
+@pytest.mark.parametrize(
+    ("documents", "ends", "reading"),
+    [
+        ("none", False, Reading(segment_len=5, lanes=3)),
+        ("none", False, Reading(segment_len=4, lanes=2, ext_len=3, memory_len=6)),
+        ("lines", True, Reading(segment_len=5, lanes=2, documents="separate")),
+        ("lines", True, Reading(segment_len=1, lanes=4, max_tokens=17)),
+    ],
+)
+def test_losses_by_token_are_those_of_the_whole(
+    language_models: list[Path], documents: Any, ends: bool, reading: Reading
+) -> None:
+    vocabulary = ByteVocabulary(documents=documents)
+    config = dataclasses.replace(load(language_models[0]).config, vocab_size=vocabulary.vocab_size)
+    torch.manual_seed(3)
+    model = build_model(config)
+    texts = [list(text) + [vocabulary.end_id] * ends for text in (b"one line", b"another, longer", b"a", b"last")]
+    store = TokenStore.from_lists(texts, vocabulary.vocab_size)
+    whole = evaluate_text(model, store, reading, vocabulary)
+    found = token_losses(model, store, reading, vocabulary)
+    assert whole is not None
+    assert np.isfinite(found).sum() == whole.num_tokens
+    assert np.nansum(found) == pytest.approx(whole.nll_sum, rel=1e-5)
+    if reading.segment_len == 5 and documents == "lines":  # each document by itself: its losses stand at its tokens
+        alone = token_losses(model, TokenStore.from_lists(texts[1:2], vocabulary.vocab_size), reading, vocabulary)
+        assert found[9:25] == pytest.approx(alone, rel=1e-4)
+
+
+def test_mistakes(
+    manyheads: Cli, model_folder: Path, other_folder: Path, language_models: list[Path], files: list[str | Path],
+    tmp_path: Path, capsys: Captured,
+) -> None:  # fmt: skip
+    french = tmp_path / "french"
+    first = Translator.from_pretrained(model_folder, "cpu")
+    save_pretrained(first.model, french, tokenizer=first.tokenizer, languages=[("en", "fr")])
+    words = tmp_path / "words"
+    config = dataclasses.replace(load(language_models[0]).config, vocab_size=257)
+    save_pretrained(build_model(config), words, tokenizer=ByteVocabulary(documents="lines"))
+    own = []
+    for number, split in enumerate(("test", "valid")):
+        (tmp_path / f"run{number}").mkdir()
+        (tmp_path / f"run{number}" / "model").symlink_to(model_folder)
+        path = "embedded:tatoeba-en-de" if split == "test" else "copy-task"
+        (tmp_path / f"run{number}" / "config.yaml").write_text(f"seed: 1\ndata:\n  path: {path}\n", encoding="utf-8")
+        own.append(tmp_path / f"run{number}")
+    text = ["--text", tmp_path / "source"]
+    cases: list[tuple[list[Any], str]] = [
+        ([model_folder, *files, "--page", "x.html"], "--page compares models; name two models or more"),
+        ([model_folder, *files, "--differences", "3"], "--differences compares models"),
+        ([model_folder, model_folder, *files], "is named twice"),
+        ([model_folder, other_folder, *files, "--output", tmp_path / "o"], "--output is for one model, but 2 are"),
+        ([model_folder, other_folder, *files, "--page", tmp_path], "name a file that ends in .html"),
+        ([model_folder, other_folder, *files, "--differences", "-1"], "--differences is -1"),
+        ([model_folder, language_models[0], *files], "is no translator"),
+        ([language_models[0], model_folder, *text], "is no language model"),
+        ([other_folder, french, *files], "translates en > fr, but"),
+        ([language_models[0], words, *text], "has another vocabulary"),
+        ([*language_models, *text, "--memory-len", "0", "4"], "--memory-len with several values is for one model"),
+        ([*language_models, *text, "--recl", "--beside", "x"], "--beside and --recl is for one model"),
+        (own, "has another test set (copy-task"),
+    ]
+    for arguments, message in cases:
+        assert manyheads("evaluate", *arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.out == ""
+    assert not (tmp_path / "o").exists()
