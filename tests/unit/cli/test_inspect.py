@@ -207,6 +207,9 @@ def test_pictures(
         (("smoothing", "--targets", "7"), "below --vocab-size 5"),
         (("smoothing", "--pad-id", "5"), "below --vocab-size 5"),
         (("smoothing", "--kind", "others", "--vocab-size", "2", "--targets", "1"), "at least 3 tokens, not 2"),
+        (("masks", "causl"), "Did you mean causal?"),
+        (("masks", "--length", "4", "--lengths", "5"), "from 0 to --length 4"),
+        (("masks", "--length", "100000"), "from 1 to 512"),
         (("atention",), "Did you mean attention?"),
     ],
 )
@@ -227,6 +230,30 @@ def test_mistakes(
     assert said in shown.err
     assert shown.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_masks_are_drawn_and_printed(manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "masks.svg"
+    arguments = ("--length", "4", "--lengths", "3", "--memory", "2", "--left", "1", "--block", "2", "--output", output)
+    assert manyheads("inspect", "masks", *arguments, "--json") == 0
+    numbers, path = capsys.readouterr().out.split("\n")[:2]
+    assert path == str(output)
+    assert "memory, then segment" in output.read_text(encoding="utf-8")
+    found = {one["title"]: ["".join(map(str, row)) for row in one["allowed"]] for one in json.loads(numbers)}
+    assert found == {
+        "padding, 3 real tokens": ["1110"] * 4,
+        "causal": ["1000", "1100", "1110", "1111"],
+        "causal and padding, 3 real tokens": ["1000", "1100", "1110", "1110"],
+        "window, 1 before and 0 after": ["1000", "1100", "0110", "0011"],
+        "memory of 2": ["111000", "111100", "111110", "111111"],
+        "memory of 2, same length": ["011000", "001100", "000110", "000011"],
+        "blocks of 2, 1 before and 0 after": ["1000", "1100", "1110", "1111"],
+    }
+    more = ("--block", "2", "--before", "0", "--after", "1", "--length", "6")
+    assert manyheads("inspect", "masks", "blocks", *more, "--output", output) == 0
+    title, *rows = capsys.readouterr().out.split("\n")[:7]
+    assert title.endswith("-0 <= j // 2 - i // 2 <= 1")
+    assert [row.replace(" ", "") for row in rows] == ["111100"] * 2 + ["001111"] * 2 + ["000011"] * 2
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -1,0 +1,123 @@
+"""`manyheads inspect masks`: which keys each query may attend to, as a picture and as numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
+from manyheads.cli.printing import say
+from manyheads.config.checks import between, check
+from manyheads.config.options import CommandPage, argument, option
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.mask_examples import MaskExample
+
+__all__ = ["PAGE", "MasksOptions", "run"]
+
+_MOST_POSITIONS = 512
+_MOST_ROWS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasksOptions:
+    """Options of `manyheads inspect masks`."""
+
+    kinds: tuple[str, ...] = argument(
+        "Some of padding, causal, target (causal and padding), window, memory (of a Transformer-XL) and blocks (of a"
+        " Reformer's local layers).",
+        default=(),
+        metavar="KIND ...",
+        default_is="all",
+    )
+    length: int = option("Positions.", default=8, metavar="N")
+    lengths: tuple[int, ...] = option(
+        "Real tokens of each row, for padding and target.", default=(), metavar="N ...", default_is="all, and 5 of 8"
+    )
+    left: int = option("Keys of the window before a query.", default=2, metavar="N")
+    right: int = option("Keys of the window after a query.", default=0, metavar="N", default_is="0")
+    memory: int = option("Positions of the memory.", default=4, metavar="N")
+    block: int = option("Positions of a block.", default=3, metavar="N")
+    before: int = option("Blocks that a query sees before its own.", default=1, metavar="N")
+    after: int = option(
+        "Blocks that a query sees after its own; with 0, no query sees a later key.",
+        default=0,
+        metavar="N",
+        default_is="0",
+    )
+    json: bool = option("Print the masks as JSON.", default=False)
+    output: tuple[str, ...] = picture_option("masks.png")
+
+
+PAGE = CommandPage(
+    MasksOptions,
+    """Draw masks, and print them as numbers: a row for each query, a column for each key; 1 = may attend.
+They are computed by the classes and layers that the models use.""",
+    (
+        "manyheads inspect masks",
+        "manyheads inspect masks padding target --length 10 --lengths 10 7 3",
+        "manyheads inspect masks memory blocks --memory 6 --block 4 --json --output masks.svg",
+    ),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Draw and print. Returns: the exit code. Numbers and the paths of pictures go to standard output."""
+    options = parse(PAGE, arguments, "inspect masks")
+    check_kinds(options.output)
+    check(options, "--", between(1, _MOST_POSITIONS), "length", "block")
+    check(options, "--", between(0, _MOST_POSITIONS), "left", "right", "memory", "before", "after")
+    lengths = options.lengths or (options.length, max(1, options.length * 5 // 8))
+    if len(lengths) > _MOST_ROWS or not all(0 <= real <= options.length for real in lengths):
+        raise ConfigError(
+            f"--lengths {' '.join(map(str, lengths))}: give at most {_MOST_ROWS} numbers from 0 to --length"
+            f" {options.length}."
+        )
+    from manyheads.nn.attention.mask_examples import MASK_KINDS, MaskSizes, mask_examples
+
+    for kind in options.kinds:
+        if kind not in MASK_KINDS:
+            near = did_you_mean(kind, MASK_KINDS)
+            raise ConfigError(f"there is no mask {kind!r}; there are: {', '.join(MASK_KINDS)}.{near}")
+    sizes = MaskSizes(
+        length=options.length,
+        lengths=lengths,
+        left=options.left,
+        right=options.right,
+        memory_len=options.memory,
+        chunk_len=options.block,
+        before=options.before,
+        after=options.after,
+    )
+    examples = mask_examples(tuple(dict.fromkeys(options.kinds)) or MASK_KINDS, sizes)
+    from manyheads.visualise.masks import masks_figure
+
+    figure = masks_figure([(one.title, one.formula, one.allowed, one.num_memory) for one in examples])
+    if options.json:
+        say(json.dumps([_record(one) for one in examples]))
+    else:
+        say("\n\n".join(_table(one) for one in examples))
+    write_figure(figure, options.output)
+    return 0
+
+
+def _record(example: MaskExample) -> dict[str, object]:
+    return {
+        "kind": example.kind,
+        "title": example.title,
+        "formula": example.formula,
+        "memory": example.num_memory,
+        "allowed": example.allowed.int().tolist(),
+    }
+
+
+def _table(example: MaskExample) -> str:
+    rows = [[str(value) for value in row] for row in example.allowed.int().tolist()]
+    memory = example.num_memory
+    lines = [" ".join([*row[:memory], *(["|"] if memory else []), *row[memory:]]) for row in rows]
+    return "\n".join([f"{example.title}: {example.formula}", *(f"  {line}" for line in lines)])
