@@ -100,12 +100,12 @@ class Pictures(Files):
             MissingExtraError: Pillow is not installed.
         """
         with needing_extra("Reading pictures needs Pillow", "images"):
-            from PIL import Image
+            from PIL import Image, UnidentifiedImageError
         for path in self._files():
             try:
                 with open_regular(path) as file, Image.open(file, formats=["PNG"]) as image:
                     content = self._pixels(image, path)
-            except Image.UnidentifiedImageError:
+            except UnidentifiedImageError:
                 raise DataError(f"{path} cannot be read as a PNG picture: its content is of another kind.") from None
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 raise DataError(f"{path} cannot be read as a PNG picture: {error}.") from None
