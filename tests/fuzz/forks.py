@@ -99,16 +99,19 @@ def forked(
         environment: variables that are set in it.
         stdin: its standard input; None: empty.
     """
-    before, started = resident_bytes(), time.monotonic()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as size:
         process = os.fork()
         if process == 0:
+            # Of the child: a fork leaves out pages of files that its parent had mapped.
+            os.write(size.fileno(), str(resident_bytes()).encode("ascii"))
             _child(work, out.fileno(), err.fileno(), folder, environment or {}, stdin)
         hung = not ended_within(process, seconds, work_seconds)
         if hung:
             os.killpg(process, signal.SIGKILL) if _leads_group(process) else os.kill(process, signal.SIGKILL)
         _, status, usage = os.wait4(process, 0)
         took = time.monotonic() - started
+        before = int(os.pread(size.fileno(), 32, 0) or 0)
         texts = [os.pread(file.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace") for file in (out, err)]
     code = os.waitstatus_to_exitcode(status)
     grown = usage.ru_maxrss * 1024 - before

@@ -105,7 +105,7 @@ NOT_RUN: dict[str, str] = {
     "docs/exporting.md:154": "it installs two environments of more than a gigabyte",
     "docs/serving.md:8": "it serves until it is stopped",
     "docs/serving.md:15": "it serves until it is stopped",
-    "docs/serving.md:53": "it needs the package openai and a running server",
+    "docs/serving.md:56": "it needs the package openai and a running server",
 }
 
 

@@ -55,7 +55,7 @@ def model(tmp_path: Path) -> Path:
         {"num_decoder_layers": 1024},
         {"d_model": 2**23},
         {"positions": "learned", "max_len": 2**24},
-        {"attention": {"kind": "additive", "hidden_dim": 10**11}},
+        {"attention": {"kind": "additive", "hidden_dim": 2**24}},
     ],
 )
 def test_no_memory_is_taken_for_what_a_config_asks(

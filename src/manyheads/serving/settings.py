@@ -103,7 +103,7 @@ class ServingSettings:
         for name, allowed in _RANGES.items():
             check(self, "", allowed, name)
         if self.engine not in ENGINES:
-            raise ConfigError(f"engine is {self.engine!r}; it must be one of {', '.join(ENGINES)}.")
+            raise ConfigError(f"engine is {self.engine!r}; it must be one of {', '.join(ENGINES)}.", fields=("engine",))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> ServingSettings:

@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "data/corpora/sample.py": "compares with what it wrote, after its kind and size",
     "interop/exports/web.py": "the package's own page",
     "serving/api/page.py": "the package's own page",
-    "visualise/attention_page.py": "the package's own page",
+    "visualise/offline_page.py": "the package's own page",
     "interop/exports/onnx_translation.py": "a folder that it wrote itself",
     "data/preparing_ids.py": "a temporary folder that it wrote itself",
     "data/preparing_text.py": "a temporary folder that it wrote itself",
@@ -61,6 +61,7 @@ EXCEPTIONS = {
     "checkpoint/sharded.py": "safetensors opens by name, after its kind is checked",
     "decoding/shortlist.py": "safetensors opens by name, after its kind is checked",
     "cli/records.py": "safetensors opens by name, after its kind is checked",
+    "interop/exports/transformers.py": "a folder that it wrote itself",
     "interop/convert.py": "safetensors opens by name, after its kind is checked",
 }
 
