@@ -144,15 +144,23 @@ def _decoding(task: str, how: str) -> Comparison:
         for compiles in (False, True)
         for precision in ("fp32", "bf16")
     ]
-    int8 = Entry("manyheads, int8", "ours:decode", {"precision": "int8"}, shares=True)
+    int8 = [
+        Entry(
+            f"manyheads, int8{', compiled' * compiles}",
+            "ours:decode",
+            {"precision": "int8", "compiles": compiles},
+            shares=True,
+        )
+        for compiles in (False, True)
+    ]
     others = [_peer(task, f"CTranslate2 {kind}", named=f"CTranslate2, {kind}") for kind in ("float32", "int8")]
     return Comparison(
         title=f"Decoding {how}, MarianMT's weights, in fp32 the same ids: 32 sentences of 32 tokens, 64 tokens forced",
         unit="tokens/s",
-        entries=(marian, *ours, int8, *others),
+        entries=(marian, *ours, *int8, *others),
         pairs=(
-            *((side.name, peer.name) for side in (*ours, int8) for peer in (marian, *others)),
-            *((int8.name, side.name) for side in ours),
+            *((side.name, peer.name) for side in (*ours, *int8) for peer in (marian, *others)),
+            *((one.name, side.name) for one in int8 for side in ours),
         ),
     )
 
