@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -105,10 +107,15 @@ def main() -> int:
             continue
         command, began = command_of(part, file, given.jobs), time.monotonic()
         try:
-            code = subprocess.run(command, cwd=ROOT, timeout=MOST_SECONDS, env=environment(), check=False).returncode
+            process = subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True)
+            code = process.wait(MOST_SECONDS)
             outcome = "passed" if code == 0 else "failed"
         except subprocess.TimeoutExpired:
+            end(process, signal.SIGKILL)
             outcome = "not finished in half an hour"
+        except KeyboardInterrupt:  # its group gets no Ctrl-C of the terminal
+            end(process, signal.SIGINT)
+            raise
         shown = " ".join(["python", *command[1:]]).replace(f"{ROOT}/", "")
         record = {"commit": here, "outcome": outcome, "command": shown, "machine": machine()}
         record["seconds"] = round(time.monotonic() - began)
@@ -121,10 +128,14 @@ def main() -> int:
     return int(bool(failed))
 
 
+def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a part and its children, and wait for it."""
+    os.killpg(process.pid, number)
+    process.wait()
+
+
 def environment() -> dict[str, str]:
     """For the campaign, which is no test: where its modules are, and one thread."""
-    import os
-
     paths = [str(ROOT / "src"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 

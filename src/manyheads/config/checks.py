@@ -85,13 +85,13 @@ def check(settings: Any, section: str, allowed: Range, *names: str, hint: str = 
     """
     for name in names:
         value = getattr(settings, name)
+        shown = name.replace("_", "-") if section == "--" else name
         is_huge = isinstance(value, int) and value > MOST_COUNT
         if is_huge and allowed.high == math.inf:
             wanted = f"{allowed.wanted} and at most {MOST_COUNT:,}"
-            raise ConfigError(f"{section}{name} is {_shown(value)}; it must be {wanted}{hint}.", fields=[name])
+            raise ConfigError(f"{section}{shown} is {_shown(value)}; it must be {wanted}{hint}.", fields=[name])
         if value is not None and value not in allowed:
             wanted = f"a finite number {allowed.wanted}" if value == allowed.high == math.inf else allowed.wanted
-            shown = name.replace("_", "-") if section == "--" else name
             raise ConfigError(f"{section}{shown} is {_shown(value)}; it must be {wanted}{hint}.", fields=[name])
 
 

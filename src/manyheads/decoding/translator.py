@@ -216,15 +216,22 @@ class Translator:
         """
         if not isinstance(self.model, Seq2Seq):
             raise RequestError(f"a {type(self.model).__name__} has no config, so it cannot be saved as a model folder.")
-        save_pretrained(self.model, path, tokenizer=self.tokenizer, generation=self.settings, languages=self.languages)
+        whole = self._whole or self  # into one language, it is still a model of all of them
+        save_pretrained(
+            self.model, path, tokenizer=whole.tokenizer, generation=self.settings, languages=whole.languages
+        )
 
     def to(self, device: str | torch.device) -> Self:
         """Move the model to another device. Returns: this translator.
+
+        Translators that `into` made before share the model, and must be made again.
 
         Raises: RequestError: there is no such device, or it has no products in this precision.
         """
         chosen = choose_device(device)
         choose_precision(self.precision, chosen)
+        if self._whole is not None:
+            self._whole.to(chosen)
         if self._engine is not None and chosen.type != "cpu":
             raise RequestError(
                 f"the engine of this translator runs on the CPU, not on {chosen}; load it with engine torch."

@@ -77,8 +77,9 @@ def paired_scores(
 
 
 def _p_value(result: Any, systems: Sequence[Sequence[str]], number: int) -> float:
-    """The test's; 1 for equal translations, to which sacreBLEU gives the smallest value."""
-    return 1.0 if list(systems[number]) == list(systems[0]) else float(result.p_value)
+    """The test's; 1 for equal translations and for a single sentence, to which sacreBLEU gives the smallest value."""
+    is_same = list(systems[number]) == list(systems[0])
+    return 1.0 if is_same or len(systems[0]) < 2 else float(result.p_value)
 
 
 def paired_losses(systems: Sequence[NDArray[np.float64]], counts: NDArray[np.int64]) -> list[Paired]:
@@ -106,7 +107,8 @@ def paired_losses(systems: Sequence[NDArray[np.float64]], counts: NDArray[np.int
             differences = np.abs(drawn - means[0])
             extreme = int(np.sum(differences - differences.mean() > abs(value - values[0])))
             is_same = np.array_equal(systems[number], systems[0])
-            p_value = 1.0 if is_same else (extreme + 1) / (resamples + 1)
+            # Every resample of a single part is the text itself, so nothing is known about its variation.
+            p_value = 1.0 if is_same or len(counts) < 2 else (extreme + 1) / (resamples + 1)
         signature = f"parts:{len(counts)}|bs:{resamples}|seed:{_SEED}"
         found.append(Paired(value, float(high - low) / 2, p_value, signature))
     return found

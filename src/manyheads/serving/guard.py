@@ -70,7 +70,10 @@ class ApiKeys:
         try:
             with open_stream(Path(path)) as file:
                 mode = os.fstat(file.fileno()).st_mode
-                text = file.read(_MOST_KEY_BYTES).decode("utf-8")
+                content = file.read(_MOST_KEY_BYTES + 1)
+            if len(content) > _MOST_KEY_BYTES:
+                raise ConfigError(f"the key file {path} has more than {_MOST_KEY_BYTES:,} bytes; give fewer keys.")
+            text = content.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"cannot read the key file {path}: {reason}.") from None

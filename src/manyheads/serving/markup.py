@@ -13,6 +13,7 @@ from fastapi import Request
 
 from manyheads.decoding.alignment import align
 from manyheads.decoding.forced import MOST_BEAMS, translate_forced
+from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.documents.html import read_html
 from manyheads.documents.terms import Terms
 from manyheads.documents.translating import DocumentTranslation, UnitTranslator, Work
@@ -104,7 +105,10 @@ async def _done(service: Service, request: Request, model: ServedTranslator, wor
 def _forced(model: ServedTranslator, text: str, phrases: list[str], overrides: dict[str, Any], end: float) -> str:
     """Search on the engine's thread, up to the deadline."""
     options = {**overrides, "max_tokens": model.limits.max_batch_tokens}
-    [found] = translate_forced(model.reader, [text], [phrases], stop=lambda: time.monotonic() > end, **options)
+    try:
+        [found] = translate_forced(model.reader, [text], [phrases], stop=lambda: time.monotonic() > end, **options)
+    except SearchStopped:
+        return ""  # the deadline, for which `Service.stream` answers 504
     return found.text
 
 

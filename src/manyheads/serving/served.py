@@ -70,6 +70,9 @@ class ServedTranslator(ServedModel):
         Raises: Refusal: it translates into several languages, and none or another one is named.
         """
         known = self.reader.tokenizer.target_languages
+        if target is not None:
+            spelled = {one.replace("_", "-").lower(): one for one in known}
+            target = spelled.get(target.replace("_", "-").lower(), target)
         if not known or (target not in known and isinstance(self.reader.tokenizer, MarianTokenizer)):
             return self
         if target is None or target not in known:

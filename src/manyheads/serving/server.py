@@ -77,12 +77,11 @@ class Server(uvicorn.Server):
         try:
             if not self._service.state.is_ready:
                 await self._service.load()
+            if self._when_ready is not None and self._service.state.is_ready:
+                self._when_ready()
         except Exception as error:
             self.failure = error
             self._end()
-            return
-        if self._when_ready is not None and self._service.state.is_ready:
-            self._when_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish what was accepted."""

@@ -59,7 +59,7 @@ def check_target(
         return None
     if wanted is None:
         raise ConfigError(f"{model} translates into several languages ({listed}); choose one by {option}.")
-    known = {one.lower(): one for one in languages}
+    known = {one.replace("_", "-").lower(): one for one in languages}
     found = known.get(wanted.replace("_", "-").lower())
     if found is None:
         near = did_you_mean(wanted, languages)

@@ -145,7 +145,11 @@ def test_key_files(tmp_path: Path) -> None:
         path.chmod(0o600)
         with pytest.raises(ConfigError, match="at least 8"):
             ApiKeys.read(str(path))
+    path.write_text("# a long remark\n" * 70_000)
+    with pytest.raises(ConfigError, match="more than 1,048,576 bytes; give fewer keys"):
+        ApiKeys.read(str(path))
     path.chmod(0o640)
+    path.write_text("long enough\n")
     with pytest.raises(ConfigError, match="chmod 600"):
         ApiKeys.read(str(path))
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.lsh_settings import LSHSettings
 
@@ -71,7 +71,7 @@ class _Sizes:
     def __post_init__(self) -> None:
         check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "max_len")
         check(self, "model.", between(0, MOST_UNITS), "head_dim", "ff_chunk_len")
-        check(self, "model.", at_least(0), "hash_seed")
+        check(self, "model.", between(0, 2**63 - 1), "hash_seed")
         check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "norm_eps")
         if not self.head_dim and self.d_model % self.num_heads:
             raise ConfigError(

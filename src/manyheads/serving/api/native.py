@@ -169,7 +169,7 @@ def translator_for(
             for source, target in model.pairs:
                 if source_lang in (None, source) and target_lang in (None, target):
                     assert isinstance(model, ServedTranslator)
-                    return model.into(target_lang)
+                    return model.into(target_lang or target)
         raise Refusal(
             422, "target_lang: no model here translates between these languages; GET /languages lists them.",
             code="language", field="target_lang",

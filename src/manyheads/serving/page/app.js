@@ -117,9 +117,14 @@ function languagesOf(model) {
   return model.languages[0] || null;
 }
 
+function chosenModel() { // the model, and for one of several languages the language
+  const { value, dataset } = get("t-model").selectedOptions[0];
+  return { model: value, ...(dataset.target && { target_lang: dataset.target }) };
+}
+
 function translatorBody(text) {
   return {
-    model: get("t-model").value, text, num_beams: Number(get("t-beams").value) || 1,
+    ...chosenModel(), text, num_beams: Number(get("t-beams").value) || 1,
     num_return_sequences: Math.min(Number(get("t-count").value) || 1, Number(get("t-beams").value) || 1),
     alignments: true, top_log_probs: 5,
   };
@@ -131,7 +136,7 @@ async function translate() {
   const text = get("t-source").value;
   const target = get("t-target");
   showError(get("t-message"), null);
-  asPrograms("t", "/v1/translate", { model: get("t-model").value, text });
+  asPrograms("t", "/v1/translate", { ...chosenModel(), text });
   if (!text.trim()) {
     state.translation = null;
     target.classList.remove("busy");
@@ -430,12 +435,13 @@ function show(mode) {
 }
 
 function fill(select, models) {
-  select.replaceChildren(...models.map((model) => {
-    const languages = languagesOf(model);
+  const options = models.flatMap((model) => (model.languages.length ? model.languages : [null]).map((languages) => {
     const option = make("option", languages ? `${model.id} (${languages.source} → ${languages.target})` : model.id);
     option.value = model.id;
+    if (model.languages.length > 1) option.dataset.target = languages.target;
     return option;
   }));
+  select.replaceChildren(...options);
 }
 
 async function load() {

@@ -43,7 +43,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
     protocols: list[dict[str, Any]] = []
     nats: list[float] = []
     for name in names:
-        found = run_model(test_set, each[name], show)
+        found = run_model(test_set, each[name], show, is_compared=True)
         assert found is not None  # there is one rank
         texts, likelihood, protocol = found
         _check_direction(protocol, protocols[0] if protocols else protocol)

@@ -197,24 +197,31 @@ def find_test_set(options: EvaluateOptions, read: ReadReport) -> HeldOutSet:
     data, seed = (options.data, 1) if options.data is not None else own_data(options.model)
     pairs, split = held_out_pairs(data, options.split, seed, copy_settings(options.model))
     directions = held_out_directions(data, split, len(pairs))
+    chosen = HeldOutSet(pairs, f"{data} {split}", directions).into(options.target_lang)
+    pairs = chosen.pairs
     if options.hypotheses is not None:
         found = list(read_lines(options.hypotheses, on_bad_utf8=options.on_bad_utf8, report=read))
         if len(found) != len(pairs):
             raise DataError(
-                f"{describe(options.hypotheses)} has {len(found)} lines, but {data} {split} has {len(pairs)} pairs."
+                f"{describe(options.hypotheses)} has {len(found)} lines, but {chosen.name} has {len(pairs)} pairs."
             )
         pairs = [(hypothesis, reference) for hypothesis, (_, reference) in zip(found, pairs, strict=True)]
-    return HeldOutSet(pairs, f"{data} {split}", directions).into(options.target_lang)
+    return HeldOutSet(pairs, chosen.name, chosen.directions)
 
 
 def run_model(
-    test_set: HeldOutSet, options: EvaluateOptions, show: Progress
+    test_set: HeldOutSet, options: EvaluateOptions, show: Progress, *, is_compared: bool = False
 ) -> tuple[list[str], Likelihood, dict[str, Any]] | None:
-    """Translations, likelihood of the references, and what they depend on; of several ranks, on the main one."""
+    """Translations, likelihood of the references, and what they depend on; of several ranks, on the main one.
+
+    Args: is_compared: with other models, some of which may have tags: --target-lang is for these alone.
+    """
     pairs = test_set.pairs
     with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
         show("loading the model", 0, 0)
-        translator = _chosen(options.run_on.load(Translator.from_pretrained, options.model), test_set, options)
+        translator = options.run_on.load(Translator.from_pretrained, options.model)
+        if translator.tokenizer.target_languages or test_set.directions or not is_compared:
+            translator = _chosen(translator, test_set, options)
         overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
         settings = translator.options(**overrides)
         if find_place().is_main and _looks_exchanged(translator, pairs, settings):
@@ -246,7 +253,7 @@ def _chosen(translator: Translator, test_set: HeldOutSet, options: EvaluateOptio
     if missing := {pair[1] for pair, _ in test_set.directions} - {*translator.tokenizer.target_languages}:
         raise ConfigError(
             f"{test_set.name} has translations into {', '.join(sorted(missing))}, for which {options.model} has no"
-            " tag; choose the pairs of one direction by --source and --reference, or --target-lang."
+            " tag; give the pairs of one direction by --source and --reference."
         )
     return translator
 

@@ -88,7 +88,8 @@ def _of_directions(options: PrepareOptions, limits: Limits) -> Callable[..., dic
         if options.valid_count:
             rest = Rest(cleaner, options.valid_count)
             parts["train"][place] = (pair, rest)
-            parts["valid"].append((pair, rest.holdout))
+            if given["train"].index(given["train"][place]) == place:  # a corpus named twice is held back once
+                parts["valid"].append((pair, rest.holdout))
     splits: dict[str, Pairs] = {split: TaggedPairs(each) for split, each in parts.items() if each}
     return preparation_of(
         splits,

@@ -72,6 +72,8 @@ def learn_shortlist(
     if isinstance(tokenizer, ParsingTokenizer):
         raise ModelFileError(f"{folder} holds a parser; shortlists are for translators.")
     if source is not None and target is not None:
+        if isinstance(tokenizer, Tokenizer) and tokenizer.target_languages:
+            raise ConfigError(f"{folder} translates into several languages; give its prepared data by --data.")
         pairs = _encoded(PairFiles(source=source, target=target).read(), tokenizer)
     else:
         pairs = _training_pairs(model, data, tokenizer)
