@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -290,9 +291,11 @@ def test_connections_are_accepted_while_models_load(settings: ServingSettings, m
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(settings: ServingSettings, tmp_path: Path) -> None:
+    """In a thread of its own, apart from the loop that a browser of earlier tests keeps running in this one."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ManyHeadsError):
-        serve(replace(settings, models=(str(tmp_path),)), "127.0.0.1", 0, lambda address: None)
+    changed = replace(settings, models=(str(tmp_path),))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ManyHeadsError):
+        pool.submit(serve, changed, "127.0.0.1", 0, lambda address: None).result()
 
 
 def test_a_server_that_loads_can_be_stopped(settings: ServingSettings, monkeypatch: pytest.MonkeyPatch) -> None:
