@@ -216,7 +216,7 @@ CONFIG_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"dropout": 1.0}, r"must be in \[0, 1\)"),
     ({"norm_eps": -1.0}, "norm_eps"),
     ({"d_ff": 0}, "from 1 to 16,777,216"),
-    ({"hash_seed": -1}, "must be at least 0"),
+    ({"hash_seed": -1}, "must be from 0 to"),
     ({"layers": ()}, "layers is empty"),
     ({"layers": ("lsh",) * 3, "num_layers": 2}, "names 3 kinds for model.num_layers 2"),
     ({"num_buckets": (3,)}, "num_buckets is 3"),
