@@ -53,7 +53,7 @@ def paired_scores(
         references: one for each sentence.
         tokenize, lowercase: see `bleu.corpus_bleu`.
 
-    Raises: DataError: the systems' numbers of sentences differ from that of the references, or there is none.
+    Raises: DataError: a system and the references have different numbers of sentences, or no sentences.
     """
     if len(systems) < 2 or any(len(one) != len(references) for one in systems) or not references:
         counts = ", ".join(str(len(one)) for one in systems)

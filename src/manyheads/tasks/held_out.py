@@ -60,7 +60,7 @@ def run_file(model: str) -> Path | None:
 
 
 def run_section(model: str, name: str) -> dict[str, Any]:
-    """Return a section of a run's config.yaml; empty if there is none. For `model` and errors see `run_file`."""
+    """Return a section of a run's config.yaml; empty if the file lacks it. For `model` and errors see `run_file`."""
     config = run_file(model)
     return {} if config is None else load_yaml(config).section(name)
 

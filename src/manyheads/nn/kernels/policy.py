@@ -166,7 +166,7 @@ def packs(*weights: Tensor) -> bool:
 
 @cache
 def packing_gain() -> float:
-    """Return how many times as fast products of few rows are with packed float32 weights; 0 if there are none.
+    """Return how many times as fast products of few rows are with packed float32 weights; 0 if torch cannot pack them.
 
     All threads compute: a part of what packing saves is a copy that one thread makes while the others wait.
     """

@@ -156,7 +156,7 @@ def _scores(translations: list[str], references: list[str], options: EvaluateOpt
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """What models are judged on.
+    """A test set: pairs of texts, and the directions that they translate in.
 
     Args:
         pairs: (source or hypothesis, reference).
