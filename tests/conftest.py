@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, settings
 from long_files import longest_first
+from thinning import thin
 
 # No test measures time: it would fail on a slow or busy machine.
 settings.register_profile("manyheads", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,12 +62,14 @@ def shapes_checked_anew() -> None:
         forget()
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `unhooked` cannot run under the checks (torch.compile and export cannot trace them).
 
     Those marked `compiles` need a C++ compiler, which users need not have.
     """
     longest_first(items)
+    thin(items)
     if not any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"])):
         for item in items:
             if item.get_closest_marker("compiles"):

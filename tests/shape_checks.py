@@ -2,7 +2,8 @@
 
 A check takes ten times as long as what it checks in a small model, and a test that trains or searches repeats the same
 calls hundreds of times. Only functions whose signatures state shapes are checked, and within a file of tests each of
-them only when its arguments' types, shapes, dtypes, plain values or modules' sizes are new to it.
+them only when its arguments' types, shapes, dtypes, plain values or modules' sizes are new to it, and only for the
+first `MOST_KINDS` of such kinds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import inspect
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import is_dataclass
 from types import ModuleType
@@ -22,12 +24,13 @@ import torch
 from beartype import beartype
 from beartype.roar import BeartypeDecorHintPep673Exception, BeartypeDecorHintPep3119Exception
 
-__all__ = ["forget", "install"]
+__all__ = ["MOST_KINDS", "forget", "install"]
 
 _SHAPED = re.compile(r"\b(Float|Int|Bool|Num|Shaped)\[")
 _PLAIN = (bool, str, type(None), torch.dtype, torch.device)
 _LARGEST_SIZE = 4096  # an integer above it is no size but a seed
-_SEEN: set[Hashable] = set()
+MOST_KINDS = 60
+_SEEN: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 _MODULES: WeakKeyDictionary[torch.nn.Module, tuple[Hashable, Hashable]] = WeakKeyDictionary()
 _jaxtyped = jaxtyping.jaxtyped
@@ -51,22 +54,37 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
     """As `jaxtyping.jaxtyped`, but for the calls that are like one that was checked."""
     if function is None:
         return functools.partial(jaxtyped, typechecker=typechecker)
-    if not inspect.isfunction(function):
-        return _jaxtyped(function, typechecker=typechecker)
-    if not any(_SHAPED.search(str(annotation)) for annotation in function.__annotations__.values()):
-        return function  # its signature states no shape; mypy checks the rest
+    owners = inspect.getmro(function) if inspect.isclass(function) else (function,)
+    annotations = [one for owner in owners for one in getattr(owner, "__annotations__", {}).values()]
+    if not any(_SHAPED.search(str(annotation)) for annotation in annotations):
+        return function  # its signature or its fields state no shape; mypy checks the rest
+    if inspect.isclass(function):
+        plain = function.__init__
+        function = _jaxtyped(function, typechecker=typechecker)
+        checking = function.__init__
+        if checking is not plain:  # a dataclass
+            function.__init__ = _once_each(plain, lambda: checking)
+        return function
+    return _once_each(function, lambda: _jaxtyped(function, typechecker=typechecker))
+
+
+def _once_each(function: Any, checking: Callable[[], Callable[..., Any]]) -> Any:
+    """A function of which each kind of call is checked once. checking: gives the one that checks."""
     checked: Callable[..., Any] | None = None  # made when first needed: a function within a function is seldom
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         nonlocal checked
-        key = (function.__code__, tuple(map(_kind, arguments)), tuple((name, _kind(named[name])) for name in named))
-        if key in _SEEN:
+        seen = _SEEN[function.__code__]
+        if len(seen) >= MOST_KINDS:
+            return function(*arguments, **named)
+        key = tuple(map(_kind, arguments)), tuple((name, _kind(named[name])) for name in named)
+        if key in seen:
             return function(*arguments, **named)
         if checked is None:
-            checked = _jaxtyped(function, typechecker=typechecker)
+            checked = checking()
         result = checked(*arguments, **named)
-        _SEEN.add(key)
+        seen.add(key)
         return result
 
     return call

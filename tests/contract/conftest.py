@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from thinning import is_in_sample
 from torch import Tensor
 
 from manyheads.architectures.table import ARCHITECTURES
@@ -164,6 +165,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         is_first = subject.name.endswith("/debug") and given.get("precision", "fp32") == "fp32"
         if item.get_closest_marker("first_variant") and not is_first:
+            item.add_marker(pytest.mark.slow)
+        is_bf16_variant = given.get("precision") == "bf16" and not subject.name.endswith("/debug")
+        if is_bf16_variant and not is_in_sample(item.name, 2):
             item.add_marker(pytest.mark.slow)
         for owner in (subject.architecture, subject.name):
             for test in (item.originalname, "*"):

@@ -197,6 +197,7 @@ def test_forward_and_gradients_in_float32(case: Case, device: torch.device) -> N
         torch.testing.assert_close(one, true, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.thinned(2)
 def test_bfloat16_within_twice_the_error_of_the_formula(case: Case, device: torch.device) -> None:
     given = _given(case, torch.bfloat16)
     factor = torch.randn(case.exact(*given).shape) if case.has_gradients(device) else None

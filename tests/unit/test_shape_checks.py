@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -102,3 +103,29 @@ def test_a_call_of_the_same_kind_is_not_checked_again(monkeypatch: pytest.Monkey
     shape_checks.forget()
     double(torch.ones(2))
     assert len(made) == 3
+
+
+def test_fields_of_a_dataclass_are_checked() -> None:
+    @checked
+    @dataclass
+    class Pair:
+        left: Float[Tensor, "batch width"]
+        right: Float[Tensor, "batch width"]
+
+    for _ in range(2):
+        assert Pair(torch.ones(2, 4), torch.ones(2, 4)).left.shape == (2, 4)
+        with pytest.raises(TypeCheckError):
+            Pair(torch.ones(2, 4), torch.ones(3, 4))
+
+
+def test_so_many_kinds_of_calls_are_checked() -> None:
+    @checked
+    def same(x: Float[Tensor, " length"], y: Any) -> Float[Tensor, " length"]:
+        return torch.cat([x, y])[: len(x) + len(y)]
+
+    for size in range(shape_checks.MOST_KINDS - 1):
+        same(torch.ones(size), torch.ones(0))
+    with pytest.raises(TypeCheckError):
+        same(torch.ones(2), torch.ones(1))
+    same(torch.ones(shape_checks.MOST_KINDS), torch.ones(0))
+    same(torch.ones(2), torch.ones(1))  # not checked any more

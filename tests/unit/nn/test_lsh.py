@@ -91,6 +91,7 @@ def test_sums_over_rounds_without_torchs_bags(dtype: torch.dtype, monkeypatch: p
         torch.testing.assert_close(one, other, **bounds)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("length", "size"), [(22, 1.0), (22, 60.0), (3, 1.0), (16, 1.0)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_chunks_against_pairs(

@@ -89,6 +89,7 @@ def test_against_the_loop(tiles: Tiles, make_mask: MakeMask, q_len: int, k_len: 
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("q_len", "k_len"), SIZES)
 @pytest.mark.parametrize("learned", [False, True])
 def test_gradients_against_the_loop(tiles: Tiles, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:

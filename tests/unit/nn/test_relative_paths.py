@@ -52,6 +52,7 @@ def by(path: Any, given: list[Any], mask: Mask | None, causal: bool, rate: float
         return relative_attention(*given, mask, rate, causal)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("path", ["sdpa", "flex"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("learned", [False, True])
@@ -64,6 +65,7 @@ def test_against_the_loop(make_mask: MakeMask, q_len: int, k_len: int, learned: 
     torch.testing.assert_close(found.double(), slow(given, mask, causal), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize(("q_len", "k_len"), SIZES)

@@ -48,11 +48,11 @@ def test_the_partition_function_is_unbiased(with_bias: bool) -> None:
     losses = torch.stack(
         [
             sampled_loss(hidden, targets, weight, bias, candidates.draw(generator), candidates.log_inclusion)
-            for _ in range(8000)
+            for _ in range(3000)
         ]
     )
     estimate = (losses + true).double().exp().mean(0)
-    torch.testing.assert_close(estimate, full.double().logsumexp(1).exp(), rtol=0.06, atol=0.0)
+    torch.testing.assert_close(estimate, full.double().logsumexp(1).exp(), rtol=0.1, atol=0.0)
 
 
 def test_with_all_candidates_it_is_the_full_softmax() -> None:

@@ -78,7 +78,7 @@ def test_every_tree_comes_back(tree: Node) -> None:
     assert not found.repairs.keys() - {"no_root"}
 
 
-@pytest.mark.parametrize("split", ["train", "dev", "test"])
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.slow), "dev", "test"])
 def test_every_tree_of_gum_comes_back(shared: Path, split: str) -> None:
     path = shared / "data" / "gum-constituency" / f"gum.{split}.ptb.gz"
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
