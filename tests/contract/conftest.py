@@ -164,7 +164,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if subject is None:
             continue
         is_first = subject.name.endswith("/debug") and given.get("precision", "fp32") == "fp32"
-        if item.get_closest_marker("first_variant") and not is_first:
+        first = item.get_closest_marker("first_variant")
+        if first and (not is_first or subject.architecture in first.args):
             item.add_marker(pytest.mark.slow)
         is_bf16_variant = given.get("precision") == "bf16" and not subject.name.endswith("/debug")
         if is_bf16_variant and not is_in_sample(item.name, 2):

@@ -46,6 +46,7 @@ def test_compiled_training_step(subject: Any, precision: Any, make_batch: Any) -
     check_training(subject, precision, make_batch, "aot_eager")
 
 
+@pytest.mark.first_variant("reformer-seq2seq")  # its cache breaks the graph into a hundred
 def test_compiled_decoding_step(subject: Any, precision: Any, make_batch: Any) -> None:
     model, batch = subject.build(num_encoder_layers=1, num_decoder_layers=1), make_batch([5, 2], [6, 6])
     compiled = torch.compile(model.step, backend="aot_eager")

@@ -144,6 +144,7 @@ def assert_same(one: Any, other: Any) -> None:
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", cases())
 def test_compiled_whole(case: str) -> None:
     """In one graph, forward and backward."""
@@ -163,6 +164,7 @@ def test_compiled_whole(case: str) -> None:
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", cases())
 def test_exported(case: str) -> None:
     """A program for any batch; asked about other numbers than it was made with."""
