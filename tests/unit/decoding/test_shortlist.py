@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -126,6 +127,23 @@ def test_finds_what_the_full_search_finds_among_few_candidates(trained: Any) -> 
     better = [b[0].score - a[0].score for a, b in zip(full, listed, strict=True)]
     assert min(better) > -1e-5, "log-probabilities are normalised over fewer words"
     assert max(better) > 1e-4
+
+
+def test_the_candidates_of_a_packed_model_are_packed(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "packs", lambda *weights: True)
+    monkeypatch.setattr(policy, "_LEAST_PACKED_WORK", 0)
+    if not policy.has_packing():
+        pytest.skip("this build of torch has no packed weights")
+    plain = found_by(trained, shortlist_of(2), num_beams=3)
+    made = copy.deepcopy(trained)
+    pack(made)
+    with inference(CPU, "fp32"):
+        head = made.head.restricted(torch.tensor([2, 5, 7]))
+        hidden = torch.randn(4, head.weight.shape[1])
+        assert head.packed.serves(hidden, head)
+        torch.testing.assert_close(head.logits(hidden), made.head.logits(hidden)[:, [2, 5, 7]], atol=1e-5, rtol=1e-5)
+    listed = found_by(made, shortlist_of(2), num_beams=3)
+    assert ids_of(plain) == ids_of(listed)
 
 
 @pytest.mark.parametrize("options", SEARCHES)

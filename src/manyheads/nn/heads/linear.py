@@ -63,13 +63,18 @@ class LinearHead(nn.Module):
     def restricted(self, ids: Int[Tensor, " count"]) -> LinearHead:
         """Return a head for inference over these tokens alone, with copies of their rows: its token i is ids[i].
 
-        Its weight is not packed: making a packed copy takes longer than a search of one batch saves by it.
+        If the weight of this head is packed, so is that of the new one: it costs 5 ms for 6,000 rows, and saves 0.5 ms
+        in each step of a search.
         """
         with torch.device("meta"):
             head = LinearHead(self.weight.shape[1], len(ids), bias=self.bias is not None)
-        head.weight = nn.Parameter(self.weight.detach().index_select(0, ids), requires_grad=False)
-        if self.bias is not None:
-            head.bias = nn.Parameter(self.bias.detach().index_select(0, ids), requires_grad=False)
+        with torch.inference_mode(False), torch.no_grad():  # `Packed` needs version counters, which inference lacks
+            ids = ids.clone()
+            head.weight = nn.Parameter(self.weight.index_select(0, ids), requires_grad=False)
+            if self.bias is not None:
+                head.bias = nn.Parameter(self.bias.index_select(0, ids), requires_grad=False)
+        if self.packed is not None:
+            head.packed = type(self.packed)(head)
         return head
 
     def loss(
