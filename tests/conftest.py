@@ -22,7 +22,7 @@ settings.load_profile("manyheads")
 TYPECHECKED = ["manyheads.nn", "manyheads.architectures"]
 """Packages whose signatures state tensor shapes; calls are checked in the tests, never in use."""
 
-pytest_plugins = ["figures"]
+pytest_plugins = ["figures", "warm"]
 
 HOOKED = os.environ.get("MANYHEADS_TYPECHECK", "1") != "0"
 

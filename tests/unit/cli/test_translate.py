@@ -24,7 +24,6 @@ from manyheads.text.tokenizer import Tokenizer
 
 Cli = Callable[..., int]
 Stdin = Callable[[bytes], None]
-PROGRAM = [sys.executable, "-m", "manyheads.cli.main"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 ODD = ["", " ", "a", "é", "\r", "\t", "\0", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\ufeff", "\U0001f600"]
 SETTINGS = settings(deadline=None, max_examples=15)
@@ -286,9 +285,9 @@ def test_verbose_speaks_on_stderr_alone(
     assert "num_beams=2" in captured.err
 
 
-def test_processes_in_a_pipe(model_folder: Path, tmp_path: Path) -> None:
+def test_processes_in_a_pipe(model_folder: Path, tmp_path: Path, warm_program: list[str]) -> None:
     """A closed pipe is no error, and results are UTF-8 whatever the locale says."""
-    program = " ".join(PROGRAM)
+    program = " ".join(warm_program)
     source = tmp_path / "in"
     source.write_text("I am hungry.\n" * 400, encoding="utf-8")
     options = "--max-new-tokens 3 --lines-at-once 4"
@@ -306,10 +305,10 @@ def test_processes_in_a_pipe(model_folder: Path, tmp_path: Path) -> None:
         assert done.stderr.count(b"\n") == 1
 
 
-def test_a_pipe_that_pauses_is_answered(model_folder: Path, translator: Translator) -> None:
+def test_a_pipe_that_pauses_is_answered(model_folder: Path, translator: Translator, warm_program: list[str]) -> None:
     """As behind `tail -f`: no option needed, and the half of a line that is there already holds up nothing."""
     process = subprocess.Popen(
-        [*PROGRAM, "translate", str(model_folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
+        [*warm_program, "translate", str(model_folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -334,9 +333,12 @@ def test_a_pipe_that_pauses_is_answered(model_folder: Path, translator: Translat
         ("2>&- <&-", 2, b""),
     ],
 )
-def test_closed_streams(model_folder: Path, redirections: str, code: int, message: bytes) -> None:
+def test_closed_streams(
+    model_folder: Path, redirections: str, code: int, message: bytes, warm_program: list[str]
+) -> None:
     """Nothing that is meant for one stream or file lands in another."""
-    script = f"printf 'a\nb\344d\n' | {' '.join(PROGRAM)} translate {model_folder} --on-bad-utf8 replace {redirections}"
+    program = " ".join(warm_program)
+    script = f"printf 'a\nb\344d\n' | {program} translate {model_folder} --on-bad-utf8 replace {redirections}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, env=ENVIRONMENT, timeout=600, check=False)
     assert done.returncode == code
     assert done.stdout.count(b"\n") == (2 if code == 0 else 0)
@@ -344,11 +346,11 @@ def test_closed_streams(model_folder: Path, redirections: str, code: int, messag
     assert done.stderr == message
 
 
-def test_a_prompt_in_a_terminal(model_folder: Path, translator: Translator) -> None:
+def test_a_prompt_in_a_terminal(model_folder: Path, translator: Translator, warm_program: list[str]) -> None:
     ours, theirs = pty.openpty()
     try:
         process = subprocess.Popen(
-            [*PROGRAM, "translate", str(model_folder)],
+            [*warm_program, "translate", str(model_folder)],
             stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -365,7 +367,9 @@ def test_a_prompt_in_a_terminal(model_folder: Path, translator: Translator) -> N
     assert "Ctrl-D" in err.decode()
 
 
-def test_commands_at_the_prompt(model_folder: Path, translator: Translator, tmp_path: Path) -> None:
+def test_commands_at_the_prompt(
+    model_folder: Path, translator: Translator, tmp_path: Path, warm_program: list[str]
+) -> None:
     page = tmp_path / "look.html"
     ours, theirs = pty.openpty()
     typed = [
@@ -374,7 +378,7 @@ def test_commands_at_the_prompt(model_folder: Path, translator: Translator, tmp_
     ]  # fmt: skip
     try:
         process = subprocess.Popen(
-            [*PROGRAM, "translate", str(model_folder)],
+            [*warm_program, "translate", str(model_folder)],
             stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
