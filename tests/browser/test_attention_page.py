@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from slices import sliced
 
 from manyheads.visualise.attention_page import attention_page, save_page
 from manyheads.visualise.attention_views import AttentionView, attention_view
@@ -182,7 +184,7 @@ def test_a_click_in_the_grid_opens_a_head(opened: Callable[..., Any]) -> None:
     assert page.locator("#modes button[aria-pressed=true]").text_content() == "matrix"
 
 
-@pytest.mark.parametrize("mode", ["g", "m", "l"])
+@pytest.mark.parametrize("mode", sliced("gml", 3, "pictures of a page"))
 def test_pictures_to_save(opened: Callable[..., Any], tmp_path: Path, mode: str) -> None:
     page = opened(views(2, 3, 14))
     settled(page, lambda: page.keyboard.press(mode))
@@ -213,8 +215,12 @@ def test_twelve_layers_of_twelve_heads_are_a_small_page(opened: Callable[..., An
     assert page.evaluate("document.querySelectorAll('*').length") < 5000
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("length", [1, 30, 512, 700])
+@pytest.mark.parametrize(
+    ("length", "scheme"),
+    sliced(
+        list(itertools.product([1, 30, 512, 700], ["light", "dark"])), 3, "pages", lambda case: f"{case[0]}-{case[1]}"
+    ),
+)
 def test_any_length_in_light_and_dark(opened: Callable[..., Any], length: int, scheme: str) -> None:
     page = opened(views(1, 1 if length > 100 else 2, length), scheme)
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -50,7 +50,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_cases_that_were_reported(quick: dict[str, Any]) -> None:
     """Sizes, endless texts, odd JSON and YAML, escape sequences, narrow terminals."""
-    assert len(quick["cases"]) >= 60
+    assert len(quick["cases"]) >= 30
     assert {name: wrong for name, wrong in quick["cases"].items() if wrong} == {}
 
 
@@ -64,6 +64,13 @@ def test_a_slice_of_the_campaign(quick: dict[str, Any], figure: Callable[..., No
     assert quick["counts"]["readers"] > 200
     assert quick["counts"]["commands"] >= 8
     assert quick["slice"] == []
+
+
+@pytest.mark.slow
+def test_all_cases_that_were_reported(tmp_path: Path) -> None:
+    report = suite(tmp_path, "whole")
+    assert len(report["cases"]) >= 60
+    assert {name: wrong for name, wrong in report["cases"].items() if wrong} == {}
 
 
 @pytest.mark.slow

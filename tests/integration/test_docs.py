@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ CUTS = [
     (r"--memory-len 0 64 128 256( 512)?", "--memory-len 0 8"),
     (r"--segment-len 64 --memory-len 640 --clamp-len 400", "--segment-len 16 --memory-len 32 --clamp-len 20"),
     (r"--max-new-tokens \d+|-n 400", "--max-new-tokens 5"),
+    (r"(?<=translate runs/demo train.en) --engine", r" --max-new-tokens 5\g<0>"),
     (r"the cat sat on the mat and [^\"]*", "the cat sat on the mat"),  # a debug Reformer has 64 positions
     (r"head -c 6144", "head -c 24"),  # half of a picture of 4 x 4
     (r"--layer 3", "--layer 2"),  # debug models have two
@@ -132,6 +134,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(8):
         Image.new("RGB", (4, 4), (30 * number, 90, 200)).save(place / "png" / f"{number}.png")
     (place / "picture.raw").write_bytes(bytes(48))
+    with contextlib.chdir(place):
+        images = ["--layout", "images", "--image-size", "4", "--corpus", "png", "--valid-corpus", "png"]
+        run_line(shlex.join(["manyheads", "prepare", "--task", "lm", *images, "--output", "pixels"]))
     (place / "recipes").symlink_to(REPOSITORY / "recipes")
     (place / "my.yaml").write_text(
         "model: {architecture: reformer, d_model: 32, num_heads: 2, d_ff: 64, num_layers: 2, max_len: 256}\n",
@@ -159,24 +164,39 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def trained(texts: Path) -> Callable[[list[str]], Path]:
+    """Options of a preset -> a run folder, trained when it is first asked for."""
+    found: dict[str, Path] = {}
+
+    def train(preset: list[str]) -> Path:
+        key = shlex.join(preset)
+        if key not in found:
+            run = texts.parent / f"{texts.name}-run-{len(found)}"
+            line = ["manyheads", "train", *QUICKLY.split(), "--preset", *preset, "--run-dir", str(run)]
+            with contextlib.chdir(texts):
+                run_line(shlex.join(line))
+            found[key] = run
+        return found[key]
+
+    return train
+
+
 @pytest.fixture
-def folder(texts: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+def folder(texts: Path, trained: Callable[[list[str]], Path], tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Where a page's blocks run: the texts, and the runs that it supposes."""
     for file in texts.iterdir():
         (tmp_path / file.name).symlink_to(file, target_is_directory=file.is_dir())
     presets = {
         "reformer": ["reformer-debug"],
-        "pictures": ["reformer-debug", "--data.path", "data/pixels", "--data.documents", "separate"],
+        "pictures": ["reformer-debug", "--data.path", str(texts / "pixels"), "--data.documents", "separate"],
     }
-    with contextlib.chdir(tmp_path):
-        for name in RUNS.get(request.node.callspec.params["page"], []):
-            preset = presets.get(name, ["debug", "--data.path", str(texts / "pairs")])
-            if name == "pictures":
-                images = ["--layout", "images", "--image-size", "4", "--corpus", "png", "--valid-corpus", "png"]
-                run_line(shlex.join(["manyheads", "prepare", "--task", "lm", *images, "--output", "data/pixels"]))
-            run_line(
-                shlex.join(["manyheads", "train", *QUICKLY.split(), "--preset", *preset, "--run-dir", f"runs/{name}"])
-            )
+    for name in RUNS.get(request.node.callspec.params["page"], []):
+        run = trained(presets.get(name, ["debug", "--data.path", str(texts / "pairs")]))
+        shutil.copytree(run, tmp_path / "runs" / name)
+        if name == "pictures":
+            (tmp_path / "data").mkdir()
+            (tmp_path / "data" / "pixels").symlink_to(texts / "pixels", target_is_directory=True)
     return tmp_path
 
 

@@ -245,6 +245,7 @@ def test_in_processes_of_their_own(tmp_path: Path) -> None:
     """As typed in a shell: what is set up before torch is imported, and the classes' variables, hold from the start."""
     run = tmp_path / "run"
     program = ["-m", "manyheads"]
-    python(*program, "train", *RUNS["debug"], "--run-dir", str(run), "--training.plots", "false", "-q", cwd=tmp_path)
+    few = ["--training.max_steps", "10", "--validation.every_steps", "10", *NO_PLOTS]
+    python(*program, "train", *RUNS["debug"], "--run-dir", str(run), *few, "-q", cwd=tmp_path)
     assert (run / "checkpoints" / "latest").exists()
     assert python(*program, "translate", str(run), input="w1 w2 w3\n\n", cwd=tmp_path).stdout.count("\n") == 2

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hostile.artefacts import ARTEFACTS
+from slices import drawn
 
 TESTS = Path(__file__).resolve().parents[1]
 MOST_LINES = 11
@@ -51,9 +52,10 @@ def wrong(record: dict[str, Any]) -> bool:
 
 
 def test_every_artefact_is_refused(tmp_path: Path) -> None:
-    """Each is offered to the first of those who might read it."""
+    """Each of a slice is offered to the first of those who might read it; the long check offers all to all."""
     records = offered(tmp_path, "quick")
-    assert len(records) == sum(not artefact.slow for artefact in ARTEFACTS) >= 30
+    chosen = drawn(len(ARTEFACTS), 2, "artefacts")
+    assert len(records) == sum(not ARTEFACTS[place].slow for place in chosen) >= 15
     assert [record for record in records if wrong(record)] == []
 
 

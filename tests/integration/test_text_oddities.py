@@ -14,6 +14,7 @@ from oddities.kinds import COMMANDS, DE, EN, LIMIT, Oddity, text
 from oddities.page import PAGE, render
 from oddities.running import Judge
 from oddities.table import LATER, ODDITIES
+from slices import sliced
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.table import build_model
@@ -52,8 +53,15 @@ def judge() -> Iterator[Judge]:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("oddity", QUICK, ids=lambda oddity: oddity.id)
+@pytest.mark.parametrize(
+    ("oddity", "command"),
+    sliced(
+        [(oddity, command) for oddity in QUICK for command in COMMANDS],
+        4,
+        "text oddities",
+        lambda case: f"{case[0].id}-{case[1]}",
+    ),
+)
 def test_a_quick_oddity(judge: Judge, oddity: Oddity, command: str) -> None:
     judge.judge(oddity, command)
 

@@ -20,6 +20,7 @@ from oddities.cells import Outcome
 from oddities.kinds import DE, EN, Oddity
 from oddities.running import call
 from oddities.table import LATER, ODDITIES
+from slices import sliced
 
 from manyheads.data.byte_lines import GZIP_MAGIC
 from manyheads.data.prepared_text import TextData
@@ -135,7 +136,7 @@ def check_bytes(base: Path, oddity: Oddity) -> None:
         assert made == raw
 
 
-@pytest.mark.parametrize("oddity", QUICK, ids=lambda oddity: oddity.id)
+@pytest.mark.parametrize("oddity", sliced(QUICK, 3, "text oddities of language models", lambda oddity: oddity.id))
 def test_a_quick_oddity(base: Path, oddity: Oddity) -> None:
     check_pieces(base, oddity)
     check_bytes(base, oddity)

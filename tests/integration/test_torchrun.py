@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rank_jobs import Ranks
 from tiny_run import TINY, TINY_TEXT, changed, outcome
+from warm import fork_of
 
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.config.files import to_yaml
@@ -24,6 +25,7 @@ from manyheads.files.verify import verify_folder
 
 STEPS = 40
 PATIENCE_SECONDS = 400
+TORCHRUN = "from torch.distributed.run import main; main()"
 CONFIGS = {"transformer": TINY, "xl": TINY_TEXT}
 SECTIONS = {
     "training": {"max_steps": STEPS, "save_every": 10, "log_every": 5},
@@ -36,14 +38,25 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches process
 class Launched:
     """`torchrun -m manyheads train` of a tiny run."""
 
-    def __init__(self, run: Path, kind: str, world: int = 2, *options: str, launcher: tuple[str, ...] = ()) -> None:
-        self.run = run
+    def __init__(
+        self,
+        run: Path,
+        kind: str,
+        world: int = 2,
+        *options: str,
+        launcher: tuple[str, ...] = (),
+        warm: list[str] | None = None,
+    ) -> None:
+        """warm: the fixture `warm_program`, to start everything by it."""
+        self.run, self.is_warm = run, bool(warm)
         run.parent.mkdir(parents=True, exist_ok=True)
         settings = run.with_suffix(".yaml")
         settings.write_text(to_yaml(replace(changed(CONFIGS[kind], **SECTIONS), run_dir=str(run))), encoding="utf-8")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-        train = ["-m", "manyheads", "train", "--config", str(settings), "-q", *options]
+        started = [*warm, "-c", TORCHRUN] if warm else [sys.executable, "-m", "torch.distributed.run"]
+        command = [*started, "--standalone", "--nproc-per-node", str(world)]
+        program = ["--no-python", *warm] if warm else ["-m", "manyheads"]
+        train = [*program, "train", "--config", str(settings), "-q", *options]
         self.process = subprocess.Popen(
             [*command, *launcher, *train], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -51,14 +64,15 @@ class Launched:
     def ranks(self) -> dict[int, int]:
         """rank -> process id, of those that run now."""
         found = {}
+        launcher = fork_of(self.process.pid) if self.is_warm else self.process.pid
         for folder in Path("/proc").iterdir():
             try:
-                if folder.name.isdecimal() and int((folder / "stat").read_text().split()[3]) == self.process.pid:
+                if folder.name.isdecimal() and int((folder / "stat").read_text().split()[3]) == launcher:
                     names = dict(one.partition("=")[::2] for one in (folder / "environ").read_text().split("\0"))
                     found[int(names["RANK"])] = int(folder.name)
             except (OSError, KeyError, IndexError):
                 continue
-        return found
+        return {rank: fork_of(process) for rank, process in found.items()} if self.is_warm else found
 
     def wait_for_checkpoint(self, number: int = 1) -> None:
         began = time.monotonic()
@@ -97,10 +111,13 @@ def check(wanted: Path, found: Path) -> None:
     assert not list(found.rglob("*.tmp-*"))
 
 
-def test_a_killed_rank_is_named_and_begun_again(undisturbed: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_and_begun_again(warm_program: list[str], tmp_path: Path) -> None:
     """`--max-restarts` goes on by itself from the newest checkpoint, and ends with the same bytes."""
-    wanted = undisturbed("xl")
-    launched = Launched(tmp_path / "run", "xl", 2, "--resume", "none", launcher=("--max-restarts", "1"))
+    again = ("--max-restarts", "1")
+    left_alone = Launched(tmp_path / "wanted", "xl", 2, warm=warm_program)
+    code, text = left_alone.end()
+    assert code == 0, text
+    launched = Launched(tmp_path / "run", "xl", 2, "--resume", "none", launcher=again, warm=warm_program)
     launched.wait_for_checkpoint()
     killed = launched.ranks()[1]
     os.kill(killed, signal.SIGKILL)
@@ -109,7 +126,7 @@ def test_a_killed_rank_is_named_and_begun_again(undisturbed: Callable[..., Path]
     assert f"rank 1 (process {killed} on " in text
     assert "is lost: no sign of life" in text
     assert not list(launched.run.glob("previous-*"))  # --resume none counts for the first start alone
-    check(wanted, launched.run)
+    check(left_alone.run, launched.run)
 
 
 @pytest.mark.slow

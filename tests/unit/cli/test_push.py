@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,22 +60,25 @@ print(len(manyheads.Translator.from_pretrained("owner/name").translate(["a"])))
 """
 
 
-def _start(hub: FakeHub, home: Path, *arguments: str, token: str = "hf_right") -> subprocess.CompletedProcess[str]:
+def _start(
+    program: list[str], hub: FakeHub, home: Path, *arguments: str, token: str = "hf_right"
+) -> subprocess.CompletedProcess[str]:
     """Python in a process of its own, because the hub's library reads its settings when it is imported."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
         **{"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"},
         **{"HF_HUB_DISABLE_PROGRESS_BARS": "1", "no_proxy": "127.0.0.1"},
     }
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=400)
+    return subprocess.run([*program, *arguments], capture_output=True, text=True, env=environment, timeout=400)
 
 
-def test_a_pushed_model_comes_back(model: Path, tmp_path: Path) -> None:
+def test_a_pushed_model_comes_back(model: Path, tmp_path: Path, warm_program: list[str]) -> None:
     with running_hub() as hub:
         push = ["push", str(model), "owner/name"]
         figures = str(tmp_path / "figures.json")
         more = ["--license", "mit", "--dataset", "wmt14", "--evaluation", figures, "--private"]
-        done = _start(hub, tmp_path / "home", "-c", PUSHED, json.dumps([[*push, *more], [*push, "--revision", "v2"]]))
+        commands = json.dumps([[*push, *more], [*push, "--revision", "v2"]])
+        done = _start(warm_program, hub, tmp_path / "home", "-c", PUSHED, commands)
         assert done.returncode == 0, done.stderr
         assert "pushed 5 files" in done.stdout
         assert "test.txt is left out" in done.stderr
@@ -88,7 +90,7 @@ def test_a_pushed_model_comes_back(model: Path, tmp_path: Path) -> None:
         assert hub.files["v2"].keys() == sent.keys()
         hub.files["v2"]["config.json"] = b"{}"
         hub.files["main"]["evil.pkl"] = b"never fetched"
-        loaded = _start(hub, tmp_path / "home", "-c", LOADED)
+        loaded = _start(warm_program, hub, tmp_path / "home", "-c", LOADED)
         assert loaded.returncode == 0, loaded.stderr
         d_model, error, num_translations = loaded.stdout.split()
         assert (d_model, num_translations) == ("8", "1")
@@ -97,9 +99,9 @@ def test_a_pushed_model_comes_back(model: Path, tmp_path: Path) -> None:
         assert not any("evil.pkl" in request for request in hub.requests if "/resolve/" in request)
 
 
-def test_the_hub_refuses(model: Path, tmp_path: Path) -> None:
+def test_the_hub_refuses(model: Path, tmp_path: Path, warm_program: list[str]) -> None:
     with running_hub() as hub:
-        done = _start(hub, tmp_path / "home", "-m", "manyheads", "push", str(model), "owner/name", token="hf_wrong")
+        done = _start(warm_program, hub, tmp_path / "home", "push", str(model), "owner/name", token="hf_wrong")
     assert done.returncode == 2
     assert "pushing to owner/name failed" in done.stderr
     assert "hf auth login" in done.stderr

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,7 +98,7 @@ def test_work_may_show_its_progress(tmp_path: Path) -> None:
     assert output.read_text(encoding="utf-8") == "a\nb\nc\n"
 
 
-def on_ranks(world: int, arguments: list[str]) -> list[str]:
+def on_ranks(world: int, program: list[str], arguments: list[str]) -> list[str]:
     """What each of several processes of a command prints on standard output."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -108,20 +107,20 @@ def on_ranks(world: int, arguments: list[str]) -> list[str]:
     processes = []
     for rank in range(world):
         environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-m", "manyheads", *arguments]
+        command = [*program, *arguments]
         processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     texts = [process.communicate(timeout=400)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * world
     return texts
 
 
-def test_two_ranks_translate_as_one(model_folder: Path, tmp_path: Path) -> None:
+def test_two_ranks_translate_as_one(model_folder: Path, tmp_path: Path, warm_program: list[str]) -> None:
     source = tmp_path / "in.txt"
     source.write_text("".join(f"{WORDS[number % 5]} {WORDS[number % 3]}.\n" for number in range(23)), encoding="utf-8")
     form = ["--lines-at-once", "4", "--json", "--max-new-tokens", "5"]
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     assert main(["translate", str(model_folder), str(source), "-o", str(one), *form]) == 0
-    on_ranks(2, ["translate", str(model_folder), str(source), "-o", str(two), *form])
+    on_ranks(2, warm_program, ["translate", str(model_folder), str(source), "-o", str(two), *form])
     assert two.read_bytes() == one.read_bytes()
     assert len(one.read_bytes().splitlines()) == 23
     assert not two.with_name("two.jsonl.shards").exists()
@@ -129,20 +128,20 @@ def test_two_ranks_translate_as_one(model_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_score_and_evaluate_as_one(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, tmp_path: Path, warm_program: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "in.txt"
     source.write_text("".join(f"{WORDS[number % 5]} {WORDS[number % 3]}.\n" for number in range(600)), encoding="utf-8")
     one, two, out = tmp_path / "one.tsv", tmp_path / "two.tsv", tmp_path / "out.txt"
     score = ["score", str(model_folder), "--source", str(source), "--target", str(source)]
     assert main([*score, "-o", str(one)]) == 0
-    on_ranks(2, [*score, "-o", str(two)])
+    on_ranks(2, warm_program, [*score, "-o", str(two)])
     assert two.read_bytes() == one.read_bytes()
     evaluate = ["evaluate", str(model_folder), "--source", str(source), "--reference", str(source), "--json"]
     capsys.readouterr()
     assert main([*evaluate, "--max-new-tokens", "5"]) == 0
     alone = json.loads(capsys.readouterr().out)
-    texts = on_ranks(2, [*evaluate, "--max-new-tokens", "5", "--output", str(out)])
+    texts = on_ranks(2, warm_program, [*evaluate, "--max-new-tokens", "5", "--output", str(out)])
     assert texts[1] == ""
     several = json.loads(texts[0])
     assert several["bleu"] == alone["bleu"]
@@ -151,14 +150,16 @@ def test_two_ranks_score_and_evaluate_as_one(
 
 
 @pytest.mark.slow
-def test_two_ranks_evaluate_and_continue_a_text_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_ranks_evaluate_and_continue_a_text_as_one(
+    tmp_path: Path, warm_program: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     run, prompts = tmp_path / "run", tmp_path / "prompts.txt"
     assert main(["train", "--preset", "xl-debug", "--run-dir", str(run), "-q", "--training.max-steps", "2"]) == 0
     capsys.readouterr()
     evaluate = ["evaluate", str(run), "--json", "--max-tokens", "4000", "--lanes", "3"]
     assert main(evaluate) == 0
     alone = json.loads(capsys.readouterr().out)
-    texts = on_ranks(2, evaluate)
+    texts = on_ranks(2, warm_program, evaluate)
     assert texts[1] == ""
     [one], [two] = alone["results"], json.loads(texts[0])["results"]
     assert two["tokens"] == one["tokens"]
@@ -166,5 +167,5 @@ def test_two_ranks_evaluate_and_continue_a_text_as_one(tmp_path: Path, capsys: p
     prompts.write_text("".join(f"It was {number} \n" for number in range(9)), encoding="utf-8")
     generate = ["generate", str(run), "--lines", "--input", str(prompts), "-n", "6", "--max-rows", "2", "--count", "2"]
     assert main([*generate, "-o", str(tmp_path / "one")]) == 0
-    on_ranks(2, [*generate, "-o", str(tmp_path / "two")])
+    on_ranks(2, warm_program, [*generate, "-o", str(tmp_path / "two")])
     assert (tmp_path / "two").read_bytes() == (tmp_path / "one").read_bytes()

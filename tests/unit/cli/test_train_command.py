@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -184,9 +183,9 @@ def test_dry_run_leaves_nothing(manyheads: Program, tmp_path: Path, capsys: pyte
     assert not run.exists()
 
 
-def test_a_signal_ends_in_a_checkpoint_and_its_code(tmp_path: Path) -> None:
+def test_a_signal_ends_in_a_checkpoint_and_its_code(tmp_path: Path, warm_program: list[str]) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "manyheads.cli.main", "train", "--preset", "debug", "--run-dir", str(run)]
+    command = [*warm_program, "train", "--preset", "debug", "--run-dir", str(run)]
     command += ["--training.max_steps", "1000000", "--validation.every_steps", "0", "--training.tensorboard", "false"]
     command += ["--training.log_every", "2", "--training.plots", "false"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -200,11 +199,11 @@ def test_a_reader_that_stops_is_disconnected(quick: tuple[Server, int]) -> None:
 
 
 @pytest.fixture
-def program(translator_folder: Path) -> Iterator[Any]:
+def program(translator_folder: Path, warm_program: list[str]) -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> tuple[subprocess.Popen[str], int]:
-        command = [sys.executable, "-m", "manyheads", "serve", str(translator_folder), "--port", "0", *options]
+        command = [*warm_program, "serve", str(translator_folder), "--port", "0", *options]
         process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )

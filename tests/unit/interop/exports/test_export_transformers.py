@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from export_models import tokenizer, write_language_model, write_transformer
+from slices import sliced
 
 from manyheads.architectures.pretrained import load, portable_state
 from manyheads.errors import ConfigError
@@ -34,9 +35,9 @@ HELD: dict[str, dict[str, Any]] = {
 TO = ExportOptions(to="transformers")
 
 
-@pytest.mark.parametrize("changes", HELD.values(), ids=HELD)
-def test_it_computes_the_same_and_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = write_transformer(tmp_path / "model", **changes)
+@pytest.mark.parametrize("kind", sliced(list(HELD), 3, "models for transformers"))
+def test_it_computes_the_same_and_comes_back(kind: str, tmp_path: Path) -> None:
+    model = write_transformer(tmp_path / "model", **HELD[kind])
     done = export_model(model, tmp_path / "out", TO)
     assert done.check is not None
     assert done.check.deviation < 5e-5
