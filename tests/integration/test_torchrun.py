@@ -55,6 +55,7 @@ class Launched:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         started = [*warm, "-c", TORCHRUN] if warm else [sys.executable, "-m", "torch.distributed.run"]
         command = [*started, "--standalone", "--nproc-per-node", str(world)]
+        self.settings = str(settings)
         program = ["--no-python", *warm] if warm else ["-m", "manyheads"]
         train = [*program, "train", "--config", str(settings), "-q", *options]
         self.process = subprocess.Popen(
@@ -64,13 +65,12 @@ class Launched:
     def ranks(self) -> dict[int, int]:
         """rank -> process id, of those that run now."""
         found = {}
-        launcher = fork_of(self.process.pid) if self.is_warm else self.process.pid
         for folder in Path("/proc").iterdir():
             try:
-                if folder.name.isdecimal() and int((folder / "stat").read_text().split()[3]) == launcher:
+                if folder.name.isdecimal() and self.settings in (folder / "cmdline").read_text().split("\0"):
                     names = dict(one.partition("=")[::2] for one in (folder / "environ").read_text().split("\0"))
                     found[int(names["RANK"])] = int(folder.name)
-            except (OSError, KeyError, IndexError):
+            except (OSError, KeyError):  # it has ended, or is the launcher
                 continue
         return {rank: fork_of(process) for rank, process in found.items()} if self.is_warm else found
 
