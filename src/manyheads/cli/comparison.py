@@ -67,11 +67,11 @@ def draw_curves(paths: Sequence[Path], picture: Path) -> Path:
     """Draw the learning curves of all runs in one picture, whose ending selects its format. Returns: its path."""
     from manyheads.visualise.compared_curves import compared_curves_figure
     from manyheads.visualise.curves import read_metrics
-    from manyheads.visualise.figure import save_figure
+    from manyheads.visualise.figure import save_by_name
 
     metrics = {str(path): path / "metrics.jsonl" for path in paths}
     records = {name: read_metrics(file) if file.is_file() else [] for name, file in metrics.items()}
-    return save_figure(compared_curves_figure(records), picture, [picture.suffix[1:].lower()])[0]
+    return save_by_name(compared_curves_figure(records), picture)
 
 
 def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:

@@ -7,16 +7,25 @@ other programs (`--json`, translations in a pipe, files) is not printed by these
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TextIO
 
-__all__ = ["printable", "say"]
+__all__ = ["printable", "say", "say_or_json"]
 
 
 def say(*parts: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print as `print` does, with the characters of `printable`. file: None: standard output, as it is now."""
     text = " ".join(map(str, parts))
     print(printable(text), end=end, file=sys.stdout if file is None else file, flush=flush)
+
+
+def say_or_json(record: object, text: str, *, as_json: bool) -> None:
+    """Print a record as JSON for programs, or its text for people."""
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False, indent=2))
+    else:
+        say(text)
 
 
 def printable(text: str) -> str:

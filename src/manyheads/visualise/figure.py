@@ -33,6 +33,7 @@ __all__ = [
     "as_array",
     "new_figure",
     "plain_text",
+    "save_by_name",
     "save_figure",
     "slant_long",
     "style_axes",
@@ -134,6 +135,11 @@ def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png",
             write_file(final, content.getvalue())
             written.append(final)
     return tuple(written)
+
+
+def save_by_name(figure: Figure, path: Path | str) -> Path:
+    """Write a figure in the format that the end of its name says. Returns and raises: as `save_figure`."""
+    return save_figure(figure, path, [Path(path).suffix[1:].lower()])[0]
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.lines.output import check_model_output
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
@@ -43,9 +42,9 @@ Its config, tokenizer and decoding options are those of the run's own model.""",
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "average")
+def run(options: AverageOptions) -> int:
     """Average checkpoints. Returns: the exit code."""
-    options = parse(PAGE, arguments, "average")
     folder, output = Path(options.run_folder), Path(options.output)
     check_model_output(output, options.replace)
     from manyheads.tasks.averaging import average_run

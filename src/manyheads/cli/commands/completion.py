@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
-from manyheads.cli.command_line.parsing import make_parser, parse
+from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import make_parser
 from manyheads.cli.commands.inspect import KINDS
 from manyheads.cli.main import COMMANDS, module_of
 from manyheads.config.options import CommandPage, argument
@@ -36,9 +36,9 @@ PAGE = CommandPage(
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "completion")
+def run(options: CompletionOptions) -> int:
     """Returns: 0."""
-    options = parse(PAGE, arguments, "completion")
     import shtab
 
     print(shtab.complete(program_parser(), options.shell))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from manyheads.cli.command_line.convert_options import PAGE
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.convert_options import PAGE, ConvertOptions
 from manyheads.cli.lines.output import check_model_output
 from manyheads.cli.printing import say
 from manyheads.errors import ConfigError
@@ -15,9 +14,9 @@ from manyheads.errors import ConfigError
 __all__ = ["PAGE", "run"]
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "convert")
+def run(options: ConvertOptions) -> int:
     """Convert a model. Returns: the exit code."""
-    options = parse(PAGE, arguments, "convert")
     output = Path(options.output)
     check_model_output(output, options.replace)
     from manyheads.architectures.hub import resolve_model_path

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.machine_report import examine
-from manyheads.cli.printing import say
+from manyheads.cli.printing import say_or_json
 from manyheads.config.options import CommandPage, option
 
 __all__ = ["PAGE", "DoctorOptions", "run"]
@@ -31,16 +29,13 @@ PAGE = CommandPage(
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "doctor")
+def run(options: DoctorOptions) -> int:
     """Returns: 0, or 2 if something must be mended before manyheads can work here."""
-    options = parse(PAGE, arguments, "doctor")
     kept = set_up_machine()
     record = examine(Path.cwd())
     record["machine"]["big_blocks_kept"] = kept
-    if options.json:
-        print(json.dumps(record, ensure_ascii=False, indent=2))
-    else:
-        say("\n".join(lines_of({name: value for name, value in record.items() if name != "problems"})))
-        say()
-        say("\n".join(f"problem: {problem}" for problem in record["problems"]) or "ready")
+    lines = lines_of({name: value for name, value in record.items() if name != "problems"})
+    verdict = [f"problem: {problem}" for problem in record["problems"]] or ["ready"]
+    say_or_json(record, "\n".join([*lines, "", *verdict]), as_json=options.json)
     return 2 if record["problems"] else 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.interop.exports import EXPORTS, QUANTIZATIONS, ExportOptions
@@ -59,9 +58,9 @@ What a format cannot hold is refused. docs/exporting.md shows how to run each ex
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "export")
+def run(options: ExportCommandOptions) -> int:
     """Export a model. Returns: the exit code."""
-    options = parse(PAGE, arguments, "export")
     from manyheads.architectures.hub import resolve_model_path
     from manyheads.interop.exports.engine import export_model
 

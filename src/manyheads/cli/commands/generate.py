@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.generate_options import GenerateOptions
-from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
@@ -35,10 +34,10 @@ in the format of its training files, or a PNG picture.""",
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "generate")
+def run(options: GenerateOptions) -> int:
     """Generate. Returns: the exit code."""
     set_up_machine()
-    options = parse(PAGE, arguments, "generate")
     check_files(options.output, options.input)
     if not options.lines:
         refuse_ranks("generate without --lines")

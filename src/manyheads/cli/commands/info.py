@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.info_options import PAGE, InfoOptions
-from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.commands.inspect.picture_files import check_kinds
 from manyheads.cli.comparison import compare_runs, draw_curves, sorted_rows, table_lines
 from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say
+from manyheads.cli.printing import say, say_or_json
 from manyheads.cli.records import describe_folder
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.errors import ConfigError
@@ -22,9 +20,9 @@ from manyheads.tasks.text.find_config import find_config
 __all__ = ["PAGE", "run"]
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "info")
+def run(options: InfoOptions) -> int:
     """Returns: 0; 2 if --verify finds something damaged."""
-    options = parse(PAGE, arguments, "info")
     if options.length is not None:
         _predict_memory(options, options.length)
         return 0
@@ -34,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         _compare(options)
         return 0
     record = describe_folder(options.path, verify=options.verify)
-    _print(record, "\n".join(lines_of(record)), options)
+    say_or_json(record, "\n".join(lines_of(record)), as_json=options.json)
     return 2 if record.get("damaged") else 0
 
 
@@ -44,7 +42,7 @@ def _compare(options: InfoOptions) -> None:
     rows = compare_runs(options.paths)
     if options.sort is not None:
         rows = sorted_rows(rows, options.sort)
-    _print(rows, "\n".join(table_lines(rows)), options)
+    say_or_json(rows, "\n".join(table_lines(rows)), as_json=options.json)
     if options.curves is not None:
         say(draw_curves(options.paths, Path(options.curves)), file=sys.stderr)
 
@@ -57,11 +55,4 @@ def _predict_memory(options: InfoOptions, length: int) -> None:
 
     with showing_if_long() as show:
         found = planner(config).memory(length, options.batch, show)
-    _print({"path": str(options.path), **found.to_json()}, found.describe(), options)
-
-
-def _print(record: object, text: str, options: InfoOptions) -> None:
-    if options.json:
-        print(json.dumps(record, ensure_ascii=False, indent=2))
-    else:
-        say(text)
+    say_or_json({"path": str(options.path), **found.to_json()}, found.describe(), as_json=options.json)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ModelFileError
@@ -45,9 +44,9 @@ The token comes from `hf auth login` or HF_TOKEN.""",
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "push")
+def run(options: PushOptions) -> int:
     """Push a model. Returns: the exit code."""
-    options = parse(PAGE, arguments, "push")
     if not Path(options.model).is_dir():
         raise ModelFileError(f"there is no folder {options.model}; give a model folder or a run folder.")
     from manyheads.architectures.hub import resolve_model_path

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 
@@ -37,9 +36,9 @@ The files come with the package; nothing is downloaded. A file that is there and
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "sample-data")
+def run(options: SampleDataOptions) -> int:
     """Write the files. Returns: the exit code."""
-    options = parse(PAGE, arguments, "sample-data")
     folder = Path(options.folder)
     from manyheads.data.corpora.sample import sample_files, write_new_files
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.serve_options import ServeOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage
@@ -25,10 +24,10 @@ so that their clients work with these models. See docs/serving.md. SIGTERM finis
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "serve")
+def run(options: ServeOptions) -> int:
     """Serve until a signal arrives. Returns: the exit code."""
     set_up_machine()
-    options = parse(PAGE, arguments, "serve")
     try:
         from manyheads.serving.server import serve
     except ModuleNotFoundError as error:

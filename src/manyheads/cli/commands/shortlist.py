@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check
@@ -51,9 +50,9 @@ of each source word, which is faster on a CPU. See docs/performance.md.""",
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "shortlist")
+def run(options: ShortlistOptions) -> int:
     """Learn and store a shortlist. Returns: the exit code."""
-    options = parse(PAGE, arguments, "shortlist")
     from manyheads.tasks.translation.shortlist import learn_shortlist
 
     with showing_if_long() as show:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.translate_options import TranslateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.documents import open_document
@@ -35,10 +34,10 @@ In a document (Markdown, HTML, subtitles, CSV, JSONL; see --format) everything b
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "translate")
+def run(options: TranslateOptions) -> int:
     """Translate lines or a document. Returns: the exit code."""
     set_up_machine()
-    options = parse(PAGE, arguments, "translate")
     check_files(options.output, options.input)
     document = open_document(options.document, options.input, options.output)
     if document is not None:

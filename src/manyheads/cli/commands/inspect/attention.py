@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds, picture_option
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
@@ -65,10 +64,10 @@ Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and 
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "inspect attention")
+def run(options: AttentionOptions) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
     set_up_machine()
-    options = parse(PAGE, arguments, "inspect attention")
     check_kinds(options.output, (*PICTURES, "html"))
     check(options, "--", between(1, _MOST_CELLS), "max_cells")
     from manyheads.decoding.attending import open_model, text_views, translation_views

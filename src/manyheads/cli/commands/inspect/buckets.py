@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage, argument, group, option
@@ -44,10 +43,10 @@ round, and how one head's tokens stand when they are sorted by bucket; cut into 
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "inspect buckets")
+def run(options: BucketsOptions) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
     set_up_machine()
-    options = parse(PAGE, arguments, "inspect buckets")
     check_kinds(options.output)
     from manyheads.decoding.attending import open_model, text_buckets
     from manyheads.visualise.buckets import buckets_figure

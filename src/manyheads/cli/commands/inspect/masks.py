@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
@@ -66,9 +65,9 @@ They are computed by the classes and layers that the models use.""",
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "inspect masks")
+def run(options: MasksOptions) -> int:
     """Draw and print. Returns: the exit code. Numbers and the paths of pictures go to standard output."""
-    options = parse(PAGE, arguments, "inspect masks")
     check_kinds(options.output)
     check(options, "--", between(1, _MOST_POSITIONS), "length", "block")
     check(options, "--", between(0, _MOST_POSITIONS), "left", "right", "memory", "before", "after")

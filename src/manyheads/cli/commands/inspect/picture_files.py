@@ -38,8 +38,7 @@ def check_kinds(names: Sequence[str], kinds: Sequence[str] = PICTURES, *, given_
 
 def write_figure(figure: Figure, names: Sequence[str]) -> None:
     """Write a figure to each of these files, and print their paths. Raises: SaveError: one cannot be written."""
-    from manyheads.visualise.figure import save_figure
+    from manyheads.visualise.figure import save_by_name
 
     for name in names:
-        path = Path(name)
-        say(save_figure(figure, path, [path.suffix[1:].lower()])[0])
+        say(save_by_name(figure, name))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import manyheads
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
@@ -51,9 +50,9 @@ plots them. With MODEL: its own, trained ones too; without: sines and cosines of
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "inspect positions")
+def run(options: PositionsOptions) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
-    options = parse(PAGE, arguments, "inspect positions")
     check_kinds(options.output)
     check(options, "--", between(1, _MOST_POSITIONS), "length")
     check(options, "--", between(1, _MOST_WIDTH), "d_model")

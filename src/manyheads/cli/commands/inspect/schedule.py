@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.config.suggest import did_you_mean
@@ -40,9 +39,9 @@ Need", sec. 5.3, for widths and warm-ups, each width with each warm-up.""",
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "inspect schedule")
+def run(options: ScheduleOptions) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
-    options = parse(PAGE, arguments, "inspect schedule")
     check_kinds(options.output)
     if min((1, *options.d_model, *options.warmup_steps, 1 if options.steps is None else options.steps)) < 1:
         raise ConfigError("--d-model, --warmup-steps and --steps must be at least 1.")

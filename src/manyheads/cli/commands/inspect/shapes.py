@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, group, option
@@ -45,10 +44,10 @@ its shape, and the equation that makes it. Layers that repeat an earlier one of 
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "inspect shapes")
+def run(options: ShapesOptions) -> int:
     """Print the table. Returns: the exit code."""
     set_up_machine()
-    options = parse(PAGE, arguments, "inspect shapes")
     from manyheads.architectures.tracing import folded
     from manyheads.decoding.attending import open_model, shapes_of
 

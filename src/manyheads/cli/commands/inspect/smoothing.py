@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
 from manyheads.config.options import CommandPage, option
 from manyheads.errors import ConfigError
@@ -53,9 +52,9 @@ the distribution that is asked for at some places, and the loss as the right tok
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "inspect smoothing")
+def run(options: SmoothingOptions) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
-    options = parse(PAGE, arguments, "inspect smoothing")
     check_kinds(options.output)
     if not options.smoothing or not all(0 <= share < 1 for share in options.smoothing):
         raise ConfigError(f"--smoothing {options.smoothing}: give shares from 0 to below 1.")
