@@ -38,6 +38,13 @@ class Upload:
         content = self.files[file]
         return len(content) if isinstance(content, bytes) else content.stat().st_size
 
+    def describe(self, revision: str | None = None) -> str:
+        """Return the files with their sizes, and the card. revision: the branch; None: main."""
+        lines = [f"would upload to {self.name}, {revision or 'main'}:"]
+        lines += [f"  {self.size(file):>15,} bytes  {file}" for file in self.files]
+        card = self.files[_CARD]
+        return "\n".join([*lines, card.decode("utf-8") if isinstance(card, bytes) else ""])
+
 
 def make_upload(folder: Path, name: str, facts: CardFacts) -> Upload:
     """Check a model folder, and return what is sent: its files, a new card, and a manifest of both.

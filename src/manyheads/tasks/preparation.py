@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from manyheads.config.build import build
 from manyheads.config.options import given_options, names_of, option
 from manyheads.data.lines import OnBadUtf8
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, DataError
 from manyheads.tasks.table import TASKS
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = [
     "PrepareOptions",
     "VocabularyOptions",
     "check_holdout",
+    "check_output",
     "chosen_vocabulary",
     "count_lines",
     "smaller_than_asked",
@@ -145,6 +146,24 @@ def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, 
             f" {held_out} {usual} to hold back as much from the end of the training data; or {held_out} 0 to train"
             " without validation."
         )
+
+
+def check_output(output: Path, replace: bool) -> None:
+    """Refuse early what would fail only at the end, and replace nothing but prepared data.
+
+    Raises: DataError: the folder exists. ConfigError: it is to be replaced, but is something else.
+    """
+    if not output.exists():
+        return
+    if not replace:
+        raise DataError(f"{output} exists already; choose another folder, or give --replace.")
+    from manyheads.data.manifest import read_manifest
+    from manyheads.data.preparing import FORMAT, FORMAT_VERSION
+
+    try:
+        read_manifest(output, kind=FORMAT, version=FORMAT_VERSION)
+    except DataError as error:
+        raise ConfigError(f"{output} holds no prepared data, so --replace leaves it alone: {error}") from None
 
 
 def count_lines(counts: Mapping[str, int]) -> list[str]:

@@ -13,8 +13,8 @@ import pytest
 import shtab
 
 from manyheads.cli import machine, machine_report
+from manyheads.cli.command_line.program_parser import program_parser
 from manyheads.cli.commands import doctor
-from manyheads.cli.commands.completion import program_parser
 from manyheads.cli.main import COMMANDS
 
 Program = Callable[..., int]

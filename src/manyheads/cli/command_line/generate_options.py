@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import GenerationOptions, SearchDeviceOptions
 from manyheads.errors import ConfigError
 
-__all__ = ["GenerateOptions"]
+__all__ = ["PAGE", "GenerateOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +51,19 @@ class GenerateOptions:
                 raise ConfigError(f"{name} is for text, but this model writes ids; leave it out.")
         if self.output == "-":
             raise ConfigError("This model writes ids, which cannot be printed; give --output FILE.")
+
+
+PAGE = CommandPage(
+    GenerateOptions,
+    """Go on from a text. The continuation is printed as it is written; --echo prints the prompt first.
+Without PROMPT, all of standard input is one; in a terminal you are asked for one after the other, and Ctrl-D ends.
+With --lines every line of the input is a prompt and gives a line, in order, or with --json an object.
+A model of ids or pictures continues the ids in --input FILE, or begins a new document, and writes a file, --output: ids
+in the format of its training files, or a PNG picture.""",
+    (
+        'manyheads generate runs/xl-demo "He opened the door and "',
+        'manyheads generate runs/xl-demo "It was " --temperature 0.7 --top-p 0.9 --stop "." --max-new-tokens 400',
+        "manyheads generate runs/xl-demo --lines --input prompts.txt --json --output texts.jsonl",
+        "manyheads generate runs/pictures --output picture.png",
+    ),
+)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from manyheads.config.options import argument, option
+from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 from manyheads.serving.settings import ServingSettings
 
-__all__ = ["ServeOptions"]
+__all__ = ["PAGE", "ServeOptions"]
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -82,3 +82,14 @@ class ServeOptions:
         if not self.allowed_hosts:
             named["allowed_hosts"] = ServingSettings.allowed_hosts if self.host in _LOCAL else ("*",)
         return ServingSettings(**named, json_logs=self.log_format == "json")
+
+
+PAGE = CommandPage(
+    ServeOptions,
+    """Serve models over HTTP: our own API, and those of OpenAI (completions), LibreTranslate and DeepL,
+so that their clients work with these models. See docs/serving.md. SIGTERM finishes accepted requests, then stops.""",
+    (
+        "manyheads serve runs/demo --source-lang en --target-lang de",
+        "manyheads serve en-de=runs/demo novel=runs/novel --port 8080 --api-key-file keys.txt --host 0.0.0.0",
+    ),
+)

@@ -8,7 +8,7 @@ from pathlib import Path
 from manyheads.cli.lines.documents import DocumentOptions
 from manyheads.config.build import build
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation_config import load_settings
@@ -18,7 +18,7 @@ from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.target import check_target_of
 
-__all__ = ["TranslateOptions"]
+__all__ = ["PAGE", "TranslateOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,3 +109,20 @@ class TranslateOptions:
                 raise ConfigError(
                     f"{name} is for lines; {self.input} is translated as a document. Give --format lines."
                 )
+
+
+PAGE = CommandPage(
+    TranslateOptions,
+    """Translate text: one line in, one line out, in order; an empty line gives an empty line.
+Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
+With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation.
+A parser gives the tree of each sentence, whose words have spaces between them, over exactly these words.
+A model of several languages needs --target-lang. --terms FILE forces terminology.
+In a document (Markdown, HTML, subtitles, CSV, JSONL; see --format) everything but the text stays as it is.""",
+    (
+        'echo "I am hungry." | manyheads translate runs/demo',
+        "manyheads translate runs/demo input.en --output output.de --beam 8 --verbose",
+        "manyheads translate runs/demo input.en --nbest 4",
+        "manyheads translate runs/demo page.md --output page.de.md",
+    ),
+)

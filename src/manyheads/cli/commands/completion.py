@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Literal
 
 from manyheads.cli.command_line.command import command
-from manyheads.cli.command_line.parsing import make_parser
-from manyheads.cli.commands.inspect import KINDS
-from manyheads.cli.main import COMMANDS, module_of
+from manyheads.cli.command_line.program_parser import program_parser
 from manyheads.config.options import CommandPage, argument
-from manyheads.tasks.presets import PRESETS
-from manyheads.tasks.table import RUNS
 
-__all__ = ["PAGE", "CompletionOptions", "program_parser", "run"]
+__all__ = ["PAGE", "CompletionOptions", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,31 +36,3 @@ def run(options: CompletionOptions) -> int:
 
     print(shtab.complete(program_parser(), options.shell))
     return 0
-
-
-def program_parser() -> argparse.ArgumentParser:
-    """A parser of all commands, for `shtab`; commands themselves make their own."""
-    program = argparse.ArgumentParser("manyheads")
-    program.add_argument("--version", action="store_true", help="print the version")
-    commands = program.add_subparsers()
-    for name, about in COMMANDS.items():
-        if name != "inspect":
-            _add(commands, name, about, module_of(name))
-            continue
-        kinds = commands.add_parser(name, help=about).add_subparsers()
-        for kind, shown in KINDS.items():
-            module = importlib.import_module(f"manyheads.cli.commands.inspect.{kind}")
-            _add(kinds, kind, shown, module)
-    return program
-
-
-def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, module: ModuleType
-) -> None:
-    settings = list(RUNS.values()) if name == "train" else []
-    pages = getattr(module, "PAGES", None) or [module.PAGE]
-    parents = [make_parser(page.options, settings, complete=True) for page in pages]
-    parser = commands.add_parser(name, help=about, parents=parents, add_help=False, conflict_handler="resolve")
-    for action in parser._actions:
-        if "--preset" in action.option_strings:
-            action.choices = list(PRESETS)

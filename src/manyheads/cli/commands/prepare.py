@@ -11,7 +11,7 @@ from manyheads.cli.command_line.task_pages import pages_of, parse_for_named_task
 from manyheads.cli.printing import say
 from manyheads.cli.watching.interruptible import StoppedBySignalError, interruptible
 from manyheads.cli.watching.phases import showing_phases
-from manyheads.errors import ConfigError, DataError
+from manyheads.tasks.preparation import check_output
 
 __all__ = ["PAGES", "run"]
 
@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
     output = Path(options.output)
     if not output.name:
         output = output.resolve()
-    _check_output(output, options.replace)
+    check_output(output, options.replace)
     prepare = partial(task.module("prepare").preparation(options), output, replace=options.replace)
     stopped_message = f"manyheads: stopped; nothing is left in {output}."
 
@@ -52,21 +52,3 @@ def run(arguments: Sequence[str]) -> int:
 
 def _is_model(folder: Path) -> bool:
     return any((place / "model.safetensors").is_file() for place in (folder, folder / "model"))
-
-
-def _check_output(output: Path, replace: bool) -> None:
-    """Refuse early what would fail only at the end, and replace nothing but prepared data.
-
-    Raises: DataError: the folder exists. ConfigError: it is to be replaced, but is something else.
-    """
-    if not output.exists():
-        return
-    if not replace:
-        raise DataError(f"{output} exists already; choose another folder, or give --replace.")
-    from manyheads.data.manifest import read_manifest
-    from manyheads.data.preparing import FORMAT, FORMAT_VERSION
-
-    try:
-        read_manifest(output, kind=FORMAT, version=FORMAT_VERSION)
-    except DataError as error:
-        raise ConfigError(f"{output} holds no prepared data, so --replace leaves it alone: {error}") from None

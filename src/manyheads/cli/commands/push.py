@@ -59,10 +59,7 @@ def run(options: PushOptions) -> int:
     for file in upload.left_out:
         say(f"manyheads: {file} is left out; no model is read from such a file.", file=sys.stderr)
     if options.dry_run:
-        say(f"would upload to {upload.name}, {options.revision or 'main'}:")
-        say("\n".join(f"  {upload.size(file):>15,} bytes  {file}" for file in upload.files))
-        card = upload.files["README.md"]
-        say(card.decode("utf-8") if isinstance(card, bytes) else "")
+        say(upload.describe(options.revision))
         return 0
     say(f"pushed {len(upload.files)} files: {send(upload, revision=options.revision, private=options.private)}")
     return 0

@@ -6,22 +6,11 @@ import logging
 import sys
 
 from manyheads.cli.command_line.command import command
-from manyheads.cli.command_line.serve_options import ServeOptions
+from manyheads.cli.command_line.serve_options import PAGE, ServeOptions
 from manyheads.cli.machine import set_up_machine
-from manyheads.config.options import CommandPage
 from manyheads.errors import MissingExtraError
 
 __all__ = ["PAGE", "run"]
-
-PAGE = CommandPage(
-    ServeOptions,
-    """Serve models over HTTP: our own API, and those of OpenAI (completions), LibreTranslate and DeepL,
-so that their clients work with these models. See docs/serving.md. SIGTERM finishes accepted requests, then stops.""",
-    (
-        "manyheads serve runs/demo --source-lang en --target-lang de",
-        "manyheads serve en-de=runs/demo novel=runs/novel --port 8080 --api-key-file keys.txt --host 0.0.0.0",
-    ),
-)
 
 
 @command(PAGE, "serve")

@@ -5,33 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from manyheads.cli.command_line.command import command
-from manyheads.cli.command_line.translate_options import TranslateOptions
+from manyheads.cli.command_line.translate_options import PAGE, TranslateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.documents import open_document
 from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.config.options import CommandPage
 from manyheads.distributed.sharded_lines import is_sharded
 
 __all__ = ["PAGE", "run"]
-
-PAGE = CommandPage(
-    TranslateOptions,
-    """Translate text: one line in, one line out, in order; an empty line gives an empty line.
-Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
-With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation.
-A parser gives the tree of each sentence, whose words have spaces between them, over exactly these words.
-A model of several languages needs --target-lang. --terms FILE forces terminology.
-In a document (Markdown, HTML, subtitles, CSV, JSONL; see --format) everything but the text stays as it is.""",
-    (
-        'echo "I am hungry." | manyheads translate runs/demo',
-        "manyheads translate runs/demo input.en --output output.de --beam 8 --verbose",
-        "manyheads translate runs/demo input.en --nbest 4",
-        "manyheads translate runs/demo page.md --output page.de.md",
-    ),
-)
 
 
 @command(PAGE, "translate")

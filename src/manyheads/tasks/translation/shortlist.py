@@ -39,6 +39,15 @@ class LearnedShortlist:
     lexicon: Lexicon
     folder: Path
 
+    def describe(self) -> str:
+        """Return the file and its contents in one line."""
+        lexicon = self.lexicon
+        known = int((lexicon.offsets[1:] > lexicon.offsets[:-1]).sum())
+        return (
+            f"{self.folder / SHORTLIST}: {len(lexicon.candidates):,} translations of {known:,} of"
+            f" {len(lexicon.offsets) - 1:,} source ids, from {lexicon.num_pairs:,} pairs"
+        )
+
 
 def learn_shortlist(
     model: str,
