@@ -17,7 +17,7 @@ from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import RelativeAttention
 
-__all__ = ["TracedTensor", "folded", "trace"]
+__all__ = ["TracedTensor", "folded", "table", "trace"]
 
 _LAYER = re.compile(r"^(.*?layers)\.(\d+)(.*)$")
 
@@ -153,3 +153,14 @@ def _told_of(name: str, module: nn.Module) -> Iterator[tuple[str, str, str]]:
     for norm, (label, text) in LAST_NORMS.get(type(module), {}).items():
         if getattr(module, norm) is not None:
             yield f"{name}.{norm}", label, text
+
+
+def table(lines: list[TracedTensor]) -> list[str]:
+    """Return the tensors in columns; a module's name once for all of its tensors that follow each other."""
+    rows, before = [("module", "tensor", "shape", "equation")], ""
+    for line in lines:
+        shape = " x ".join(map(str, line.shape))
+        rows.append((line.module if line.module != before else "", line.name, shape, line.equation))
+        before = line.module
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return ["  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(3)), row[3]]).rstrip() for row in rows]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyheads.errors import ShapeError
+from manyheads.errors import RequestError, ShapeError
+from manyheads.visualise.attention_views import AttentionView, thinned
 from manyheads.visualise.figure import (
     COLOURS,
     INK,
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from manyheads.visualise.attention_views import AttentionView
-
-__all__ = ["attention_figure", "layer_figure"]
+__all__ = ["attention_figure", "layer_figure", "view_figure"]
 
 MAX_LABELS = 40
 """More tokens than this on an axis: only every second, third ... is named."""
@@ -119,6 +118,26 @@ def layer_figure(view: AttentionView, layer: int) -> Figure:
         num_memory=view.num_memory,
         title=f"{view.name}, layer {layer} of {len(view.layers)}",
     )
+
+
+def view_figure(views: Sequence[AttentionView], name: str | None, layer: int | None, most: int) -> Figure:
+    """Draw one layer of one of a model's views.
+
+    Args:
+        name: of the view; None: the last one.
+        layer: counted from 1; None: the last one.
+        most: maximum number of rows and columns; longer texts are thinned.
+
+    Raises: RequestError: there is no such view or layer. MissingExtraError: no matplotlib.
+    """
+    named = {view.name: view for view in views}
+    if name is not None and name not in named:
+        raise RequestError(f"--view {name}: this model shows {', '.join(named)}.")
+    view = thinned(named[name or views[-1].name], most)
+    layer = len(view.layers) if layer is None else layer
+    if not 1 <= layer <= len(view.layers):
+        raise RequestError(f"--layer {layer}: the {view.name} has layers 1 to {len(view.layers)}.")
+    return layer_figure(view, layer)
 
 
 def _panels(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from manyheads.visualise.attention_views import AttentionView, shown_token, thin
 from manyheads.visualise.figure import Array
 from manyheads.visualise.offline_page import offline_page, save_page
 
-__all__ = ["MOST_CELLS", "attention_page", "save_page"]
+__all__ = ["MOST_CELLS", "attention_page", "save_page", "write_page"]
 
 MOST_CELLS = 512
 """Rows and columns of a picture; longer sequences are thinned."""
@@ -39,6 +40,17 @@ def attention_page(views: Sequence[AttentionView], *, title: str, note: str = ""
         raise ShapeError(f"views named {names}; give at least one view, and use different names.")
     record = {"title": title, "note": note, "views": [_view(thinned(view, most)) for view in views]}
     return offline_page("attention", record, title=title)
+
+
+def write_page(views: Sequence[AttentionView], path: Path, *, text: str, model: str, most: int = MOST_CELLS) -> Path:
+    """Write the page of a text that a model has read. For `views`, `most` and errors see `attention_page`.
+
+    Args: text: what it read. model: its name.
+
+    Returns: the path.
+    """
+    sizes = ", ".join(f"{view.name} {len(view.layers)} layers x {len(view.layers[0])} heads" for view in views)
+    return save_page(attention_page(views, title=text, note=f"{model}: {sizes}", most=most), path)
 
 
 def _view(view: AttentionView) -> dict[str, object]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyheads.errors import ShapeError
+from manyheads.errors import RequestError, ShapeError
 from manyheads.visualise.attention_views import shown_token
 from manyheads.visualise.figure import INK, as_array, new_figure, plain_text, slant_long, style_axes
 from manyheads.visualise.fonts import legible_texts
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["buckets_figure"]
+    from manyheads.nn.attention.lsh_settings import LSHSettings
+
+__all__ = ["buckets_figure", "layer_buckets_figure"]
 
 _MOST_NUMBERED = 60
 """Positions that a cell's number can still be read at."""
@@ -76,6 +78,30 @@ def buckets_figure(
     for edge in range(chunk_len, length, chunk_len) if chunk_len else ():
         below.axvline(edge - 0.5, color=INK, linewidth=1.4)
     return figure
+
+
+def layer_buckets_figure(
+    found: Mapping[str, Any], tokens: Sequence[str], settings: LSHSettings, layer: int | None, head: int
+) -> Figure:
+    """Draw the buckets of one of a model's layers that hash.
+
+    Args:
+        found: name of each layer -> its buckets.
+        settings: of the layers.
+        layer: counted from 1; None: the last one.
+        head: the one that is drawn sorted, counted from 1.
+
+    Raises: RequestError: there is no such layer or head. MissingExtraError: no matplotlib.
+    """
+    names = list(found)
+    layer = len(names) if layer is None else layer
+    if not 1 <= layer <= len(names):
+        raise RequestError(f"--layer {layer}: {len(names)} layers hash, which count from 1: {', '.join(names)}.")
+    name = names[layer - 1]
+    if not 1 <= head <= len(found[name]):
+        raise RequestError(f"--head {head}: there are heads 1 to {len(found[name])}.")
+    chunk_len = settings.chunk_len if settings.visible == "chunk" else 0
+    return buckets_figure(found[name], tokens=tokens, chunk_len=chunk_len, head=head - 1, title=f"Buckets of {name}")
 
 
 def _cells(axes: Axes, values: Any, numbers: Any, top: int) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["masks_figure"]
+    from manyheads.nn.attention.mask_examples import MaskExample
+
+__all__ = ["mask_record", "mask_text", "masks_figure"]
 
 _MOST_COLUMNS = 4
 _MOST_NUMBERED = 16
@@ -49,6 +51,25 @@ def masks_figure(masks: Sequence[tuple[str, str, Any, int]], *, title: str = "Ma
         for side in axes.spines.values():
             side.set_visible(False)
     return figure
+
+
+def mask_record(example: MaskExample) -> dict[str, object]:
+    """Return an example for JSON."""
+    return {
+        "kind": example.kind,
+        "title": example.title,
+        "formula": example.formula,
+        "memory": example.num_memory,
+        "allowed": example.allowed.int().tolist(),
+    }
+
+
+def mask_text(example: MaskExample) -> str:
+    """Return an example as rows of 0 and 1; a bar separates the memory."""
+    rows = [[str(value) for value in row] for row in example.allowed.int().tolist()]
+    memory = example.num_memory
+    lines = [" ".join([*row[:memory], *(["|"] if memory else []), *row[memory:]]) for row in rows]
+    return "\n".join([f"{example.title}: {example.formula}", *(f"  {line}" for line in lines)])
 
 
 def _draw(axes: Axes, allowed: Any, num_memory: int) -> None:

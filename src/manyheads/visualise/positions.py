@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from manyheads.errors import ShapeError
+from manyheads.errors import RequestError, ShapeError
 from manyheads.visualise.figure import COLOURS, INK, add_colour_bar, as_array, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor, nn
 
-__all__ = ["PositionTable", "position_tables", "positions_figure", "sinusoidal_positions"]
+__all__ = ["PositionTable", "first_table", "position_tables", "positions_figure", "sinusoidal_positions"]
 
 
 class PositionTable(NamedTuple):
@@ -61,12 +61,22 @@ def position_tables(model: nn.Module, length: int) -> Iterator[PositionTable]:
                 yield PositionTable(module(rows)[0], f"Axial positions, {grid}: {name}")
 
 
+def first_table(model: nn.Module, name: str, length: int) -> PositionTable:
+    """Return the first of `position_tables`. Raises: RequestError: the model, of this name, has none."""
+    found = next(position_tables(model, length), None)
+    if found is None:
+        raise RequestError(
+            f"{name} has no table of positions to draw: it learns one vector per distance in every layer."
+        )
+    return found
+
+
 def positions_figure(
     table: Any,
-    *,
-    features: Sequence[int] | None = None,
     title: str = "Position encodings",
     place_name: str = "position",
+    *,
+    features: Sequence[int] | None = None,
 ) -> Figure:
     """Draw the table as a heat map, and some of its features as curves (as in the Annotated Transformer).
 

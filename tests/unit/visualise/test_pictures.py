@@ -18,7 +18,8 @@ from manyheads.visualise.buckets import buckets_figure
 from manyheads.visualise.curves import learning_curve_figure, read_metrics, series
 from manyheads.visualise.figure import as_array, new_figure, save_figure
 from manyheads.visualise.positions import positions_figure
-from manyheads.visualise.schedules import label_smoothing_figure, schedule_figure
+from manyheads.visualise.schedules import schedule_figure
+from manyheads.visualise.smoothing import label_smoothing_figure
 
 pytest.importorskip("matplotlib")
 
@@ -184,10 +185,12 @@ def test_positions_as_heat_map_and_curves() -> None:
         positions_figure(table, features=[3])
 
 
-def test_schedules_start_at_step_one() -> None:
-    axes = schedule_figure({"up": [1.0, 2.0], "down": [2.0, 1.0]}).axes[0]
+def test_one_curve_per_schedule() -> None:
+    axes = schedule_figure({"up": ([1, 2], [1.0, 2.0]), "down": ([1, 2], [2.0, 1.0])}).axes[0]
     assert [list(line.get_xdata()) for line in axes.lines] == [[1, 2], [1, 2]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["up", "down"]
+    with pytest.raises(ShapeError, match="steps"):
+        schedule_figure({"up": ([1], [1.0, 2.0])})
 
 
 def test_label_smoothing() -> None:

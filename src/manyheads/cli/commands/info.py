@@ -7,7 +7,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.info_options import PAGE, InfoOptions
-from manyheads.cli.commands.inspect.picture_files import check_kinds
+from manyheads.cli.command_line.inspect_options import check_kinds
 from manyheads.cli.comparison import compare_runs, draw_curves, sorted_rows, table_lines
 from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.command import command
-from manyheads.cli.commands.inspect.picture_files import PICTURES, check_kinds, picture_option
+from manyheads.cli.command_line.inspect_options import PICTURES, ModelOptions, check_kinds, picture_option
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
-from manyheads.config.options import CommandPage, argument, group, option
-from manyheads.decoding.options import InspectionDeviceOptions
+from manyheads.config.options import CommandPage, option
 from manyheads.errors import RequestError
-
-if TYPE_CHECKING:
-    from manyheads.visualise.attention_views import AttentionView
 
 __all__ = ["PAGE", "AttentionOptions", "run"]
 
@@ -25,11 +20,9 @@ _MOST_CELLS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions:
+class AttentionOptions(ModelOptions):
     """Options of `manyheads inspect attention`."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
-    text: str = option("What the model reads.", metavar="TEXT")
     target: str | None = option(
         "The translation that it writes.", default=None, metavar="TEXT", default_is="the model's own"
     )
@@ -47,7 +40,6 @@ class AttentionOptions:
         "In pictures: the layer, counted from 1.", default=None, metavar="N", default_is="the last"
     )
     max_cells: int = option("Rows and columns of a picture; longer texts are thinned.", default=512, metavar="N")
-    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
 
 
 PAGE = CommandPage(
@@ -70,10 +62,13 @@ def run(options: AttentionOptions) -> int:
     set_up_machine()
     check_kinds(options.output, (*PICTURES, "html"))
     check(options, "--", between(1, _MOST_CELLS), "max_cells")
-    from manyheads.decoding.attending import open_model, text_views, translation_views
+    from manyheads.decoding.attending import text_views, translation_views
     from manyheads.decoding.generator import Generator
+    from manyheads.visualise.attention import view_figure
+    from manyheads.visualise.attention_page import write_page
+    from manyheads.visualise.figure import save_by_name
 
-    model = open_model(options.model, options.run_on.device, options.run_on.fixed_precision())
+    model = options.open()
     if isinstance(model, Generator):
         if options.target is not None:
             raise RequestError(f"{options.model} is a language model, which reads one text; leave --target out.")
@@ -83,31 +78,8 @@ def run(options: AttentionOptions) -> int:
             raise RequestError(f"{options.model} translates and has no memory; leave --memory out.")
         views = translation_views(model, options.text, options.target)
     for name in options.output:
-        write = _write_page if name.lower().endswith(".html") else _write_picture
-        say(write(views, Path(name), options))
+        if name.lower().endswith(".html"):
+            say(write_page(views, Path(name), text=options.text, model=options.model, most=options.max_cells))
+        else:
+            say(save_by_name(view_figure(views, options.view, options.layer, options.max_cells), name))
     return 0
-
-
-def _write_page(views: list[AttentionView], path: Path, options: AttentionOptions) -> Path:
-    from manyheads.visualise.attention_page import attention_page, save_page
-
-    sizes = [f"{view.name} {len(view.layers)} layers x {len(view.layers[0])} heads" for view in views]
-    page = attention_page(
-        views, title=options.text, note=f"{options.model}: {', '.join(sizes)}", most=options.max_cells
-    )
-    return save_page(page, path)
-
-
-def _write_picture(views: list[AttentionView], path: Path, options: AttentionOptions) -> Path:
-    from manyheads.visualise.attention import layer_figure
-    from manyheads.visualise.attention_views import thinned
-    from manyheads.visualise.figure import save_figure
-
-    named = {view.name: view for view in views}
-    if options.view is not None and options.view not in named:
-        raise RequestError(f"--view {options.view}: this model shows {', '.join(named)}.")
-    view = thinned(named[options.view or views[-1].name], options.max_cells)
-    layer = len(view.layers) if options.layer is None else options.layer
-    if not 1 <= layer <= len(view.layers):
-        raise RequestError(f"--layer {layer}: the {view.name} has layers 1 to {len(view.layers)}.")
-    return save_figure(layer_figure(view, layer), path, [path.suffix[1:].lower()])[0]

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.command import command
-from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
+from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
-
-if TYPE_CHECKING:
-    from manyheads.nn.attention.mask_examples import MaskExample
 
 __all__ = ["PAGE", "MasksOptions", "run"]
 
@@ -94,29 +90,12 @@ def run(options: MasksOptions) -> int:
         after=options.after,
     )
     examples = mask_examples(tuple(dict.fromkeys(options.kinds)) or MASK_KINDS, sizes)
-    from manyheads.visualise.masks import masks_figure
+    from manyheads.visualise.masks import mask_record, mask_text, masks_figure
 
     figure = masks_figure([(one.title, one.formula, one.allowed, one.num_memory) for one in examples])
     if options.json:
-        say(json.dumps([_record(one) for one in examples]))
+        say(json.dumps([mask_record(one) for one in examples]))
     else:
-        say("\n\n".join(_table(one) for one in examples))
+        say("\n\n".join(mask_text(one) for one in examples))
     write_figure(figure, options.output)
     return 0
-
-
-def _record(example: MaskExample) -> dict[str, object]:
-    return {
-        "kind": example.kind,
-        "title": example.title,
-        "formula": example.formula,
-        "memory": example.num_memory,
-        "allowed": example.allowed.int().tolist(),
-    }
-
-
-def _table(example: MaskExample) -> str:
-    rows = [[str(value) for value in row] for row in example.allowed.int().tolist()]
-    memory = example.num_memory
-    lines = [" ".join([*row[:memory], *(["|"] if memory else []), *row[memory:]]) for row in rows]
-    return "\n".join([f"{example.title}: {example.formula}", *(f"  {line}" for line in lines)])

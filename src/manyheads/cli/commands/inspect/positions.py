@@ -7,10 +7,10 @@ from typing import Literal
 
 import manyheads
 from manyheads.cli.command_line.command import command
-from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
+from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
-from manyheads.errors import ConfigError, RequestError
+from manyheads.errors import ConfigError
 
 __all__ = ["PAGE", "PositionsOptions", "run"]
 
@@ -58,19 +58,11 @@ def run(options: PositionsOptions) -> int:
     check(options, "--", between(1, _MOST_WIDTH), "d_model")
     if options.model is not None and (options.d_model is not None or options.layout is not None):
         raise ConfigError("--d-model and --layout come from the model; leave them out, or leave out MODEL.")
-    from manyheads.visualise.positions import position_tables, positions_figure, sinusoidal_positions
+    from manyheads.visualise.positions import first_table, positions_figure, sinusoidal_positions
 
     if options.model is None:
         shown = sinusoidal_positions(options.length, options.d_model or 64, options.layout or "interleaved")
     else:
-        tables = list(position_tables(manyheads.load(options.model), options.length))
-        if not tables:
-            raise RequestError(
-                f"{options.model} has no table of positions to draw: it learns one vector per distance in every layer."
-            )
-        shown = tables[0]
-    figure = positions_figure(
-        shown.table, features=options.features or None, title=shown.title, place_name=shown.place_name
-    )
-    write_figure(figure, options.output)
+        shown = first_table(manyheads.load(options.model), options.model, options.length)
+    write_figure(positions_figure(*shown, features=options.features or None), options.output)
     return 0

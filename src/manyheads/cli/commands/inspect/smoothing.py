@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.command import command
-from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
+from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
 from manyheads.config.options import CommandPage, option
 from manyheads.errors import ConfigError
 from manyheads.nn.smoothing import SmoothingKind, spread
@@ -70,19 +70,10 @@ def run(options: SmoothingOptions) -> int:
         )
     for share in options.smoothing:
         spread(options.kind, share, options.vocab_size)  # raises its own error
-    import torch
+    from manyheads.visualise.smoothing import smoothing_figure
 
-    from manyheads.nn.kernels.loss import smoothed_targets
-    from manyheads.visualise.schedules import label_smoothing_figure, losses_by_probability
-
-    size = options.vocab_size
-    sure = torch.linspace(1 / size, 0.999, 200)
-    losses = {
-        f"smoothing {share:g}": losses_by_probability(sure, share, size, options.kind, options.pad_id)
-        for share in options.smoothing
-    }
-    last = options.smoothing[-1]
-    asked = smoothed_targets(torch.tensor(options.targets), size, last, options.kind, options.pad_id)
-    title = f"What smoothing {last:g} asks for ({options.kind.replace('_', ' ')})"
-    write_figure(label_smoothing_figure(asked, sure, losses, title=title, pad_id=options.pad_id), options.output)
+    figure = smoothing_figure(
+        options.smoothing, options.targets, vocab_size=options.vocab_size, kind=options.kind, pad_id=options.pad_id
+    )
+    write_figure(figure, options.output)
     return 0

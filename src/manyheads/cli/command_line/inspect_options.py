@@ -1,21 +1,41 @@
-"""Files of pictures: the ends of their names select the format."""
+"""The options that several kinds of `manyheads inspect` have: a model and its text, and files of pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.printing import say
-from manyheads.config.options import option
+from manyheads.config.options import argument, group, option
+from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PICTURES", "check_kinds", "picture_option", "write_figure"]
+    from manyheads.decoding.generator import Generator
+    from manyheads.decoding.translator import Translator
+
+__all__ = ["PICTURES", "ModelOptions", "check_kinds", "picture_option", "write_figure"]
 
 PICTURES = ("png", "svg", "pdf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """A model, and what it reads."""
+
+    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    text: str = option("What the model reads.", metavar="TEXT")
+    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
+
+    def open(self) -> Translator | Generator:
+        """Load the model. Raises: see `decoding.attending.open_model`."""
+        from manyheads.decoding.attending import open_model
+
+        return open_model(self.model, self.run_on.device, self.run_on.fixed_precision())
 
 
 def picture_option(default: str, kinds: Sequence[str] = PICTURES) -> Any:
