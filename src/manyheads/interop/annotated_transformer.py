@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout
-from manyheads.interop.peer import Options, Peer, check_size, require
+from manyheads.interop.peer import Options, Peer, require
 from manyheads.interop.scores import decode, encode, uniform_when_empty
 from manyheads.nn.attention.decoder_state import DecoderState
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
@@ -142,8 +141,11 @@ class AnnotatedTransformer(Peer):
         return super().from_peer(config, state_dict)
 
     @classmethod
-    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
-        config = TransformerConfig(
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerConfig:
+        for name in weights:
+            if re.fullmatch(cls.unused, name):
+                _check_positions(name, weights[name], options["d_model"])
+        return TransformerConfig(
             source_vocab_size=options["src_vocab"],
             target_vocab_size=options["tgt_vocab"],
             d_model=options["d_model"],
@@ -161,11 +163,6 @@ class AnnotatedTransformer(Peer):
             tie_embeddings="none",
             head_bias=True,
         )
-        check_size(weights, config)
-        for name in weights:
-            if re.fullmatch(cls.unused, name):
-                _check_positions(name, weights[name], config.d_model)
-        return build_model(config)
 
     @classmethod
     def describe(cls, module: Seq2Seq) -> dict[str, Any]:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.errors import ModelFileError
 from manyheads.interop.layout import Layout
-from manyheads.interop.peer import Options, check_size
+from manyheads.interop.peer import Options
 from manyheads.interop.plain_transformer import PlainTransformer, tie_of
 
 __all__ = ["Fairseq"]
@@ -80,13 +78,10 @@ class Fairseq(PlainTransformer):
     )
 
     @classmethod
-    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Seq2Seq:
-        tables = [weights.get(f"{side}.embed_tokens.weight") for side in _SIDES]
-        if any(table is None or table.dim() != 2 for table in tables):
-            raise ModelFileError("encoder.embed_tokens.weight and that of the decoder are needed, with two axes.")
-        source, target = (table.shape[0] for table in tables if table is not None)
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerConfig:
+        source, target = cls.vocab_sizes(weights, *(f"{side}.embed_tokens.weight" for side in _SIDES))
         pre = cls.equal_of(options, "encoder_normalize_before", "decoder_normalize_before")
-        config = TransformerConfig(
+        return TransformerConfig(
             source_vocab_size=source,
             target_vocab_size=target,
             d_model=cls.equal_of(options, "encoder_embed_dim", "decoder_embed_dim"),
@@ -109,8 +104,6 @@ class Fairseq(PlainTransformer):
                 output=options["share_all_embeddings"] or options["share_decoder_input_output_embed"],
             ),
         )
-        check_size(weights, config)
-        return cast(Seq2Seq, build_model(config))
 
     @classmethod
     def prepare(cls, weights: Mapping[str, Tensor], module: Seq2Seq) -> dict[str, Tensor]:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.config.files import load_yaml
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.layout import Layout
-from manyheads.interop.peer import Options, check_size
+from manyheads.interop.peer import Options
 from manyheads.interop.plain_transformer import PlainTransformer, tie_of
 
 __all__ = ["JoeyNMT", "options_of_folder"]
@@ -59,7 +57,7 @@ class JoeyNMT(PlainTransformer):
     unused = r".*\.pe\.pe"
 
     @classmethod
-    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Seq2Seq:
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerConfig:
         # Without the option, the peer's encoder norms before each sublayer and has no final norm.
         position: Any = options["encoder.layer_norm"] or "pre"
         if position != options["decoder.layer_norm"]:
@@ -70,16 +68,10 @@ class JoeyNMT(PlainTransformer):
         ends = {side: f"{side}.layer_norm.weight" in weights for side in _SIDES}
         if ends["encoder"] != ends["decoder"]:
             raise ConfigError("only one of encoder and decoder ends with a norm; in our model both do, or none.")
-        sizes = [
-            weights[f"{side}_embed.lut.weight"].shape
-            for side in ("src", "trg")
-            if f"{side}_embed.lut.weight" in weights
-        ]
-        if len(sizes) != 2 or any(len(size) != 2 for size in sizes):
-            raise ModelFileError("src_embed.lut.weight and trg_embed.lut.weight are needed, with two axes.")
-        config = TransformerConfig(
-            source_vocab_size=sizes[0][0],
-            target_vocab_size=sizes[1][0],
+        source, target = cls.vocab_sizes(weights, "src_embed.lut.weight", "trg_embed.lut.weight")
+        return TransformerConfig(
+            source_vocab_size=source,
+            target_vocab_size=target,
             d_model=cls.equal_of(options, "encoder.hidden_size", "decoder.hidden_size"),
             num_heads=options["encoder.num_heads"],
             num_decoder_heads=options["decoder.num_heads"],
@@ -97,8 +89,6 @@ class JoeyNMT(PlainTransformer):
             scale_embedding=cls.equal_of(options, "encoder.embeddings.scale", "decoder.embeddings.scale"),
             tie_embeddings=tie_of(embeddings=options["tied_embeddings"], output=options["tied_softmax"]),
         )
-        check_size(weights, config)
-        return cast(Seq2Seq, build_model(config))
 
 
 def options_of_folder(folder: Path) -> dict[str, Any]:

@@ -18,15 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import AttentionKind, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer
 from manyheads.architectures.transformer_xl.model import TransformerXL, distances_back
 from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
-from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.layout import Layout, Rule, flipped, stacked
-from manyheads.interop.peer import Options, Peer, check_size
-from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, sizes_of, tied_projections
+from manyheads.interop.peer import Options, Peer
+from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, num_segments, sizes_of, tied_projections
 
 __all__ = ["OfficialTransformerXL", "options_of_module"]
 
@@ -70,7 +69,7 @@ class OfficialTransformerXL(Peer):
     unused = r".*pos_emb\.inv_freq"
 
     @classmethod
-    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LanguageModel:
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerXLConfig:
         if not 0 <= options["attn_type"] < 4:
             raise ConfigError(f"attn_type is {options['attn_type']}; MemTransformerLM knows 0, 1, 2 and 3.")
         if options["sample_softmax"] > 0:
@@ -82,7 +81,7 @@ class OfficialTransformerXL(Peer):
         # Larger distances count as clamp_len; for trained distances (type 1) the peer keeps clamp_len rows.
         limit = {"relative_learned": clamp_len - 1, "absolute_learned": None}.get(kind, clamp_len)
         sizes = sizes_of(options)
-        config = TransformerXLConfig(
+        return TransformerXLConfig(
             vocab_size=options["n_token"],
             **sizes,
             attention=kind,
@@ -93,8 +92,6 @@ class OfficialTransformerXL(Peer):
             tie_embeddings=options["tie_weight"],
             tie_projections=tied_projections(options["tie_projs"], sizes),
         )
-        check_size(weights, config)
-        return cast(LanguageModel, build_model(config))
 
     @classmethod
     def layout_of(cls, module: LanguageModel) -> Layout:
@@ -161,10 +158,7 @@ class OfficialTransformerXL(Peer):
         }
 
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        count = sum(name.startswith("in.data.") for name in inputs)
-        wanted = [f"in.{kind}.{i}" for i in range(count) for kind in ("data", "target")]
-        if not count or any(name not in inputs for name in wanted):
-            raise RequestError(f"segments in.data.S with in.target.S, S = 0, 1, ..., are needed; got {sorted(inputs)}.")
+        count = num_segments(inputs, "data", "target")
         memories: list[Tensor] | None = None
         answer: dict[str, Tensor] = {}
         with self._raw_queries():

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import run_to_end, search_steps
@@ -25,7 +24,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout, Rule, export_weights
 from manyheads.interop.marian_generation import MarianIds, settings_from_peer
-from manyheads.interop.peer import Options, Peer, check_size, require
+from manyheads.interop.peer import Options, Peer, require
 from manyheads.interop.scores import decode, encode
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
@@ -113,18 +112,8 @@ class Marian(Peer):
         return options | {name: config["model"].get(name, default) for name, default in cls.special_ids.items()}
 
     @classmethod
-    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Seq2Seq:
-        config = cls.config_of(options, weights)
-        check_size(weights, config)
-        positions = _positions(weights)
-        if any(not _is_formula(table, config.d_model, side) for side, table in positions.items()):
-            config = replace(config, positions="learned", max_len=max(table.shape[0] for table in positions.values()))
-        module: Seq2Seq = build_model(config)
-        return module
-
-    @classmethod
     def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerConfig:
-        """Return our config for the peer's options; positions are sinusoidal."""
+        """See `Peer.config_of`; positions are sinusoidal unless the weights have another table."""
         if options["activation_function"] not in ACTIVATIONS:
             raise ConfigError(
                 f"activation_function is {options['activation_function']!r}; known are"
@@ -132,7 +121,7 @@ class Marian(Peer):
             )
         is_shared = options["share_encoder_decoder_embeddings"]
         target_size = options["vocab_size"] if is_shared else options["decoder_vocab_size"] or options["vocab_size"]
-        return TransformerConfig(
+        config = TransformerConfig(
             source_vocab_size=options["vocab_size"],
             target_vocab_size=target_size,
             d_model=options["d_model"],
@@ -152,6 +141,10 @@ class Marian(Peer):
             tie_embeddings=_tie(options, weights),
             head_bias=True,
         )
+        positions = _positions(weights)
+        if any(not _is_formula(table, config.d_model, side) for side, table in positions.items()):
+            config = replace(config, positions="learned", max_len=max(table.shape[0] for table in positions.values()))
+        return config
 
     @classmethod
     def layout_of(cls, module: Seq2Seq) -> Layout:

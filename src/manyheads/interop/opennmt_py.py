@@ -6,17 +6,16 @@ Differs from our defaults: norms have epsilon 1e-6 and stand before sublayers; a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ModelFileError
 from manyheads.interop.layout import Layout
-from manyheads.interop.peer import Options, check_size
+from manyheads.interop.peer import Options
 from manyheads.interop.plain_transformer import PlainTransformer, is_formula, tie_of
 
 __all__ = ["OpenNMT"]
@@ -94,17 +93,14 @@ class OpenNMT(PlainTransformer):
     }
 
     @classmethod
-    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Seq2Seq:
-        tables = [weights.get(_EMBEDDING.format(side=side)) for side in ("encoder", "decoder")]
-        if any(table is None or table.dim() != 2 for table in tables):
-            raise ModelFileError(f"{_EMBEDDING.format(side='encoder')} and that of the decoder are needed.")
-        source, target = (table.shape[0] for table in tables if table is not None)
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerConfig:
+        source, target = cls.vocab_sizes(weights, *(_EMBEDDING.format(side=side) for side in ("encoder", "decoder")))
         d_model = cls.equal_of(options, "enc_hid_size", "dec_hid_size")
         positions = weights.get(_POSITIONS.format(side="encoder"))
         if not options["position_encoding"] or positions is None:
             raise ModelFileError("position_encoding is off, so the model has no positions; our model always has them.")
         formula = positions.dim() == 3 and is_formula(positions[:, 0], d_model)
-        config = TransformerConfig(
+        return TransformerConfig(
             source_vocab_size=source,
             target_vocab_size=target,
             d_model=d_model,
@@ -120,8 +116,6 @@ class OpenNMT(PlainTransformer):
             tie_embeddings=tie_of(embeddings=options["share_embeddings"], output=options["share_decoder_embeddings"]),
             head_bias=True,
         )
-        check_size(weights, config)
-        return cast(Seq2Seq, build_model(config))
 
     @classmethod
     def prepare(cls, weights: Mapping[str, Tensor], module: Seq2Seq) -> dict[str, Tensor]:

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, get_args
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import ModelConfig
+from manyheads.architectures.table import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout, export_gradients, export_weights, import_weights
 
-__all__ = ["Options", "Parts", "Peer", "check_size", "read_options", "require", "weights_by_part"]
+__all__ = ["Options", "Parts", "Peer", "read_options", "require", "weights_by_part"]
 
 Options = Mapping[str, Any]
 """A constructor's arguments and their defaults. A type in place of a default means: `int`, the argument is required;
@@ -101,13 +102,28 @@ class Peer:
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
-        """Return our module for the peer's options. weights: the peer's, which determine sizes that no option gives."""
+        """Return our module for the peer's options. weights: the peer's, which determine sizes that no option gives.
+
+        A peer that is a whole model only says which config it has.
+        """
+        config = cls.config_of(options, weights)
+        _check_size(cls.parameters_in(weights), config)
+        return build_model(config)
+
+    @classmethod
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ModelConfig:
+        """Return the config of our model; see `build`."""
         raise NotImplementedError
+
+    @classmethod
+    def parameters_in(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the peer's tensors without those that are not parameters."""
+        return {name: tensor for name, tensor in weights.items() if not re.fullmatch(cls.unused, name)}
 
     @classmethod
     def prepare(cls, weights: Mapping[str, Tensor], module: Any) -> dict[str, Tensor]:
         """Return the peer's weights as the layout describes them, here without the unused ones."""
-        return {name: tensor for name, tensor in weights.items() if not re.fullmatch(cls.unused, name)}
+        return cls.parameters_in(weights)
 
     @classmethod
     def layout_of(cls, module: Any) -> Layout:
@@ -208,7 +224,7 @@ def require(inputs: Mapping[str, Tensor], *names: str) -> list[Tensor]:
     return [inputs[f"in.{name}"] for name in names]
 
 
-def check_size(tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
+def _check_size(tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
     """Refuse a config that describes far more than the weights contain, before anything of that size is built.
 
     Raises: ModelFileError: there are fewer tensors than layers, or fewer numbers than in the largest matrix.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.peer import Peer, require
 from manyheads.interop.scores import decode, encode
 from manyheads.nn.positions import sinusoidal_table
@@ -61,6 +61,14 @@ class PlainTransformer(Peer):
             shown = ", ".join(f"{name} {value!r}" for name, value in zip(names, values, strict=True))
             raise ConfigError(f"{shown} in a model of {cls.name}: our model has one value for both.")
         return values[0]
+
+    @classmethod
+    def vocab_sizes(cls, weights: Mapping[str, Tensor], source: str, target: str) -> tuple[int, int]:
+        """Return the rows of the two tables of embeddings. Raises: ModelFileError: one is missing or no matrix."""
+        tables = [weights[name] for name in (source, target) if name in weights and weights[name].dim() == 2]
+        if len(tables) < 2:
+            raise ModelFileError(f"{source} and {target} are needed, with two axes.")
+        return tables[0].shape[0], tables[1].shape[0]
 
     @torch.no_grad()
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

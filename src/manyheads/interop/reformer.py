@@ -21,10 +21,9 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.reformer.layers import Call, ReformerLayer
 from manyheads.architectures.reformer.model import Reformer
-from manyheads.architectures.table import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout
-from manyheads.interop.peer import Options, Peer, check_size, require
+from manyheads.interop.peer import Options, Peer, require
 from manyheads.nn.attention.observing import observe
 
 __all__ = ["HFReformer"]
@@ -105,7 +104,7 @@ class HFReformer(Peer):
         return options
 
     @classmethod
-    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LanguageModel:
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ReformerConfig:
         if options["tie_word_embeddings"]:
             raise ConfigError("tie_word_embeddings is true, but the output is twice as wide as the embedding.")
         if options["hidden_act"] not in _ACTIVATIONS:
@@ -152,14 +151,13 @@ class HFReformer(Peer):
             shared_rotations=options["hash_seed"] is not None,
             pad_to_chunks=True,
         )
-        check_size(weights, config)
         for axis, size in enumerate(config.axes[0] if axial else ()):
             name = f"reformer.embeddings.position_embeddings.weights.{axis}"
             if name in weights and weights[name].shape[axis : axis + 1] != (size,):
                 raise ModelFileError(
                     f"{name} has shape {tuple(weights[name].shape)}, but axial_pos_shape is {list(config.axes[0])}."
                 )
-        return cast(LanguageModel, build_model(config))
+        return config
 
     @classmethod
     def describe(cls, module: LanguageModel) -> dict[str, Any]:

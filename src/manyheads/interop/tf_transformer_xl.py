@@ -14,19 +14,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.layout import Layout, stacked, transposed
-from manyheads.interop.peer import Options, Peer, check_size
-from manyheads.interop.xl_weights import sizes_of, tied_projections
+from manyheads.interop.peer import Options, Peer
+from manyheads.interop.xl_weights import num_segments, sizes_of, tied_projections
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 
@@ -108,18 +107,20 @@ class TensorFlowXL(Peer):
         return super().read(config) | sizes
 
     @classmethod
-    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LanguageModel:
-        config = _config(options)
-        check_size({name: tensor for name, tensor in weights.items() if cls.is_weight(name)}, config)
-        return cast(LanguageModel, build_model(config))
-
-    @classmethod
-    def read_config(cls, config: Mapping[str, Any]) -> TransformerXLConfig:
-        """Return our config from the original's flags and its corpus-info.json.
-
-        Raises: ConfigError: an unknown flag, or a value of the wrong type or out of range.
-        """
-        return _config(cls.read(config))
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerXLConfig:
+        sizes = sizes_of(options)
+        # Without clusters the softmax uses the embedding's projection.
+        tied = [not sizes["cutoffs"], *[options["proj_share_all_but_first"]] * len(sizes["cutoffs"])]
+        return TransformerXLConfig(
+            vocab_size=options["vocab_size"],
+            **sizes,
+            norm_eps=1e-12,
+            share_biases=not options["untie_r"],
+            clamp_len=options["clamp_len"] if options["clamp_len"] > 0 else None,
+            same_length_extra_key=options["same_length"],
+            initial_memory="zeros",
+            tie_projections=tied_projections(tied, sizes),
+        )
 
     @classmethod
     def is_weight(cls, name: str) -> bool:
@@ -162,10 +163,7 @@ class TensorFlowXL(Peer):
         return prepared
 
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        count = sum(name.startswith("in.ids.") for name in inputs)
-        wanted = [f"in.{kind}.{i}" for i in range(count) for kind in ("ids", "target")]
-        if not count or any(name not in inputs for name in wanted):
-            raise RequestError(f"segments in.ids.S with in.target.S, S = 0, 1, ..., are needed; got {sorted(inputs)}.")
+        count = num_segments(inputs, "ids", "target")
         body, head = self.module.body, self.module.head
         logits = "head_logits" if self.module.config.cutoffs else "logits"
         state = self.module.start(inputs["in.ids.0"].shape[0], projected=False)
@@ -224,22 +222,6 @@ class TensorFlowXL(Peer):
             "proj_same_dim": not has_tables or f"{_EMBED}/cutoff_0/proj_W" in weights,
             **_READING[dataset],
         }
-
-
-def _config(options: Mapping[str, Any]) -> TransformerXLConfig:
-    sizes = sizes_of(options)
-    # Without clusters the softmax uses the embedding's projection.
-    tied = [not sizes["cutoffs"], *[options["proj_share_all_but_first"]] * len(sizes["cutoffs"])]
-    return TransformerXLConfig(
-        vocab_size=options["vocab_size"],
-        **sizes,
-        norm_eps=1e-12,
-        share_biases=not options["untie_r"],
-        clamp_len=options["clamp_len"] if options["clamp_len"] > 0 else None,
-        same_length_extra_key=options["same_length"],
-        initial_memory="zeros",
-        tie_projections=tied_projections(tied, sizes),
-    )
 
 
 def _inner_cutoffs(corpus: Mapping[str, Any]) -> tuple[int, ...]:

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
-from manyheads.errors import ConfigError, RequestError
+from manyheads.errors import ConfigError
 from manyheads.interop.layout import Layout
-from manyheads.interop.peer import Options, Peer, check_size
-from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, sizes_of, tied_projections
+from manyheads.interop.peer import Options, Peer
+from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, num_segments, sizes_of, tied_projections
 
 __all__ = ["TransfoXL"]
 
@@ -62,7 +61,7 @@ class TransfoXL(Peer):
     unused = r".*pos_emb\.inv_freq"
 
     @classmethod
-    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LanguageModel:
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerXLConfig:
         if options["attn_type"] != 0:
             raise ConfigError(f"attn_type is {options['attn_type']}; TransfoXL itself knows 0 alone.")
         sizes = sizes_of(options)
@@ -70,7 +69,7 @@ class TransfoXL(Peer):
         tied = options["tie_projs"]
         if tied is None:
             tied = [False, *[options["proj_share_all_but_first"]] * len(sizes["cutoffs"])]
-        config = TransformerXLConfig(
+        return TransformerXLConfig(
             vocab_size=options["vocab_size"],
             **sizes,
             norm_position="pre" if options["pre_lnorm"] else "post",
@@ -80,8 +79,6 @@ class TransfoXL(Peer):
             tie_embeddings=options["tie_word_embeddings"],
             tie_projections=tied_projections(tied, sizes),
         )
-        check_size(weights, config)
-        return cast(LanguageModel, build_model(config))
 
     @classmethod
     def layout_of(cls, module: LanguageModel) -> Layout:
@@ -122,9 +119,7 @@ class TransfoXL(Peer):
         }
 
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        count = sum(name.startswith("in.ids.") for name in inputs)
-        if not count or any(f"in.ids.{i}" not in inputs for i in range(count)):
-            raise RequestError(f"segments in.ids.0, in.ids.1, ... are needed; there are {sorted(inputs)}.")
+        count = num_segments(inputs, "ids")
         state = self.first_memory(inputs["in.ids.0"].shape[0])
         answer: dict[str, Tensor] = {}
         for index in range(count):

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.errors import RequestError
 from manyheads.interop.layout import Layout
 
-__all__ = ["HEAD", "by_cluster", "layout_of_body", "sizes_of", "tied_projections"]
+__all__ = ["HEAD", "by_cluster", "layout_of_body", "num_segments", "sizes_of", "tied_projections"]
 
 HEAD: Layout = {
     "crit.out_layers.0.{weight,bias}": "head.{weight,bias}",
@@ -56,6 +57,20 @@ def sizes_of(options: Mapping[str, Any]) -> dict[str, Any]:
         "memory_len": options["mem_len"] or 0,
         "same_length": options["same_length"],
     }
+
+
+def num_segments(inputs: Mapping[str, Tensor], *kinds: str) -> int:
+    """Return the number of consecutive segments in.KIND.0, in.KIND.1, ...
+
+    Args: kinds: of inputs that each segment has.
+
+    Raises: RequestError: there are none, or one is missing.
+    """
+    count = sum(name.startswith(f"in.{kinds[0]}.") for name in inputs)
+    if not count or any(f"in.{kind}.{index}" not in inputs for index in range(count) for kind in kinds):
+        needed = " with ".join(f"in.{kind}.S" for kind in kinds)
+        raise RequestError(f"segments {needed}, S = 0, 1, ..., are needed; got {sorted(inputs)}.")
+    return count
 
 
 def by_cluster(losses: Tensor, targets: Tensor, cutoffs: Iterable[int]) -> Tensor:

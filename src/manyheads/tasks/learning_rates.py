@@ -32,7 +32,7 @@ def rates_of_presets(names: Sequence[str], num_steps: int | None = None) -> dict
 
     Raises: ConfigError: there is no such preset, or it has no number of steps.
     """
-    curves = {}
+    curves: dict[str, Curve] = {}
     for name in names:
         if name not in PRESETS:
             raise ConfigError(f"there is no preset {name!r}.{did_you_mean(name, PRESETS)}")
