@@ -45,6 +45,8 @@ def test_the_flags_follow_from_shapes_and_dataset(folder: Path, case: str) -> No
     flags = LOADER.options_of_checkpoint(weights, config["corpus_info"])
     reading = {"tgt_len", "mem_len", "clamp_len", "same_length", "eval_batch_size", "dropout", "dropatt"}
     wanted = {name: value for name, value in config["flags"].items() if name not in reading}
-    found = LOADER.config_of(LOADER.read({"flags": {**config["flags"], **flags}, "corpus_info": config["corpus_info"]}), {})
+    found = LOADER.config_of(
+        LOADER.read({"flags": {**config["flags"], **flags}, "corpus_info": config["corpus_info"]}), {}
+    )
     expected = LOADER.config_of(LOADER.read({"flags": {**flags, **wanted}, "corpus_info": config["corpus_info"]}), {})
     assert found == expected

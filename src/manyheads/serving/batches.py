@@ -20,7 +20,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.serving.engine import Done, Event
 
-__all__ = ["CallBatch", "GenerationBatch", "Prompt", "RuntimeBatch", "TranslationBatch", "Written"]
+__all__ = ["CallBatch", "GenerationBatch", "Prompt", "Remaining", "Remaining", "RuntimeBatch", "TranslationBatch", "Written"]
 
 _ROWS_OF_RUNTIME = 32
 """Sources of a step: other batches wait for the step, and a row that is dropped costs nothing only after it."""
@@ -66,7 +66,18 @@ class TranslationBatch:
         self._dropped.update(rows)
 
 
-class RuntimeBatch:
+class Remaining:
+    """Rows that wait in a batch which takes some of them in each step. Attributes: left: number of a row -> the row."""
+
+    left: dict[int, Any]
+
+    def drop(self, rows: Collection[int]) -> None:
+        """Leave out rows that have not begun."""
+        for row in rows:
+            self.left.pop(row, None)
+
+
+class RuntimeBatch(Remaining):
     """Searches by another runtime, some sources in each step. Results: the hypotheses of each, best first.
 
     The sources of a step are of similar length. The hypotheses have no log-probabilities of tokens.
@@ -79,18 +90,13 @@ class RuntimeBatch:
     ) -> None:
         self._runtime, self._settings = runtime, settings
         order = sorted(range(len(contents)), key=lambda row: len(contents[row][0]))
-        self._left = {row: contents[row][0] for row in order}
+        self.left = {row: contents[row][0] for row in order}
 
     def advance(self) -> Iterable[Event | Done]:
         """Search the next sources."""
-        rows = list(islice(self._left, _ROWS_OF_RUNTIME))
-        found = self._runtime.search([self._left.pop(row) for row in rows], self._settings)
+        rows = list(islice(self.left, _ROWS_OF_RUNTIME))
+        found = self._runtime.search([self.left.pop(row) for row in rows], self._settings)
         return [Done(row, one, sum(len(each.ids) for each in one)) for row, one in zip(rows, found, strict=True)]
-
-    def drop(self, rows: Collection[int]) -> None:
-        """Do not search these sources."""
-        for row in rows:
-            self._left.pop(row, None)
 
 
 @dataclass(frozen=True)
@@ -173,21 +179,16 @@ class GenerationBatch:
             written.ids, written.log_probs = token.ended.ids, token.ended.log_probs
 
 
-class CallBatch:
+class CallBatch(Remaining):
     """Functions that are called one after the other, one in each step. Results: what they return.
 
     Args: contents: the functions.
     """
 
     def __init__(self, contents: Sequence[Callable[[], Any]]) -> None:
-        self._calls: dict[int, Callable[[], Any]] = dict(enumerate(contents))
+        self.left = dict(enumerate(contents))
 
     def advance(self) -> Iterable[Event | Done]:
         """Call the next function."""
-        row = min(self._calls)
-        return [Done(row, self._calls.pop(row)())]
-
-    def drop(self, rows: Collection[int]) -> None:
-        """Do not call the functions of these rows."""
-        for row in rows:
-            self._calls.pop(row, None)
+        row = min(self.left)
+        return [Done(row, self.left.pop(row)())]

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -165,24 +166,34 @@ class Guard:
         pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         headers = dict(pairs)
         if len(pairs) > MOST_HEADERS:
-            self._metrics.rejected.add(value="invalid")
-            raise Refusal(431, f"The request has {len(pairs)} headers; at most {MOST_HEADERS} are allowed.",
-                          code="headers", close=True)  # fmt: skip
+            raise self._rejected(
+                "invalid",
+                431,
+                f"The request has {len(pairs)} headers; at most {MOST_HEADERS} are allowed.",
+                code="headers",
+                close=True,
+            )
         names = [name for name, _ in pairs]
         if ("transfer-encoding" in headers and "content-length" in headers) or names.count("host") > 1:
-            self._metrics.rejected.add(value="invalid")
-            raise Refusal(
-                400, "The request has both Content-Length and Transfer-Encoding, or several Host headers.",
-                code="framing", close=True,
-            )  # fmt: skip
+            raise self._rejected(
+                "invalid",
+                400,
+                "The request has both Content-Length and Transfer-Encoding, or several Host headers.",
+                code="framing",
+                close=True,
+            )
         self._check_host(headers)
         path = scope["path"]
         is_open = path in _OPEN_PATHS or path.startswith(_OPEN_PREFIXES) or path in _KEY_IN_BODY
         if not is_open and not self._keys.allow(self._keys.in_headers(headers)):
-            self._metrics.rejected.add(value="key")
             status = 403 if path.startswith("/v2/") else 401
-            raise Refusal(status, "This server needs a key: send Authorization: Bearer KEY.", code="key",
-                          close=scope["method"] in _BODY_METHODS)  # fmt: skip
+            raise self._rejected(
+                "key",
+                status,
+                "This server needs a key: send Authorization: Bearer KEY.",
+                code="key",
+                close=scope["method"] in _BODY_METHODS,
+            )
         return headers
 
     def _check_host(self, headers: dict[str, str]) -> None:
@@ -190,11 +201,13 @@ class Guard:
         allowed = self._settings.allowed_hosts
         host = headers.get("host", "")
         if "*" not in allowed and _name(host) not in allowed:
-            self._metrics.rejected.add(value="host")
-            raise Refusal(
-                421, "The Host header does not name this server; start it with --allowed-host NAME to permit the name.",
-                code="host", close=True,
-            )  # fmt: skip
+            raise self._rejected(
+                "host",
+                421,
+                "The Host header does not name this server; start it with --allowed-host NAME to permit the name.",
+                code="host",
+                close=True,
+            )
         origin = headers.get("origin")
         if origin is None or origin in self._settings.allowed_origins:
             return
@@ -203,28 +216,34 @@ class Guard:
         except ValueError:
             is_own = False
         if not is_own:
-            self._metrics.rejected.add(value="host")
-            raise Refusal(
-                403, "Pages of other origins may not use this server; start it with --allowed-origin to permit one.",
-                code="origin", close=True,
-            )  # fmt: skip
+            raise self._rejected(
+                "host",
+                403,
+                "Pages of other origins may not use this server; start it with --allowed-origin to permit one.",
+                code="origin",
+                close=True,
+            )
 
     def _check_open(self, scope: Scope) -> None:
         """Refuse early what would be refused after its body was read. Raises: Refusal: see `_slot`."""
         is_work, path = scope["method"] in _BODY_METHODS, scope["path"]
         is_always = path in _ANSWERED_WHILE_LOADING or path.startswith(_OPEN_PREFIXES)
         if not self._state.is_ready and (is_work or not is_always):
-            self._metrics.rejected.add(value="loading")
-            raise Refusal(503, "The server loads its models; try again soon.", code="loading", retry_after=1,
-                          close=_may_have_body(scope))  # fmt: skip
+            raise self._rejected(
+                "loading",
+                503,
+                "The server loads its models; try again soon.",
+                code="loading",
+                retry_after=1,
+                close=_may_have_body(scope),
+            )
         if not is_work:
             return
         if self._state.is_closed:
-            self._metrics.rejected.add(value="draining")
-            raise Refusal(503, "The server is stopping.", code="draining", retry_after=5, close=True)
+            raise self._rejected("draining", 503, "The server is stopping.", code="draining", retry_after=5, close=True)
         if self._state.num_requests >= self._settings.max_requests:
-            self._metrics.rejected.add(value="queue")
-            raise Refusal(
+            raise self._rejected(
+                "queue",
                 429,
                 f"The server has {self._settings.max_requests} requests already; try again later.",
                 code="queue_full",
@@ -272,8 +291,8 @@ class Guard:
                     if len(body) > limit:
                         raise self._too_large(limit)
                     if self._bytes_held > max(_MOST_BYTES_HELD, limit):
-                        self._metrics.rejected.add(value="queue")
-                        raise Refusal(
+                        raise self._rejected(
+                            "queue",
                             429,
                             "Too many bodies arrive at the same time; try again later.",
                             code="queue_full",
@@ -282,9 +301,12 @@ class Guard:
                         )
                     more = message.get("more_body", False)
         except TimeoutError:
-            self._metrics.rejected.add(value="slow_body")
-            raise Refusal(
-                408, f"The body did not arrive within {self._settings.read_seconds:g} s.", code="slow_body", close=True
+            raise self._rejected(
+                "slow_body",
+                408,
+                f"The body did not arrive within {self._settings.read_seconds:g} s.",
+                code="slow_body",
+                close=True,
             ) from None
         finally:
             self._bytes_held -= len(body)
@@ -296,9 +318,13 @@ class Guard:
         return bytes(body)
 
     def _too_large(self, limit: int) -> Refusal:
-        self._metrics.rejected.add(value="body_size")
-        return Refusal(413, f"The body is larger than {limit:,} bytes; send fewer or shorter texts.",
-                       code="body_size", close=True)  # fmt: skip
+        message = f"The body is larger than {limit:,} bytes; send fewer or shorter texts."
+        return self._rejected("body_size", 413, message, code="body_size", close=True)
+
+    def _rejected(self, reason: str, status: int, message: str, **more: Any) -> Refusal:
+        """Count a refusal, and return it. reason: one of `Metrics.REASONS`. more: see `Refusal`."""
+        self._metrics.rejected.add(value=reason)
+        return Refusal(status, message, **more)
 
 
 class _Exchange:

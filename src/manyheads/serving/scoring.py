@@ -15,6 +15,7 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.generator import READ_AT_ONCE, Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
+from manyheads.serving.batches import Remaining
 from manyheads.serving.engine import Done, Event
 
 __all__ = ["AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps"]
@@ -34,7 +35,7 @@ class ScoredIds:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
-class PairBatch:
+class PairBatch(Remaining):
     """Scores targets given their sources, as many pairs in each step as fit. Results: `ScoredIds` of each pair.
 
     Args: contents: (source ids with EOS, target ids with EOS, number of alternatives) of each pair.
@@ -44,7 +45,7 @@ class PairBatch:
         if not isinstance(translator.model, Scorable):
             raise RequestError(f"a {type(translator.model).__name__} gives no log-probabilities of whole targets.")
         self._translator = translator
-        self._left = dict(enumerate(contents))
+        self.left = dict(enumerate(contents))
 
     def advance(self) -> Iterable[Event | Done]:
         """Score the next pairs."""
@@ -52,12 +53,12 @@ class PairBatch:
         assert isinstance(model, Scorable)
         rows: list[int] = []
         longest = 0
-        for row, (source_ids, target, _) in self._left.items():
+        for row, (source_ids, target, _) in self.left.items():
             longest = max(longest, len(source_ids), len(target))
             if rows and (len(rows) + 1) * longest * writer.vocab_size > _MOST_VALUES:
                 break
             rows.append(row)
-        taken = [self._left.pop(row) for row in rows]
+        taken = [self.left.pop(row) for row in rows]
         device = self._translator.device
         source = _padded([ids for ids, _, _ in taken], writer.pad_id, device)
         lengths = torch.tensor([len(ids) for ids, _, _ in taken], device=device)
@@ -68,11 +69,6 @@ class PairBatch:
             Done(row, _chosen(table[: len(target)], target, num_top))
             for row, table, (_, target, num_top) in zip(rows, log_probs, taken, strict=True)
         ]
-
-    def drop(self, rows: Collection[int]) -> None:
-        """Do not score these pairs."""
-        for row in rows:
-            self._left.pop(row, None)
 
 
 class TextBatch:

@@ -7,8 +7,9 @@ import json
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.decoding.attending import open_model
@@ -23,11 +24,13 @@ from manyheads.files.guarded import read_limited
 from manyheads.serving.batches import GenerationBatch, Prompt, RuntimeBatch, TranslationBatch
 from manyheads.serving.engine import Row
 from manyheads.serving.refusals import Refusal, too_long
+from manyheads.serving.scoring import PairBatch, TextBatch
 from manyheads.serving.settings import ServingSettings
 from manyheads.text.marian import MarianTokenizer
 
 __all__ = ["ServedGenerator", "ServedModel", "ServedTranslator", "find_model", "load_models", "names_of_models"]
 
+M = TypeVar("M", bound="ServedModel")
 _MOST_NAME = 96
 _MOST_BYTES = 1 << 20
 
@@ -123,6 +126,10 @@ class ServedTranslator(ServedModel):
             return (self.name, settings, "runtime"), lambda contents: RuntimeBatch(runtime, settings, contents)
         return (self.name, settings), lambda contents: TranslationBatch(self.reader, settings, contents)
 
+    def scoring(self) -> tuple[Hashable, Any]:
+        """Return the key of batches that score pairs, and the function that begins one."""
+        return (self.name, "score"), partial(PairBatch, self.reader)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServedGenerator(ServedModel):
@@ -191,6 +198,10 @@ class ServedGenerator(ServedModel):
             key = (*key, object())
         return key, lambda contents: GenerationBatch(reader, shared, contents, cache)
 
+    def scoring(self) -> tuple[Hashable, Any]:
+        """Return the key of batches that score texts, and the function that begins one."""
+        return (self.name, "score"), partial(TextBatch, self.reader)
+
 
 def names_of_models(given: Sequence[str]) -> dict[str, str]:
     """Return name -> path. The name is given as `NAME=PATH`; else it is the folder's, or of `run/model` the run's.
@@ -254,16 +265,15 @@ def _pairs(folder: Path, translator: Translator, settings: ServingSettings) -> t
     return ()
 
 
-def find_model(models: dict[str, ServedModel], name: str | None, kind: type[ServedModel]) -> ServedModel:
+def find_model(models: dict[str, ServedModel], name: str | None, kind: type[M]) -> M:
     """Return the model of a request: the named one, or without a name the first of its kind.
 
     Raises: Refusal: there is none.
     """
     possible = [one for one in models.values() if isinstance(one, kind)]
-    if name is None and possible:
-        return possible[0]
-    if name in models and models[name] in possible:
-        return models[name]
+    found = next((one for one in possible if name in (None, one.name)), None)
+    if found is not None:
+        return found
     what = "translates" if kind is ServedTranslator else "generates text"
     known = ", ".join(one.name for one in possible) or "none"
     if name is not None and name in models:

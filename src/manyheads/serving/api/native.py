@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -23,28 +23,34 @@ from manyheads.serving.api.fields import Body, Number, Text, finite, given
 from manyheads.serving.batches import Written
 from manyheads.serving.engine import Done, Row
 from manyheads.serving.refusals import Refusal, openai_error, too_long
-from manyheads.serving.scoring import PairBatch, ScoredIds, TextBatch, attention_maps
+from manyheads.serving.scoring import ScoredIds, attention_maps
 from manyheads.serving.sentences import Sentence, rejoin, split
-from manyheads.serving.served import ServedGenerator, ServedTranslator, find_model
+from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
 from manyheads.serving.service import Service
 
 __all__ = ["STREAMED", "router", "server_event", "translator_for"]
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 _MOST_WEIGHTS = 1_000_000
-_SEARCH = (
-    "num_beams", "num_return_sequences", "length_penalty", "length_penalty_kind", "early_stopping", "max_new_tokens",
-    "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size",
-    "seed",
-)  # fmt: skip
-_SAMPLING = (
-    "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
-    "no_repeat_ngram_size", "num_return_sequences", "memory_len", "seed",
-)  # fmt: skip
 _EVENTS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
-class TranslateBody(Body):
+class SearchBody(Body):
+    """Options of a search and of sampling; those that are not given are the model's."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    do_sample: bool | None = None
+    temperature: Number | None = None
+    top_k: int | None = None
+    top_p: Number | None = None
+    repetition_penalty: Number | None = None
+    no_repeat_ngram_size: int | None = None
+    num_return_sequences: int | None = None
+    seed: int | None = None
+
+
+class TranslateBody(SearchBody):
     """A request for translations. Options that are not given are the model's."""
 
     model: Text | None = Field(None, description="Name of the model; default: the first that translates.")
@@ -60,22 +66,12 @@ class TranslateBody(Body):
     forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
     forced_prefix_ids: list[int] | None = Field(None, description="The same as token ids.")
     num_beams: int | None = None
-    num_return_sequences: int | None = None
     length_penalty: Number | None = None
     length_penalty_kind: Literal["gnmt", "power", "none"] | None = None
     early_stopping: bool | Literal["never"] | None = None
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    do_sample: bool | None = None
-    temperature: Number | None = None
-    top_k: int | None = None
-    top_p: Number | None = None
-    repetition_penalty: Number | None = None
-    no_repeat_ngram_size: int | None = None
-    seed: int | None = None
 
 
-class GenerateBody(Body):
+class GenerateBody(SearchBody):
     """A request for continuations. Options that are not given are the model's."""
 
     model: Text | None = Field(None, description="Name of the model; default: the first language model.")
@@ -84,18 +80,8 @@ class GenerateBody(Body):
     stream: bool = Field(False, description="Send the text as server-sent events while it is generated.")
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
     stop: list[Text] | None = Field(None, description="Texts that end a continuation.", max_length=16)
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    do_sample: bool | None = None
-    temperature: Number | None = None
-    top_k: int | None = None
-    top_p: Number | None = None
     min_p: Number | None = None
-    repetition_penalty: Number | None = None
-    no_repeat_ngram_size: int | None = None
-    num_return_sequences: int | None = None
     memory_len: int | None = None
-    seed: int | None = None
 
 
 class ScoreBody(Body):
@@ -117,6 +103,10 @@ class AttentionBody(Body):
     kind: Literal["cross", "encoder", "decoder"] = "cross"
     layer: Annotated[int, Field(ge=0)] | None = None
     head: Annotated[int, Field(ge=0)] | None = None
+
+
+_SEARCH = (*SearchBody.model_fields, "num_beams", "length_penalty", "length_penalty_kind", "early_stopping")
+_SAMPLING = (*SearchBody.model_fields, "min_p", "memory_len")
 
 
 def router(service: Service) -> APIRouter:
@@ -175,7 +165,6 @@ def translator_for(
             code="language", field="target_lang",
         )  # fmt: skip
     model = find_model(service.models, name, ServedTranslator)
-    assert isinstance(model, ServedTranslator)
     return model.into(target_lang)
 
 
@@ -306,11 +295,9 @@ class _Translation:
 
     async def _scored(self, source: list[int], hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """Return the hypotheses of another runtime with torch's log-probabilities and scores."""
-        reader = self._model.reader
         targets = [self._ended(one) for one in hypotheses]
         rows = [Row((source, target, 0), len(source) + len(target)) if target else None for target in targets]
-        begun = (self._model.name, "score"), lambda contents: PairBatch(reader, contents)
-        found: list[ScoredIds | None] = await self._service.run(self._request, begun, rows)
+        found: list[ScoredIds | None] = await self._service.run(self._request, self._model.scoring(), rows)
         penalty = BeamRules.of(self._settings).penalty
         return [
             replace(one, token_log_probs=scored.log_probs, score=sum(scored.log_probs) / penalty(len(target)))
@@ -321,11 +308,10 @@ class _Translation:
 
     async def _alternatives(self, source: list[int], target: list[int]) -> list[list[dict[str, Any]]]:
         """Return the most probable tokens at each place of a translation, among those that a search can produce."""
-        reader, writer = self._model.reader, self._model.reader.tokenizer.target
+        writer = self._model.reader.tokenizer.target
         never = {writer.pad_id, writer.bos_id, *self._settings.banned_ids} - {writer.eos_id}
         row = Row((source, target, self._body.top_log_probs + len(never)), len(source) + len(target))
-        begun = (self._model.name, "score"), lambda contents: PairBatch(reader, contents)
-        [scored] = await self._service.run(self._request, begun, [row])
+        [scored] = await self._service.run(self._request, self._model.scoring(), [row])
         top = [[one for one in each if one[0] not in never][: self._body.top_log_probs] for each in scored.top]
         return await self._service.off_loop(lambda: _top(top, writer.tokens))
 
@@ -360,7 +346,6 @@ class _Generation:
     async def prepare(cls, service: Service, request: Request, body: GenerateBody) -> _Generation:
         """Tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
         model = find_model(service.models, body.model, ServedGenerator)
-        assert isinstance(model, ServedGenerator)
         found = cls(service, request, body, model)
         service.check_count("prompt", len(found._prompts))
         if body.prompt_ids is not None:
@@ -445,7 +430,6 @@ class _Generation:
 
 async def _score_texts(service: Service, request: Request, body: ScoreBody, texts: list[str]) -> Response:
     model = find_model(service.models, body.model, ServedGenerator)
-    assert isinstance(model, ServedGenerator)
     service.check_count("text", len(texts))
     vocabulary = model.reader.vocabulary
 
@@ -455,21 +439,14 @@ async def _score_texts(service: Service, request: Request, body: ScoreBody, text
 
     encoded = await service.off_loop(encode)
     rows = model.scored_rows(encoded, body.top_log_probs)
-    begun = (model.name, "score"), lambda contents: TextBatch(model.reader, contents)
-    found: list[ScoredIds | None] = await service.run(request, begun, rows, sum(map(len, encoded)))
-
-    def whole() -> dict[str, Any]:
-        scores = [_scored(ids, one, vocabulary.tokens) for ids, one in zip(encoded, found, strict=True)]
-        return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
-
-    return await large_answer(service, whole)
+    found = await service.run(request, model.scoring(), rows, sum(map(len, encoded)))
+    return await _scores(service, request, model, encoded, found, vocabulary.tokens)
 
 
 async def _score_pairs(
     service: Service, request: Request, body: ScoreBody, sources: list[str], targets: list[str]
 ) -> Response:
     model = find_model(service.models, body.model, ServedTranslator)
-    assert isinstance(model, ServedTranslator)
     if len(sources) != len(targets):
         raise Refusal(
             422, f"target: there are {len(sources)} sources but {len(targets)} targets; send equally many.",
@@ -489,11 +466,22 @@ async def _score_pairs(
             if len(ids) > limit:
                 raise too_long(field, f"the length of text {number + 1} in tokens", len(ids), limit, f"({reason})")
     rows = [Row((source, target, body.top_log_probs), len(source) + len(target)) for source, target in pairs]
-    begun = (model.name, "score"), lambda contents: PairBatch(model.reader, contents)
-    found = await service.run(request, begun, rows, sum(len(source) for source, _ in pairs))
+    found = await service.run(request, model.scoring(), rows, sum(len(source) for source, _ in pairs))
+    return await _scores(service, request, model, [target for _, target in pairs], found, writer.tokens)
+
+
+async def _scores(
+    service: Service,
+    request: Request,
+    model: ServedModel,
+    scored: list[list[int]],
+    found: list[ScoredIds | None],
+    show: Callable[[list[int]], list[str]],
+) -> Response:
+    """Return the answer with the log-probabilities of ids. show: readable tokens of ids."""
 
     def whole() -> dict[str, Any]:
-        scores = [_scored(target, one, writer.tokens) for (_, target), one in zip(pairs, found, strict=True)]
+        scores = [_scored(ids, one, show) for ids, one in zip(scored, found, strict=True)]
         return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
 
     return await large_answer(service, whole)
@@ -501,7 +489,6 @@ async def _score_pairs(
 
 async def _attention(service: Service, request: Request, body: AttentionBody) -> Response:
     model = find_model(service.models, body.model, ServedTranslator)
-    assert isinstance(model, ServedTranslator)
     reader, writer = model.reader.tokenizer.source, model.reader.tokenizer.target
     settings = model.settings({})
     [row] = await service.off_loop(lambda: model.rows([body.source], settings, "source"))

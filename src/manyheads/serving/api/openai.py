@@ -27,7 +27,7 @@ from manyheads.serving.api.native import STREAMED
 from manyheads.serving.batches import Written
 from manyheads.serving.engine import Done, Row
 from manyheads.serving.refusals import Refusal, openai_error
-from manyheads.serving.scoring import ScoredIds, TextBatch
+from manyheads.serving.scoring import ScoredIds
 from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
 from manyheads.serving.service import Service
 from manyheads.text.vocabulary import Vocabulary
@@ -198,7 +198,6 @@ class _Completion:
     async def prepare(cls, service: Service, request: Request, body: CompletionBody) -> _Completion:
         """Tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
         model = find_model(service.models, body.model, ServedGenerator)
-        assert isinstance(model, ServedGenerator)
         for name in _UNSUPPORTED:
             if getattr(body, name):
                 raise Refusal(400, f"{name}: this server does not support it; leave it out.", code="unsupported",
@@ -276,10 +275,7 @@ class _Completion:
         if not self._body.echo or self._body.logprobs is None:
             return [None] * len(self._prompts)
         rows = self._model.scored_rows(self._prompts, self._body.logprobs, "prompt")
-        reader = self._model.reader
-        return await self._service.run(
-            self._request, ((self._model.name, "score"), lambda contents: TextBatch(reader, contents)), rows
-        )
+        return await self._service.run(self._request, self._model.scoring(), rows)
 
     def _best(self, written: list[Written]) -> list[Written]:
         """Return n of the continuations: those with the highest log-probability per token."""
