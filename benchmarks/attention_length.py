@@ -42,7 +42,7 @@ def with_memory(length: int, new_len: int) -> Step:
     """Ours, with a full memory; a call reads new_len tokens."""
     from dataclasses import replace
 
-    model = build_model(replace(PRESETS["small"](), vocab_size=VOCAB)).eval()
+    model = build_model(replace(PRESETS["small"], vocab_size=VOCAB)).eval()
     # same_length: every token of a segment sees exactly as many positions
     state = model.start(1, Attending(memory_len=length, same_length=True))
     for start in range(0, length, 512):
@@ -60,7 +60,7 @@ def by_window(length: int) -> Step:
     """vanilla-lm: one reading of the window gives one token."""
     from dataclasses import replace
 
-    model = build_model(replace(PRESETS["vanilla-lm"](), vocab_size=VOCAB)).eval()
+    model = build_model(replace(PRESETS["vanilla-lm"], vocab_size=VOCAB)).eval()
     tokens = torch.randint(0, VOCAB, (1, length))
 
     def step() -> None:

@@ -390,7 +390,7 @@ def _pairs(config: Any, batch: int, length: int, options: Options) -> PairBatch:
 
 def _transformer_config(size: str, options: Options) -> Any:
     vocab = 100 if options.tiny else 32_000
-    config = transformers.debug() if options.tiny else transformers.PRESETS[size]()
+    config = transformers.PRESETS["debug"] if options.tiny else transformers.PRESETS[size]
     return replace(config, source_vocab_size=vocab, target_vocab_size=vocab)
 
 
@@ -476,7 +476,7 @@ def _segments(batch: int, length: int, vocab_size: int, options: Options) -> Seg
 
 def _xl(options: Options) -> dict[str, Any]:
     """The base model for enwik8 with a full memory, by each implementation of relative attention."""
-    preset = xls.debug() if options.tiny else xls.enwik8_base()
+    preset = xls.PRESETS["debug"] if options.tiny else xls.PRESETS["enwik8-base"]
     # FlexAttention has no dropout; all sides go without it, so that they compute the same.
     config = replace(preset, vocab_size=32 if options.tiny else 204, dropout=0.0, attention_dropout=0.0)
     batch, length = (2, config.memory_len) if options.tiny else (22, 512)
@@ -524,10 +524,10 @@ def _xl(options: Options) -> dict[str, Any]:
 def _reformer(length: int, options: Options) -> dict[str, Any]:
     """One sequence a step; beside it exact attention of the same widths."""
     if options.tiny:
-        config = replace(reformers.debug(), vocab_size=32)
+        config = replace(reformers.PRESETS["debug"], vocab_size=32)
         length = config.max_len
     else:
-        config = replace(reformers.small(), vocab_size=256, max_len=length)
+        config = replace(reformers.PRESETS["small"], vocab_size=256, max_len=length)
     data = _segments(1, length, config.vocab_size, options)
 
     def ours() -> Side:

@@ -43,11 +43,11 @@ def build(**changes: Any) -> Any:
     """The preset `million` over bytes, in training mode."""
     import torch
 
-    from manyheads.architectures.reformer.presets import million
+    from manyheads.architectures.reformer.presets import PRESETS
     from manyheads.architectures.table import build_model
 
     torch.manual_seed(0)
-    return build_model(replace(million(), vocab_size=256, **changes)).train()
+    return build_model(replace(PRESETS["million"], vocab_size=256, **changes)).train()
 
 
 def segment(length: int) -> Any:

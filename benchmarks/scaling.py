@@ -72,7 +72,7 @@ def wmt14_big() -> Task:
     Products: 6 for each weight and token that meets it (2 forward, 4 backward), sentences of about 30 tokens, so those
     of attention itself are left out (2%).
     """
-    config = replace(transformers.big(), source_vocab_size=37_000, target_vocab_size=37_000)
+    config = replace(transformers.PRESETS["big"], source_vocab_size=37_000, target_vocab_size=37_000)
     total, width = count(config), config.d_model
     layer = 4 * width**2 + 2 * width * config.d_ff  # of an encoder; a decoder has another attention
     encoder, decoder = config.num_encoder_layers * layer, config.num_decoder_layers * (layer + 4 * width**2)
@@ -87,7 +87,7 @@ def billion_xl() -> Task:
 
     64 lanes of 768 tokens a step, each of which sees 768 + 768 positions: attention's own products count here.
     """
-    config = replace(xls.enwik8_large(), vocab_size=32_000)
+    config = replace(xls.PRESETS["enwik8-large"], vocab_size=32_000)
     lanes, length = 64, 768
     seen = config.memory_len + length / 2
     width, inner = config.d_model, config.num_heads * config.width_of_heads

@@ -40,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
     tokenizer = Tokenizer.train([TEXT, "Ich habe Hunger. Wo ist der Bahnhof?"] * 8, TokenizerSettings(vocab_size=320))
     size = tokenizer.vocab_size
     torch.manual_seed(1)
-    config = dataclasses.replace(presets.debug(), source_vocab_size=size, target_vocab_size=size)
+    config = dataclasses.replace(presets.PRESETS["debug"], source_vocab_size=size, target_vocab_size=size)
     settings = DecodingSettings(num_beams=2, max_new_tokens=12, min_new_tokens=6, banned_ids=tuple(range(4, 260)))
     save_pretrained(build_model(config), made / "en-de", tokenizer=tokenizer, generation=settings)
     vocabulary = ByteVocabulary()

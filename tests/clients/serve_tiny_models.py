@@ -57,7 +57,7 @@ def save_translator(folder: Path) -> Path:
     tokenizer = Tokenizer.train(texts, TokenizerSettings(vocab_size=320))
     size = tokenizer.vocab_size
     torch.manual_seed(1)
-    model = build_model(dataclasses.replace(presets.debug(), source_vocab_size=size, target_vocab_size=size))
+    model = build_model(dataclasses.replace(presets.PRESETS["debug"], source_vocab_size=size, target_vocab_size=size))
     save_pretrained(model, folder, tokenizer=tokenizer, generation=SETTINGS)
     return folder
 

@@ -140,7 +140,7 @@ def subjects(task: str | None = None, memory: bool | None = None) -> list[Subjec
     for name, entry in ARCHITECTURES.items():
         if task not in (None, entry.task):
             continue
-        config = entry.presets["debug"]()
+        config = entry.presets["debug"]
         if memory not in (None, hasattr(config, "memory_len")):
             continue
         sizes = {f.name: VOCAB for f in fields(config) if f.name.endswith("vocab_size")}

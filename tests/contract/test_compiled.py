@@ -72,7 +72,7 @@ def test_inductor(make_batch: Any) -> None:
     from manyheads.architectures.table import ARCHITECTURES, build_model
 
     config = replace(
-        ARCHITECTURES["transformer"].presets["debug"](),
+        ARCHITECTURES["transformer"].presets["debug"],
         source_vocab_size=23,
         target_vocab_size=23,
         num_encoder_layers=1,

@@ -227,15 +227,15 @@ def test_every_attention_kind_is_under_contract(architecture: str) -> None:
         kinds = typing.get_args(typing.get_args(hints["layers"])[0])
         assert kinds
         named = [kind for kind in kinds if re.search(rf'"layers": \([^)]*"{kind}"', here)]
-        assert {*named, *ARCHITECTURES[architecture].presets["debug"]().kinds} == {*kinds}
+        assert {*named, *ARCHITECTURES[architecture].presets["debug"].kinds} == {*kinds}
         return
     kinds = typing.get_args(hints["attention"])
     assert kinds
     if all(isinstance(kind, str) for kind in kinds):
-        default = ARCHITECTURES[architecture].presets["debug"]().attention
+        default = ARCHITECTURES[architecture].presets["debug"].attention
         assert [kind for kind in kinds if kind != default and f'"attention": "{kind}"' not in here] == []
         return
-    default = type(ARCHITECTURES[architecture].presets["debug"]().attention)
+    default = type(ARCHITECTURES[architecture].presets["debug"].attention)
     assert [kind.__name__ for kind in kinds if kind is not default and f"{kind.__name__}()" not in here] == []
     assert {"attention"} <= {f.name for f in fields(ARCHITECTURES[architecture].config)}
 
@@ -256,7 +256,7 @@ def test_exemptions_name_real_tests() -> None:
 )
 def test_presets_have_the_papers_sizes(preset: str, vocab: int, millions: float) -> None:
     """Vaswani et al. 2017, table 3: 65M and 213M. The paper does not say what it counts; ours are within 3 %."""
-    config = replace(ARCHITECTURES["transformer"].presets[preset](), source_vocab_size=vocab, target_vocab_size=vocab)
+    config = replace(ARCHITECTURES["transformer"].presets[preset], source_vocab_size=vocab, target_vocab_size=vocab)
     with torch.device("meta"):
         model = build_model(config)
     counted = sum(parameter.numel() for parameter in model.parameters())

@@ -247,7 +247,7 @@ def test_a_vocabulary_is_needed() -> None:
 @pytest.mark.parametrize("preset", sorted(ARCHITECTURES["reformer"].presets))
 def test_presets_can_be_built(preset: str) -> None:
     """On no device: sizes, axes and buckets fit one another."""
-    config = replace(ARCHITECTURES["reformer"].presets[preset](), vocab_size=256)
+    config = replace(ARCHITECTURES["reformer"].presets[preset], vocab_size=256)
     with torch.device("meta"):
         model = build_model(config)
     assert preset in ("debug", "small", "million") or sum(p.numel() for p in model.parameters()) > 1e7

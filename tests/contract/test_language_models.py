@@ -610,7 +610,7 @@ def test_presets_have_the_papers_sizes(preset: str, vocab: int, changes: dict[st
     """Dai et al. 2019, tables 1, 2 and 4; the paper rounds."""
     from dataclasses import replace
 
-    config = replace(ARCHITECTURES["transformer-xl"].presets[preset](), vocab_size=vocab, **changes)
+    config = replace(ARCHITECTURES["transformer-xl"].presets[preset], vocab_size=vocab, **changes)
     with torch.device("meta"):
         model = build_model(config)
     counted = sum(parameter.numel() for parameter in model.parameters())

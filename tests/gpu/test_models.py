@@ -26,10 +26,10 @@ from manyheads.nn.kernels import policy
 VOCAB = 23
 _BOTH = {"source_vocab_size": VOCAB, "target_vocab_size": VOCAB, "dropout": 0.0}
 MODELS: dict[str, Callable[[], Any]] = {
-    "transformer": lambda: build_transformer(replace(transformers.debug(), **_BOTH)),
-    "reformer-seq2seq": lambda: build_seq2seq(replace(reformers.seq2seq_debug(), **_BOTH)),
-    "transformer-xl": lambda: build_xl(replace(xls.debug(), vocab_size=VOCAB, dropout=0.0)),
-    "reformer": lambda: build_reformer(replace(reformers.debug(), vocab_size=VOCAB, dropout=0.0)),
+    "transformer": lambda: build_transformer(replace(transformers.PRESETS["debug"], **_BOTH)),
+    "reformer-seq2seq": lambda: build_seq2seq(replace(reformers.SEQ2SEQ_PRESETS["debug"], **_BOTH)),
+    "transformer-xl": lambda: build_xl(replace(xls.PRESETS["debug"], vocab_size=VOCAB, dropout=0.0)),
+    "reformer": lambda: build_reformer(replace(reformers.PRESETS["debug"], vocab_size=VOCAB, dropout=0.0)),
 }
 HASHED = ("reformer", "reformer-seq2seq")
 UNHASHED = [name for name in MODELS if name not in HASHED]

@@ -11,7 +11,7 @@ import torch
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
-from manyheads.architectures.transformer.presets import debug
+from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import length_limits
@@ -29,7 +29,7 @@ TEXTS = ["the cat sees a dog", "", "a dog and a cat", "you"]
 def lively(vocab_size: int, **changes: object) -> Seq2Seq:
     """An untrained model whose choices are spread: larger weights, so that no two hypotheses tie."""
     torch.manual_seed(1)
-    config = replace(debug(), source_vocab_size=vocab_size, target_vocab_size=vocab_size, **changes)  # type: ignore[arg-type]
+    config = replace(PRESETS["debug"], source_vocab_size=vocab_size, target_vocab_size=vocab_size, **changes)  # type: ignore[arg-type]
     model = build_model(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

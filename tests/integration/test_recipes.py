@@ -89,7 +89,7 @@ def test_the_paper_s_pictures_have_the_sizes_of_its_preset() -> None:
     [recipe] = [path for path in RECIPES if path.stem == "reformer-imagenet64"]
     config = config_of(recipe)
     assert isinstance(config, TextConfig)
-    assert config.model == REFORMERS["imagenet64"]()
+    assert config.model == REFORMERS["imagenet64"]
     assert config.data.segment_len == config.reading.segment_len == config.model.max_len == 64 * 64 * 3
     # trax: 0.03125 x step / 8000 up to there, over the root of the larger of the two.
     for step in (1, 8000, 32_000):

@@ -37,7 +37,9 @@ def judge() -> Iterator[Judge]:
         tokenizer = Tokenizer.train([*EN, *DE] * 4, TokenizerSettings(vocab_size=320))
         size = tokenizer.vocab_size
         torch.manual_seed(1)
-        model = build_model(dataclasses.replace(presets.debug(), source_vocab_size=size, target_vocab_size=size))
+        model = build_model(
+            dataclasses.replace(presets.PRESETS["debug"], source_vocab_size=size, target_vocab_size=size)
+        )
         settings = DecodingSettings(
             num_beams=1, max_new_tokens=4, min_new_tokens=3, max_tokens=LIMIT, banned_ids=(tokenizer.unk_id,)
         )

@@ -94,10 +94,10 @@ ids, lengths, rows = torch.randint(4, 20, (2, 16)), torch.tensor([16, 12]), torc
 pairs = PairBatch(ids, lengths, ids, lengths, rows)
 segments = SegmentBatch(ids, ids, lengths, torch.zeros(2, dtype=torch.bool), rows)
 vocabularies = {"source_vocab_size": 20, "target_vocab_size": 20}
-step(build_transformer(replace(transformers.debug(), **vocabularies)), pairs)
-step(build_seq2seq(replace(reformers.seq2seq_debug(), **vocabularies)), pairs)
-step(build_xl(replace(xls.debug(), vocab_size=20, dropout=0.1)), segments)
-step(build_reformer(replace(reformers.debug(), vocab_size=20)), segments)
+step(build_transformer(replace(transformers.PRESETS["debug"], **vocabularies)), pairs)
+step(build_seq2seq(replace(reformers.SEQ2SEQ_PRESETS["debug"], **vocabularies)), pairs)
+step(build_xl(replace(xls.PRESETS["debug"], vocab_size=20, dropout=0.1)), segments)
+step(build_reformer(replace(reformers.PRESETS["debug"], vocab_size=20)), segments)
 """
 
 

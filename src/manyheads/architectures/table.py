@@ -6,7 +6,7 @@ Nothing here imports torch: `--help` reads this table.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ class Architecture:
     """
 
     config: type[Any]
-    presets: Mapping[str, Callable[[], Any]]
+    presets: Mapping[str, Any]
     builder: str
 
     @property

@@ -20,7 +20,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.serving.engine import Done, Event
 
-__all__ = ["CallBatch", "GenerationBatch", "Prompt", "Remaining", "Remaining", "RuntimeBatch", "TranslationBatch", "Written"]
+__all__ = ["CallBatch", "GenerationBatch", "Prompt", "Remaining", "RuntimeBatch", "TranslationBatch", "Written"]
 
 _ROWS_OF_RUNTIME = 32
 """Sources of a step: other batches wait for the step, and a row that is dropped costs nothing only after it."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from manyheads.architectures.reformer import presets as reformer_models
-from manyheads.architectures.transformer_xl import presets as xl_models
+from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
+from manyheads.architectures.transformer_xl.presets import PRESETS as XLS
 from manyheads.data.settings import SegmentSettings
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
@@ -17,7 +17,7 @@ def vanilla_lm() -> TextConfig:
     return TextConfig(
         run_dir="runs/vanilla-lm",
         data=SegmentSettings(lanes=16, segment_len=512),
-        model=xl_models.vanilla_lm(),
+        model=XLS["vanilla-lm"],
         optimiser=OptimiserSettings(learning_rate=1e-3, clip_norm=1.0),
         schedule=ScheduleSettings(kind="cosine", warmup_steps=200),
         training=TrainingSettings(max_steps=5000, label_smoothing=0.0, log_every=20, save_every=500, keep=2),
@@ -31,7 +31,7 @@ def million() -> TextConfig:
     return TextConfig(
         run_dir="runs/million",
         data=SegmentSettings(lanes=1, segment_len=1 << 20),
-        model=reformer_models.million(),
+        model=REFORMERS["million"],
         optimiser=OptimiserSettings(learning_rate=1e-3, clip_norm=1.0),
         schedule=ScheduleSettings(kind="constant", warmup_steps=10),
         training=TrainingSettings(max_steps=100, label_smoothing=0.0, log_every=1, save_every=5, keep=2),
@@ -48,7 +48,7 @@ def enwik8() -> TextConfig:
     return TextConfig(
         run_dir="runs/enwik8",
         data=SegmentSettings(path="data/enwik8", lanes=8, segment_len=65_536, accumulate=8),
-        model=reformer_models.enwik8(),
+        model=REFORMERS["enwik8"],
         optimiser=OptimiserSettings(learning_rate=1.0),
         schedule=ScheduleSettings(kind="noam", warmup_steps=8000),
         training=TrainingSettings(max_steps=20_000, label_smoothing=0.0, save_every=1000),
@@ -68,7 +68,7 @@ def imagenet64() -> TextConfig:
         data=SegmentSettings(
             path="data/imagenet64", lanes=8, segment_len=12_288, documents="separate", order="shuffled", accumulate=8
         ),
-        model=reformer_models.imagenet64(),
+        model=REFORMERS["imagenet64"],
         optimiser=OptimiserSettings(learning_rate=1.0),
         schedule=ScheduleSettings(kind="noam", warmup_steps=8000),
         training=TrainingSettings(max_steps=500_000, label_smoothing=0.0, save_every=1000),

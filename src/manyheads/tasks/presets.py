@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from manyheads.architectures.reformer import presets as reformer_models
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer import presets as models
+from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl import presets as xl_models
+from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMERS
+from manyheads.architectures.transformer_xl.presets import PRESETS as XLS
 from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
@@ -48,7 +48,7 @@ def debug() -> TrainConfig:
             path="copy-task", max_tokens=512, max_source_len=128, max_target_len=128, accumulate=2, num_train_pairs=500
         ),
         tokenizer=TokenizerSettings(kind="word", vocab_size=32),
-        model=models.debug(),
+        model=TRANSFORMERS["debug"],
         optimiser=OptimiserSettings(learning_rate=3e-3, clip_norm=1.0),
         schedule=ScheduleSettings(kind="inverse_sqrt", warmup_steps=10),
         training=TrainingSettings(max_steps=20, log_every=5, save_every=10, ema_decay=0.99, keep=2),
@@ -126,7 +126,7 @@ def tiny() -> TrainConfig:
         run_dir="runs/tiny",
         data=DataSettings(max_tokens=8192, max_source_len=128, max_target_len=128),
         tokenizer=TokenizerSettings(vocab_size=10_000),
-        model=models.tiny(),
+        model=TRANSFORMERS["tiny"],
         optimiser=OptimiserSettings(learning_rate=5e-3, beta2=0.98, eps=1e-9),
         schedule=ScheduleSettings(kind="inverse_sqrt", warmup_steps=2000),
         training=TrainingSettings(max_steps=8000, log_every=50, save_every=400, keep=10),
@@ -141,7 +141,7 @@ def base() -> TrainConfig:
         run_dir="runs/base",
         data=DataSettings(max_tokens=25_000),
         tokenizer=TokenizerSettings(vocab_size=37_000),
-        model=models.base(),
+        model=TRANSFORMERS["base"],
         training=TrainingSettings(max_steps=100_000, save_every=1500, keep=5),
         validation=ValidationSettings(every_steps=1500),
     )
@@ -151,7 +151,7 @@ def big() -> TrainConfig:
     """Vaswani et al. 2017, table 3 "big": 300K steps, the last 20 checkpoints for averaging."""
     small = base()
     training = replace(small.training, max_steps=300_000, keep=20)
-    return replace(small, run_dir="runs/big", model=models.big(), training=training)
+    return replace(small, run_dir="runs/big", model=TRANSFORMERS["big"], training=training)
 
 
 def xl_debug() -> TextConfig:
@@ -161,7 +161,7 @@ def xl_debug() -> TextConfig:
         precision="fp32",
         num_threads=1,
         data=SegmentSettings(lanes=4, segment_len=16, accumulate=2),
-        model=xl_models.debug(),
+        model=XLS["debug"],
         optimiser=OptimiserSettings(learning_rate=3e-3, clip_norm=1.0),
         schedule=ScheduleSettings(kind="inverse_sqrt", warmup_steps=10),
         training=TrainingSettings(
@@ -179,7 +179,7 @@ def xl_demo(precision: str = "bf16") -> TextConfig:
 
     Args: precision: of the run. In fp32 there is time for few passes over the novel, so there is no dropout.
     """
-    model = xl_models.demo()
+    model = XLS["demo"]
     if precision != "bf16":
         model = replace(model, dropout=0.0)
     return TextConfig(
@@ -218,7 +218,7 @@ def reformer_debug() -> TextConfig:
         small,
         run_dir="runs/reformer-debug",
         data=SegmentSettings(lanes=4, segment_len=48, accumulate=2),
-        model=reformer_models.debug(),
+        model=REFORMERS["debug"],
         validation=TextValidationSettings(every_steps=10, sample_tokens=20, prompt="He "),
         reading=Reading(segment_len=64, max_tokens=2000),
     )

@@ -20,7 +20,7 @@ from manyheads.nn.attention.observing import observe
 
 def reformer() -> torch.nn.Module:
     torch.manual_seed(0)
-    return build_model(dataclasses.replace(PRESETS["debug"](), vocab_size=20)).eval()
+    return build_model(dataclasses.replace(PRESETS["debug"], vocab_size=20)).eval()
 
 
 @pytest.mark.parametrize("length", [1, 4, 6, 11, 16])
@@ -117,7 +117,7 @@ def test_a_reformer_is_traced_from_input_to_output() -> None:
 )
 def test_what_hashed_attention_sees_is_told_as_it_is_set(changes: dict[str, Any], equation: str) -> None:
     torch.manual_seed(0)
-    config = dataclasses.replace(PRESETS["debug"](), vocab_size=20, **changes)
+    config = dataclasses.replace(PRESETS["debug"], vocab_size=20, **changes)
     lines = trace(build_model(config).eval(), {"tokens": torch.ones(1, 9).long()})
     [output] = [line for line in lines if line.module == "layers.1.attention.self_attn" and line.name == "output"]
     assert equation in output.equation
@@ -126,7 +126,7 @@ def test_what_hashed_attention_sees_is_told_as_it_is_set(changes: dict[str, Any]
 
 def test_factored_buckets_are_put_together_as_the_table_says() -> None:
     torch.manual_seed(0)
-    config = dataclasses.replace(PRESETS["debug"](), vocab_size=20, layers=("lsh",), num_buckets=(4, 6))
+    config = dataclasses.replace(PRESETS["debug"], vocab_size=20, layers=("lsh",), num_buckets=(4, 6))
     model, ids = build_model(config).eval(), torch.randint(0, 20, (1, 9))
     lines = {(line.module, line.name): line for line in trace(model, {"tokens": ids})}
     name = "layers.0.attention.self_attn"
@@ -148,7 +148,7 @@ def test_factored_buckets_are_put_together_as_the_table_says() -> None:
 
 def test_a_translators_hashed_layers_are_seen() -> None:
     torch.manual_seed(0)
-    config = dataclasses.replace(SEQ2SEQ_PRESETS["debug"](), source_vocab_size=20, target_vocab_size=20)
+    config = dataclasses.replace(SEQ2SEQ_PRESETS["debug"], source_vocab_size=20, target_vocab_size=20)
     model = build_model(config).eval()
     source, lengths, target = torch.randint(1, 20, (2, 9)), torch.tensor([9, 4]), torch.randint(1, 20, (2, 7))
     found = buckets_of(model, source, lengths, target)

@@ -14,7 +14,7 @@ from manyheads.architectures.transformer import presets
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ModelFileError
 
-CONFIG = dataclasses.replace(presets.debug(), source_vocab_size=11, target_vocab_size=11)
+CONFIG = dataclasses.replace(presets.PRESETS["debug"], source_vocab_size=11, target_vocab_size=11)
 
 
 def test_languages_are_recorded(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from manyheads.nn.attention.observing import observe
 def translator(**changes: Any) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"source_vocab_size": 20, "target_vocab_size": 20, "num_encoder_layers": 3, "num_decoder_layers": 2}
-    return build_model(dataclasses.replace(presets.debug(), **(sizes | changes))).eval()
+    return build_model(dataclasses.replace(presets.PRESETS["debug"], **(sizes | changes))).eval()
 
 
 def language_model(**changes: Any) -> Any:
@@ -138,7 +138,7 @@ def test_every_architecture_shows_its_attention_in_every_layer(name: str) -> Non
 
 def small(name: str) -> nn.Module:
     torch.manual_seed(0)
-    config = ARCHITECTURES[name].presets["debug"]()
+    config = ARCHITECTURES[name].presets["debug"]
     sizes = {field.name: 20 for field in dataclasses.fields(config) if field.name.endswith("vocab_size")}
     return build_model(dataclasses.replace(config, **sizes)).eval()
 

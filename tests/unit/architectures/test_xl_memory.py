@@ -83,7 +83,7 @@ def test_reset_is_of_some_lanes_and_leaves_the_value_alone() -> None:
 
 def test_memory_follows_the_type_of_what_is_read() -> None:
     """bfloat16 while autocast is on, float32 again after it."""
-    config = replace(ARCHITECTURES["transformer-xl"].presets["debug"](), vocab_size=23)
+    config = replace(ARCHITECTURES["transformer-xl"].presets["debug"], vocab_size=23)
     model: Any = build_model(config).eval()
     tokens = torch.arange(10).view(2, 5)
     for projected in (False, True):
@@ -115,7 +115,7 @@ class Count(TorchDispatchMode):
 def test_a_token_costs_the_same_however_many_were_read() -> None:
     """Counted in numbers written, over whole turns of the buffer: its moves cost no more a token late than early."""
     memory_len, turns = 32, 8
-    config = replace(ARCHITECTURES["transformer-xl"].presets["debug"](), vocab_size=23, memory_len=memory_len)
+    config = replace(ARCHITECTURES["transformer-xl"].presets["debug"], vocab_size=23, memory_len=memory_len)
     model: Any = build_model(config).eval()
     costs = []
     with torch.no_grad():

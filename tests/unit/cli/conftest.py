@@ -48,7 +48,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained Transformer, debug preset: what it says is nonsense, but always the same."""
     tokenizer = Tokenizer.train([text for pair in PAIRS for text in pair], TokenizerSettings(vocab_size=320))
     size = tokenizer.vocab_size
-    config = dataclasses.replace(presets.debug(), source_vocab_size=size, target_vocab_size=size)
+    config = dataclasses.replace(presets.PRESETS["debug"], source_vocab_size=size, target_vocab_size=size)
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("model") / "model"
     settings = DecodingSettings(num_beams=2, max_len_offset=4, min_new_tokens=3, banned_ids=(tokenizer.unk_id,))

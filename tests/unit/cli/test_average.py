@@ -12,7 +12,7 @@ import torch
 
 from manyheads.architectures.pretrained import load, portable_state, save_pretrained
 from manyheads.architectures.table import build_model
-from manyheads.architectures.transformer_xl.presets import debug as xl_debug
+from manyheads.architectures.transformer_xl.presets import PRESETS
 from manyheads.checkpoint.format import save_checkpoint
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.translator import Translator
@@ -62,7 +62,7 @@ def test_last_and_steps(
 
 def test_the_card_of_a_language_model(manyheads: Cli, tmp_path: Path) -> None:
     """Its example is of a language model, and runs on the averaged model."""
-    model = build_model(replace(xl_debug(), vocab_size=20))
+    model = build_model(replace(PRESETS["debug"], vocab_size=20))
     save_pretrained(model, tmp_path / "run" / "model")
     save_checkpoint(tmp_path / "run" / "checkpoints", 10, {"model": portable_state(model)}, {})
     assert manyheads("average", tmp_path / "run", "--last", "1", "--output", tmp_path / "a") == 0

@@ -37,7 +37,7 @@ def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reformer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(1)
-    config = dataclasses.replace(REFORMERS["debug"](), vocab_size=256)
+    config = dataclasses.replace(REFORMERS["debug"], vocab_size=256)
     folder = tmp_path_factory.mktemp("reformer") / "model"
     save_pretrained(build_model(config), folder, tokenizer=ByteVocabulary())
     return folder
@@ -66,7 +66,7 @@ def test_buckets_of_a_reformer(
 def test_chunks_are_drawn_where_they_are_what_is_seen(
     manyheads: Program, tmp_path: Path, visible: Literal["bucket", "chunk"], cut: bool
 ) -> None:
-    config = dataclasses.replace(REFORMERS["debug"](), vocab_size=256, visible=visible)
+    config = dataclasses.replace(REFORMERS["debug"], vocab_size=256, visible=visible)
     save_pretrained(build_model(config), tmp_path / "model", tokenizer=ByteVocabulary())
     output = tmp_path / "buckets.svg"
     assert manyheads("inspect", "buckets", tmp_path / "model", "--text", "he opened the door", "--output", output) == 0

@@ -63,7 +63,7 @@ def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def built(architecture: str) -> Any:
-    config = replace(ARCHITECTURES[architecture].presets["debug"](), source_vocab_size=VOCAB, target_vocab_size=VOCAB)
+    config = replace(ARCHITECTURES[architecture].presets["debug"], source_vocab_size=VOCAB, target_vocab_size=VOCAB)
     torch.manual_seed(0)
     return ARCHITECTURES[architecture].build(config)
 
@@ -292,7 +292,7 @@ def test_a_trained_model_finds_the_same_in_8_bits(trained: Any, monkeypatch: pyt
 def test_other_architectures_in_8_bits(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log-probabilities of a whole text: near those in fp32, and those of cached steps."""
     monkeypatch.setattr(policy, "LEAST_INT8_WEIGHT", 1)
-    config = ARCHITECTURES[architecture].presets["debug"]()
+    config = ARCHITECTURES[architecture].presets["debug"]
     sizes = ("vocab_size",) if hasattr(config, "vocab_size") else ("source_vocab_size", "target_vocab_size")
     torch.manual_seed(0)
     made = ARCHITECTURES[architecture].build(replace(config, **dict.fromkeys(sizes, VOCAB))).eval()

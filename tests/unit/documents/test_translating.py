@@ -47,7 +47,7 @@ def translator() -> Translator:
     tokenizer = Tokenizer.train([WORDS, WORDS.upper()], TokenizerSettings(vocab_size=330))
     size = tokenizer.vocab_size
     torch.manual_seed(2)
-    config = dataclasses.replace(presets.debug(), source_vocab_size=size, target_vocab_size=size)
+    config = dataclasses.replace(presets.PRESETS["debug"], source_vocab_size=size, target_vocab_size=size)
     settings = DecodingSettings(num_beams=2, max_len_offset=4, banned_ids=(tokenizer.unk_id,))
     return Translator(build_model(config), tokenizer, settings, device="cpu")
 

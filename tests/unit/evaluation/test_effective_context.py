@@ -75,7 +75,7 @@ def test_the_gain_is_the_papers() -> None:
 
 def test_every_loss_has_exactly_its_context() -> None:
     torch.manual_seed(0)
-    config = dataclasses.replace(PRESETS["debug"](), vocab_size=VOCAB, dropout=0.0)
+    config = dataclasses.replace(PRESETS["debug"], vocab_size=VOCAB, dropout=0.0)
     model, store = build_model(config).eval(), text(50)
     attending = dataclasses.replace(config.attending, memory_len=0)
     found = losses_by_context(model, store, step=5, longest=20, attending=attending)

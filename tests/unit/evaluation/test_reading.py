@@ -22,7 +22,7 @@ def test_ext_len_is_a_window_that_moves(attention: str) -> None:
     """Without memory, the loss of a token is that of the segment and the ext_len tokens before it, read at once."""
     torch.manual_seed(0)
     vocabulary = ByteVocabulary()
-    config = dataclasses.replace(PRESETS["debug"](), vocab_size=vocabulary.vocab_size, dropout=0.0, attention=attention)
+    config = dataclasses.replace(PRESETS["debug"], vocab_size=vocabulary.vocab_size, dropout=0.0, attention=attention)
     model, tokens = build_model(config).eval(), ids(1, 30)[0]
     store = TokenStore.from_lists([tokens.tolist()], vocabulary.vocab_size)
     expected = 0.0

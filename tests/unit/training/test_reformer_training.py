@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_run import TINY_REFORMER, changed, outcome
 
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer_xl.presets import debug as xl_debug_model
+from manyheads.architectures.transformer_xl.presets import PRESETS as XL_MODELS
 from manyheads.data.duplication import DuplicationStream, duplicated, held_out
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError
@@ -112,7 +112,7 @@ def test_lengths_that_do_not_fit_are_refused(sections: dict[str, Any], message: 
 
 def test_memory_of_zero_may_be_asked_for() -> None:
     assert Reading(memory_len=0, same_length=False).attending(ReformerConfig()) is None
-    assert Reading().attending(xl_debug_model()).memory_len == 8
+    assert Reading().attending(XL_MODELS["debug"]).memory_len == 8
 
 
 def test_sequences_are_doubled_and_depend_on_their_number_alone() -> None:

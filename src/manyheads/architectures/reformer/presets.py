@@ -6,16 +6,13 @@ Those of the paper follow Kitaev et al. 2020, sec. 5; values that it omits come 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 
 __all__ = ["PRESETS", "SEQ2SEQ_PRESETS"]
 
-
-def debug() -> ReformerConfig:
-    """A model that learns one batch in a second or two, with every component."""
-    return ReformerConfig(
+PRESETS: dict[str, ReformerConfig] = {
+    # A model that learns one batch in a second or two, with every component.
+    "debug": ReformerConfig(
         d_model=32,
         num_heads=2,
         head_dim=12,
@@ -27,20 +24,12 @@ def debug() -> ReformerConfig:
         local_chunk_len=4,
         num_hashes=2,
         ff_chunk_len=8,
-    )
-
-
-def small() -> ReformerConfig:
-    """16,384 bytes of context on a CPU; used for speed comparisons."""
-    return ReformerConfig(d_model=256, num_heads=4, d_ff=1024, num_layers=4, max_len=16_384, dropout=0.0)
-
-
-def enwik8() -> ReformerConfig:
-    """enwik8 at 65,536 bytes: 12 layers, 1.19 bits per byte after 20K steps, 1.05 tuned (sec. 5.3).
-
-    Kinds of layers, chunks, hashes and axes follow trax, with the widths that it gives for more memory.
-    """
-    return ReformerConfig(
+    ),
+    # 16,384 bytes of context on a CPU; used for speed comparisons.
+    "small": ReformerConfig(d_model=256, num_heads=4, d_ff=1024, num_layers=4, max_len=16_384, dropout=0.0),
+    # enwik8 at 65,536 bytes: 12 layers, 1.19 bits per byte after 20K steps, 1.05 tuned (sec. 5.3).
+    # Kinds of layers, chunks, hashes and axes follow trax, with the widths that it gives for more memory.
+    "enwik8": ReformerConfig(
         d_model=1024,
         num_heads=8,
         head_dim=128,
@@ -57,12 +46,9 @@ def enwik8() -> ReformerConfig:
         dropout=0.2,
         attention_dropout=0.2,
         ff_chunk_len=8192,
-    )
-
-
-def imagenet64() -> ReformerConfig:
-    """64 x 64 RGB images as 12,288 bytes in raster order; rows, columns and colours are the three axes (trax)."""
-    return ReformerConfig(
+    ),
+    # 64 x 64 RGB images as 12,288 bytes in raster order; rows, columns and colours are the three axes (trax).
+    "imagenet64": ReformerConfig(
         d_model=1024,
         num_heads=8,
         head_dim=64,
@@ -78,12 +64,9 @@ def imagenet64() -> ReformerConfig:
         attention_dropout=0.2,
         activation="gelu_tanh",
         ff_chunk_len=4096,
-    )
-
-
-def million() -> ReformerConfig:
-    """Sequences of 1,048,576 bytes, on two cores with 20 GiB of memory (`benchmarks/reformer_length.py`)."""
-    return ReformerConfig(
+    ),
+    # Sequences of 1,048,576 bytes, on two cores with 20 GiB of memory (`benchmarks/reformer_length.py`).
+    "million": ReformerConfig(
         d_model=256,
         num_heads=4,
         d_ff=1024,
@@ -94,12 +77,11 @@ def million() -> ReformerConfig:
         num_hashes=2,
         dropout=0.0,
         ff_chunk_len=16_384,
-    )
-
-
-def seq2seq_debug() -> ReformerSeq2SeqConfig:
-    """A model for tests, with hashing."""
-    return ReformerSeq2SeqConfig(
+    ),
+}
+SEQ2SEQ_PRESETS: dict[str, ReformerSeq2SeqConfig] = {
+    # A model for tests, with hashing.
+    "debug": ReformerSeq2SeqConfig(
         d_model=32,
         num_heads=4,
         d_ff=64,
@@ -109,28 +91,9 @@ def seq2seq_debug() -> ReformerSeq2SeqConfig:
         attention="lsh",
         chunk_len=4,
         num_hashes=2,
-    )
-
-
-def wmt_base() -> ReformerSeq2SeqConfig:
-    """WMT14 English-German, 6 + 6 layers: 27.6 BLEU after 100K steps, 28.0 after 500K with nothing tied (table 4)."""
-    return ReformerSeq2SeqConfig()
-
-
-def wmt_big() -> ReformerSeq2SeqConfig:
-    """WMT14 English-German: 29.1 BLEU after 300K steps with nothing tied (table 4); dropout is the Transformer's."""
-    return ReformerSeq2SeqConfig(d_model=1024, num_heads=16, d_ff=4096, dropout=0.3, tie_embeddings="none")
-
-
-PRESETS: dict[str, Callable[[], ReformerConfig]] = {
-    "debug": debug,
-    "small": small,
-    "enwik8": enwik8,
-    "imagenet64": imagenet64,
-    "million": million,
-}
-SEQ2SEQ_PRESETS: dict[str, Callable[[], ReformerSeq2SeqConfig]] = {
-    "debug": seq2seq_debug,
-    "wmt-base": wmt_base,
-    "wmt-big": wmt_big,
+    ),
+    # WMT14 English-German, 6 + 6 layers: 27.6 BLEU after 100K steps, 28.0 after 500K with nothing tied (table 4).
+    "wmt-base": ReformerSeq2SeqConfig(),
+    # WMT14 English-German: 29.1 BLEU after 300K steps with nothing tied (table 4); dropout is the Transformer's.
+    "wmt-big": ReformerSeq2SeqConfig(d_model=1024, num_heads=16, d_ff=4096, dropout=0.3, tie_embeddings="none"),
 }

@@ -6,48 +6,29 @@ Cutoffs are for the vocabulary sizes of the corpora (WikiText-103: 267,735 words
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 
 __all__ = ["PRESETS"]
 
-
-def debug() -> TransformerXLConfig:
-    """A model that learns one batch in a second or two, with every component."""
-    return TransformerXLConfig(d_model=32, num_heads=2, head_dim=12, d_ff=64, num_layers=2, memory_len=8)
-
-
-def demo() -> TransformerXLConfig:
-    """For one novel, on two cores, in minutes."""
-    return TransformerXLConfig(
+PRESETS: dict[str, TransformerXLConfig] = {
+    # A model that learns one batch in a second or two, with every component.
+    "debug": TransformerXLConfig(d_model=32, num_heads=2, head_dim=12, d_ff=64, num_layers=2, memory_len=8),
+    # For one novel, on two cores, in minutes.
+    "demo": TransformerXLConfig(
         d_model=192, num_heads=4, head_dim=48, d_ff=768, num_layers=4, dropout=0.2, memory_len=128
-    )
-
-
-def small() -> TransformerXLConfig:
-    """For a few megabytes of text on a CPU; used for speed comparisons."""
-    return TransformerXLConfig(d_model=256, num_heads=4, head_dim=64, d_ff=1024, num_layers=6, memory_len=128)
-
-
-def vanilla_lm() -> TransformerXLConfig:
-    """`small` without recurrence and with absolute positions: attention within segments only.
-
-    The kind of Al-Rfou et al. 2019, arXiv:1808.04444, the baseline of the paper's table of evaluation speed (sec. 4.5).
-    """
-    return TransformerXLConfig(
+    ),
+    # For a few megabytes of text on a CPU; used for speed comparisons.
+    "small": TransformerXLConfig(d_model=256, num_heads=4, head_dim=64, d_ff=1024, num_layers=6, memory_len=128),
+    # `small` without recurrence and with absolute positions: attention within segments only.
+    # The kind of Al-Rfou et al. 2019, arXiv:1808.04444, the baseline of the paper's table of evaluation speed (sec.
+    # 4.5).
+    "vanilla-lm": TransformerXLConfig(
         d_model=256, num_heads=4, head_dim=64, d_ff=1024, num_layers=6, memory_len=0, attention="absolute"
-    )
-
-
-def enwik8_base() -> TransformerXLConfig:
-    """enwik8 and text8, 12 layers: 41M parameters, 1.06 bits per character (table 2)."""
-    return TransformerXLConfig(d_model=512, num_heads=8, head_dim=64, d_ff=2048, num_layers=12, memory_len=512)
-
-
-def enwik8_large() -> TransformerXLConfig:
-    """enwik8 and text8, 24 layers: 277M parameters, 0.99 bits per character (table 2)."""
-    return TransformerXLConfig(
+    ),
+    # enwik8 and text8, 12 layers: 41M parameters, 1.06 bits per character (table 2).
+    "enwik8-base": TransformerXLConfig(d_model=512, num_heads=8, head_dim=64, d_ff=2048, num_layers=12, memory_len=512),
+    # enwik8 and text8, 24 layers: 277M parameters, 0.99 bits per character (table 2).
+    "enwik8-large": TransformerXLConfig(
         d_model=1024,
         num_heads=8,
         head_dim=128,
@@ -57,17 +38,11 @@ def enwik8_large() -> TransformerXLConfig:
         attention_dropout=0.15,
         share_biases=False,
         memory_len=768,
-    )
-
-
-def wikitext103_base() -> TransformerXLConfig:
-    """WikiText-103, 16 layers: 151M parameters, perplexity 24.0 (table 1)."""
-    return TransformerXLConfig(head_dim=41, cutoffs=(20_000, 40_000, 200_000))
-
-
-def wikitext103_large() -> TransformerXLConfig:
-    """WikiText-103, 18 layers: perplexity 18.3 (table 1). 285M parameters in total; the paper says 257M."""
-    return TransformerXLConfig(
+    ),
+    # WikiText-103, 16 layers: 151M parameters, perplexity 24.0 (table 1).
+    "wikitext103-base": TransformerXLConfig(head_dim=41, cutoffs=(20_000, 40_000, 200_000)),
+    # WikiText-103, 18 layers: perplexity 18.3 (table 1). 285M parameters in total; the paper says 257M.
+    "wikitext103-large": TransformerXLConfig(
         d_model=1024,
         num_heads=16,
         head_dim=64,
@@ -80,15 +55,10 @@ def wikitext103_large() -> TransformerXLConfig:
         cutoffs=(20_000, 40_000, 200_000),
         div_value=4,
         tie_projections=(False, True, True, True),
-    )
-
-
-def lm1b_base() -> TransformerXLConfig:
-    """One Billion Word, 18 layers: perplexity 23.5 (table 4).
-
-    358M parameters; the paper says 460M, which is the number with untied input and output tables.
-    """
-    return TransformerXLConfig(
+    ),
+    # One Billion Word, 18 layers: perplexity 23.5 (table 4).
+    # 358M parameters; the paper says 460M, which is the number with untied input and output tables.
+    "lm1b-base": TransformerXLConfig(
         d_model=1024,
         num_heads=8,
         head_dim=128,
@@ -99,12 +69,9 @@ def lm1b_base() -> TransformerXLConfig:
         memory_len=32,
         cutoffs=(60_000, 100_000, 640_000),
         div_value=4,
-    )
-
-
-def lm1b_large() -> TransformerXLConfig:
-    """One Billion Word, 24 layers: perplexity 21.8 (table 4); sizes as in the official script. 841M parameters."""
-    return TransformerXLConfig(
+    ),
+    # One Billion Word, 24 layers: perplexity 21.8 (table 4); sizes as in the official script. 841M parameters.
+    "lm1b-large": TransformerXLConfig(
         d_model=1280,
         num_heads=16,
         head_dim=80,
@@ -116,18 +83,5 @@ def lm1b_large() -> TransformerXLConfig:
         memory_len=32,
         cutoffs=(60_000, 100_000, 640_000),
         div_value=4,
-    )
-
-
-PRESETS: dict[str, Callable[[], TransformerXLConfig]] = {
-    "debug": debug,
-    "demo": demo,
-    "small": small,
-    "vanilla-lm": vanilla_lm,
-    "enwik8-base": enwik8_base,
-    "enwik8-large": enwik8_large,
-    "wikitext103-base": wikitext103_base,
-    "wikitext103-large": wikitext103_large,
-    "lm1b-base": lm1b_base,
-    "lm1b-large": lm1b_large,
+    ),
 }
