@@ -87,7 +87,11 @@ def _section(cls: type, values: Any, path: str, mistakes: list[tuple[str, str]])
         if len(mistakes) > noted:
             wrong.add(name)
             del given[name]
-    required = [item.name for item in dataclasses.fields(cls) if item.init and _is_required(item)]
+    required = [
+        item.name
+        for item in dataclasses.fields(cls)
+        if item.init and item.default is item.default_factory is dataclasses.MISSING
+    ]
     for name in required:
         if name not in values:
             mistakes.append((path, f"{dot}{name} is missing."))
@@ -96,10 +100,6 @@ def _section(cls: type, values: Any, path: str, mistakes: list[tuple[str, str]])
         return None
     result = _construct(cls, given, wrong, path, mistakes)
     return result if len(mistakes) == before else None
-
-
-def _is_required(item: dataclasses.Field[Any]) -> bool:
-    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
 def _construct(cls: type, given: dict[str, Any], wrong: set[str], path: str, mistakes: list[tuple[str, str]]) -> Any:
@@ -130,7 +130,11 @@ def _field(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str
         return _section(classes[0], value, path, mistakes)
     if len(classes) > 1:
         return _choice(classes, value, path, mistakes)
-    return _leaf(annotation, value, path, mistakes)
+    try:
+        return convert(annotation, value, path)
+    except ConfigError as error:
+        mistakes.append((path, str(error)))
+        return None
 
 
 def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
@@ -148,14 +152,6 @@ def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tup
         mistakes.append((f"{path}.{tag}", f"{path}.{tag} is {kind!r}; choose one of: {listed}.{near}"))
         return None
     return _section(kinds[kind], value, path, mistakes)
-
-
-def _leaf(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
-    try:
-        return convert(annotation, value, path)
-    except ConfigError as error:
-        mistakes.append((path, str(error)))
-        return None
 
 
 def convert(annotation: Any, value: Any, name: str) -> Any:

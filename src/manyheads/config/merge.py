@@ -77,7 +77,7 @@ def _merge(classes: tuple[type, ...], base: Mapping[str, Any], new: Mapping[str,
         tag, kinds = tag_of(classes)
         if tag in new and new[tag] != base.get(tag, next(iter(kinds))):
             return dict(new)
-    annotations = _fields_of(classes)
+    annotations = {name: annotation for cls in classes for name, annotation in field_types(cls).items()}
     merged = dict(base)
     for name, value in new.items():
         inner = variants(annotations.get(name))
@@ -89,10 +89,6 @@ def _merge(classes: tuple[type, ...], base: Mapping[str, Any], new: Mapping[str,
         else:
             merged[name] = value
     return merged
-
-
-def _fields_of(classes: Sequence[type]) -> dict[str, Any]:
-    return {name: annotation for cls in classes for name, annotation in field_types(cls).items()}
 
 
 def from_dotted(classes: Sequence[type], given: Mapping[str, Any], name: str = "the command line") -> Source:

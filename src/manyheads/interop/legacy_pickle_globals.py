@@ -135,10 +135,6 @@ def _ordered_dict(pairs: Any = ()) -> dict[Any, Any]:
     return {checked_key(key): value for key, value in pairs}
 
 
-def _no_counts(_counts: Any = None) -> dict[Any, Any]:
-    return {}  # how often each word occurs is not needed
-
-
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     if type(text) is not str or encoding != "latin1":
         raise RefusedError("bytes are made in an unknown way")
@@ -147,10 +143,6 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
 
 def _set(values: Any = ()) -> list[Any]:
     return [checked_key(value) for value in values]
-
-
-def _tuple(values: Any = ()) -> tuple[Any, ...]:
-    return tuple(values)
 
 
 _STUBS = {
@@ -192,7 +184,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
     **{("torch", name): DType(name) for name in ITEM_BYTES},
     ("torch.storage", "UntypedStorage"): StorageType(None),
     ("torch", "UntypedStorage"): StorageType(None),
-    ("torch", "Size"): Function(_tuple),
+    ("torch", "Size"): Function(tuple),
     ("torch._utils", "_rebuild_tensor"): Function(_rebuild_tensor),
     ("torch._utils", "_rebuild_tensor_v2"): Function(_rebuild_tensor),
     ("torch._utils", "_rebuild_tensor_v3"): Function(_rebuild_tensor_v3),
@@ -211,7 +203,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
 ALLOWED_IN_CORPUS: dict[tuple[str, str], Any] = {
     **{(module, "Corpus"): StubClass() for module in ("__main__", "data_utils")},
     ("vocabulary", "Vocab"): StubClass(),
-    ("collections", "Counter"): Function(_no_counts),
+    ("collections", "Counter"): Function(lambda counts=None: {}),  # how often each word occurs is not needed
     ("collections", "OrderedDict"): Function(_ordered_dict),
     ("_codecs", "encode"): Function(_encode),
     **{("numpy", name): StubClass() for name in ("dtype", "ndarray")},

@@ -92,7 +92,7 @@ def settings_from_peer(generation: Mapping[str, Any], ids: MarianIds) -> Decodin
         "renormalize_logits": given.get("renormalize_logits", False),
         "forced_eos": _forced_eos(given, ids),
         "banned_ids": _banned(given, ids),
-        "forced_prefix_ids": _forced_prefix(given),
+        "forced_prefix_ids": (_count(given, "forced_bos_token_id", 0),) if "forced_bos_token_id" in given else (),
     }
     if given.get("do_sample"):
         options["do_sample"] = True
@@ -123,10 +123,6 @@ def _forced_eos(given: Mapping[str, Any], ids: MarianIds) -> bool:
     if forced is not None and forced not in (ids.eos, [ids.eos]):
         raise ConfigError(f"forced_eos_token_id is {forced!r}, but eos_token_id is {ids.eos}; only that can be forced.")
     return forced is not None
-
-
-def _forced_prefix(given: Mapping[str, Any]) -> tuple[int, ...]:
-    return (_count(given, "forced_bos_token_id", 0),) if "forced_bos_token_id" in given else ()
 
 
 def _banned(given: Mapping[str, Any], ids: MarianIds) -> tuple[int, ...]:

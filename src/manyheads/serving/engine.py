@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from manyheads.serving.metrics import Metrics
+from manyheads.serving.settings import ServingSettings
 
-__all__ = ["Batch", "Done", "Engine", "EngineLimits", "Event", "Failed", "Job", "QueueFull", "Row"]
+__all__ = ["Batch", "Done", "Engine", "Event", "Failed", "Job", "QueueFull", "Row"]
 
 _log = logging.getLogger(__name__)
 
@@ -109,17 +110,6 @@ class Job:
         return sum(row.cost for row in self.rows[self.next_row :])
 
 
-@dataclass(frozen=True)
-class EngineLimits:
-    """See `ServingSettings`."""
-
-    max_waiting_tokens: int = 1 << 18
-    max_batch_tokens: int = 1 << 14
-    max_batch_rows: int = 256
-    max_batches: int = 3
-    debug_delay_seconds: float = 0.0
-
-
 @dataclass(eq=False)
 class _Running:
     """A batch in progress. owners: (job, number of the row in the job), or None once the row is done or dropped."""
@@ -134,11 +124,11 @@ class Engine:
     """Runs jobs until it is closed.
 
     Args:
-        limits: sizes of batches and of the queue.
+        limits: `max_waiting_tokens`, `max_batch_tokens`, `max_batch_rows`, `max_batches` and `debug_delay_seconds`.
         metrics: receives counts.
     """
 
-    def __init__(self, limits: EngineLimits, metrics: Metrics) -> None:
+    def __init__(self, limits: ServingSettings, metrics: Metrics) -> None:
         self._limits = limits
         self._metrics = metrics
         self._waiting: deque[Job] = deque()

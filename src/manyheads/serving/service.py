@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from manyheads.errors import NonFiniteError
 from manyheads.serving.batches import CallBatch
-from manyheads.serving.engine import Done, Engine, EngineLimits, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.engine import Done, Engine, Event, Failed, Job, QueueFull, Row
 from manyheads.serving.guard import ApiKeys, ServerState
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.refusals import Refusal, too_long
@@ -39,16 +39,7 @@ class Service:
         self.metrics = Metrics()
         self.state = ServerState()
         self.models: dict[str, ServedModel] = {}
-        self.engine = Engine(
-            EngineLimits(
-                max_waiting_tokens=settings.max_waiting_tokens,
-                max_batch_tokens=settings.max_batch_tokens,
-                max_batch_rows=settings.max_batch_rows,
-                max_batches=settings.max_batches,
-                debug_delay_seconds=settings.debug_delay_seconds,
-            ),
-            self.metrics,
-        )
+        self.engine = Engine(settings, self.metrics)
         # Tokenizers take long for long texts, during which the event loop must answer others.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="manyheads-tokenizer")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
-from manyheads.config.build import build
+from manyheads.config.build import build, convert
 from manyheads.config.checks import Range, at_least, between, check
 from manyheads.errors import ConfigError
 
@@ -114,23 +113,9 @@ class ServingSettings:
         variables = os.environ if environment is None else environment
         types = get_type_hints(cls)
         values: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            text = variables.get(ENVIRONMENT_PREFIX + field.name.upper())
-            if text is not None:
-                values[field.name] = _value(field.name, text, types[field.name])
+        for name, kind in types.items():
+            variable = ENVIRONMENT_PREFIX + name.upper()
+            if (text := variables.get(variable)) is not None:
+                parts = tuple(part.strip() for part in text.split(",") if part.strip())
+                values[name] = parts if get_origin(kind) is tuple else convert(kind, text, variable)
         return build(cls, values, f"variables {ENVIRONMENT_PREFIX}...")
-
-
-def _value(name: str, text: str, kind: Any) -> Any:
-    if kind is str:
-        return text
-    if kind is bool:
-        if text.lower() not in ("1", "0", "true", "false"):
-            raise ConfigError(f"{ENVIRONMENT_PREFIX}{name.upper()} is {text!r}; use 1 or 0.")
-        return text.lower() in ("1", "true")
-    if kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            raise ConfigError(f"{ENVIRONMENT_PREFIX}{name.upper()} is {text!r}; it must be a number.") from None
-    return tuple(part.strip() for part in text.split(",") if part.strip())

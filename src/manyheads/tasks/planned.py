@@ -13,9 +13,9 @@ from manyheads.config.files import Source
 from manyheads.config.merge import from_dotted
 from manyheads.data.manifest import read_manifest
 from manyheads.data.preparing import FORMAT, FORMAT_VERSION
-from manyheads.errors import ConfigError, ModelFileError
-from manyheads.files.json_object import read_object
+from manyheads.errors import ConfigError
 from manyheads.tasks.presets import demo, xl_demo
+from manyheads.tasks.table import json_or_empty
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.tokenizer_file import MAX_FILE_BYTES
@@ -79,7 +79,7 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
     task = manifest.get("task")
     name = task.get("name") if isinstance(task, Mapping) else "translation"
     kind = _KINDS.get(str(name))
-    if kind == "text" and _is_of_ids(folder):
+    if kind == "text" and json_or_empty(folder / "tokenizer.json", MAX_FILE_BYTES).get("level") == "ids":
         raise ConfigError(f"A plan is for sentence pairs and text; {folder} holds ids. Name --preset reformer-demo.")
     if kind is None:
         raise ConfigError(f"A plan is for sentence pairs and text; {folder} is for {name}. Name --preset demo.")
@@ -91,13 +91,6 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
             f" as --preset {preset}."
         )
     return kind
-
-
-def _is_of_ids(folder: Path) -> bool:
-    try:
-        return read_object(folder / "tokenizer.json", MAX_FILE_BYTES).get("level") == "ids"
-    except (OSError, ModelFileError):
-        return False  # whoever opens the folder reports what is wrong
 
 
 def _limit_of(given: Mapping[str, Any]) -> tuple[float, int]:

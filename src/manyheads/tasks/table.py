@@ -17,12 +17,12 @@ from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.files.json_object import read_object
+from manyheads.files.json_object import MOST_BYTES, read_object
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
-__all__ = ["RUNS", "TASKS", "Task", "task_of", "task_of_folder"]
+__all__ = ["RUNS", "TASKS", "Task", "json_or_empty", "task_of", "task_of_folder"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def task_of_folder(name: str) -> str | None:
     """
     path = Path(name)
     for folder in (path / "model", path):
-        record = _json(folder / "config.json")
+        record = json_or_empty(folder / "config.json")
         task = record.get("task")
         if task is not None:
             return task if isinstance(task, str) and task in TASKS else None
@@ -108,7 +108,7 @@ def _is_duplication(run: Path) -> bool:
 
 
 def _task_of_data(folder: Path) -> str | None:
-    record = _json(folder / "manifest.json")
+    record = json_or_empty(folder / "manifest.json")
     if record.get("format") != "manyheads.prepared":
         return None
     task = record.get("task")
@@ -118,9 +118,9 @@ def _task_of_data(folder: Path) -> str | None:
     return "parsing" if name == "parsing" else "translation"
 
 
-def _json(file: Path) -> dict[str, Any]:
+def json_or_empty(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """An object; empty if there is none: whoever opens the folder reports what is wrong."""
     try:
-        return read_object(file)
+        return read_object(file, most_bytes)
     except (OSError, ModelFileError):
         return {}

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from manyheads.serving.engine import Done, Engine, EngineLimits, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.engine import Done, Engine, Event, Failed, Job, QueueFull, Row
 from manyheads.serving.metrics import Metrics
+from manyheads.serving.settings import ServingSettings
 
 
 class Counting:
@@ -66,7 +67,7 @@ def notes() -> list[Any]:
 
 
 def running(**limits: Any) -> Engine:
-    return Engine(EngineLimits(**limits), Metrics())
+    return Engine(ServingSettings(**limits), Metrics())
 
 
 @pytest.fixture

@@ -120,14 +120,15 @@ def read_arguments(
     except ConfigError as error:  # go on with what cannot be wrong, to find what else is
         given.mistakes.append(str(error))
         options = TrainOptions(preset=given.options.get("preset"), config=given.options.get("config", ()))
-    if options.minutes is not None:
-        given.settings.values.setdefault("training", {})["max_minutes"] = options.minutes
-    if options.same_arithmetic:
-        given.settings.values.setdefault("training", {})["same_arithmetic"] = True
-    if options.force:
-        given.settings.values.setdefault("training", {})["ignore_memory"] = True
-    if options.init is not None:
-        given.settings.values.setdefault("initial", {})["model"] = options.init
+    same_as = {
+        ("training", "max_minutes"): options.minutes,
+        ("training", "same_arithmetic"): options.same_arithmetic or None,
+        ("training", "ignore_memory"): options.force or None,
+        ("initial", "model"): options.init,
+    }
+    for (section, name), value in same_as.items():
+        if value is not None:
+            given.settings.values.setdefault(section, {})[name] = value
     config = resolve_run(
         given.settings,
         preset=options.preset,

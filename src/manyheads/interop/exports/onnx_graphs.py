@@ -40,13 +40,9 @@ def prepare(model: nn.Module) -> None:
     model.eval()
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
-            module.weights_hook = _ignore
+            module.weights_hook = lambda weights: None
         if isinstance(module, RelativeAttention):
             module.attend = partial(_attend_by_distance, module)  # type: ignore[method-assign]
-
-
-def _ignore(weights: Tensor) -> None:
-    return None
 
 
 def _attend_by_distance(

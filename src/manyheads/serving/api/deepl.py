@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from manyheads.serving.api.fields import LooseBody, Text
-from manyheads.serving.api.forms import read_body
+from manyheads.serving.api.forms import form_schema, read_body
 from manyheads.serving.markup import translate_html
 from manyheads.serving.paragraphs import translate_paragraphs
 from manyheads.serving.refusals import Refusal
@@ -42,7 +42,7 @@ def router(service: Service) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(prefix="/v2", tags=["DeepL"])
 
-    @routes.post("/translate", summary="Translate (DeepL).", openapi_extra=_SCHEMA)
+    @routes.post("/translate", summary="Translate (DeepL).", openapi_extra=form_schema(TranslateForm))
     async def translate(request: Request) -> Response:
         body = await read_body(request, TranslateForm, lists=("text",))
         is_html = body.tag_handling == "html"
@@ -105,14 +105,3 @@ def _model(service: Service, source_lang: str | None, target_lang: str) -> tuple
         400, "Value for 'target_lang' not supported. GET /v2/languages lists the languages of this server.",
         code="language", field="target_lang",
     )  # fmt: skip
-
-
-_SCHEMA: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            kind: {"schema": TranslateForm.model_json_schema()}
-            for kind in ("application/json", "application/x-www-form-urlencoded")
-        },
-    }
-}

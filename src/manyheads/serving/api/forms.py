@@ -12,10 +12,17 @@ from pydantic import BaseModel, ValidationError
 
 from manyheads.serving.refusals import Refusal
 
-__all__ = ["read_body"]
+__all__ = ["form_schema", "read_body"]
 
 B = TypeVar("B", bound=BaseModel)
 _MOST_FIELDS = 1_000
+
+
+def form_schema(body: type[BaseModel]) -> dict[str, Any]:
+    """Return the description of a request whose body `read_body` reads, for OpenAPI."""
+    schema = body.model_json_schema()
+    kinds = ("application/json", "application/x-www-form-urlencoded")
+    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
 
 
 async def read_body(

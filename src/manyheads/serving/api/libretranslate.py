@@ -9,12 +9,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from manyheads.serving.api.fields import LooseBody, Text
-from manyheads.serving.api.forms import read_body
+from manyheads.serving.api.forms import form_schema, read_body
 from manyheads.serving.api.native import translator_for
 from manyheads.serving.markup import translate_html
 from manyheads.serving.paragraphs import translate_paragraphs
 from manyheads.serving.refusals import Refusal
-from manyheads.serving.served import ServedTranslator
 from manyheads.serving.service import Service
 
 __all__ = ["router"]
@@ -44,7 +43,7 @@ def router(service: Service) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(tags=["LibreTranslate"])
 
-    @routes.post("/translate", summary="Translate (LibreTranslate).", openapi_extra=_schema(TranslateForm))
+    @routes.post("/translate", summary="Translate (LibreTranslate).", openapi_extra=form_schema(TranslateForm))
     async def translate(request: Request) -> Response:
         body = await read_body(request, TranslateForm, lists=("q",), numbers=("alternatives",))
         _check_key(service, request, body.api_key)
@@ -65,7 +64,8 @@ def router(service: Service) -> APIRouter:
         best: list[Any] = [one[0] for one in found]
         others: list[Any] = [one[1:] for one in found]
         # The language is not looked at: the model has one source language.
-        detected: list[Any] = [{"confidence": 0, "language": _source(model, body.target)} for _ in texts]
+        source = next((source for source, target in model.pairs if target == body.target), "")
+        detected: list[Any] = [{"confidence": 0, "language": source} for _ in texts]
         is_one = isinstance(body.q, str)
         answer: dict[str, Any] = {"translatedText": best[0] if is_one else best}
         if is_auto:
@@ -84,7 +84,7 @@ def router(service: Service) -> APIRouter:
         return JSONResponse([{"code": code, "name": code, "targets": found} for code, found in targets.items()])
 
     @routes.post("/detect", summary="The language of a text (LibreTranslate): what the models read.",
-                 openapi_extra=_schema(DetectForm))  # fmt: skip
+                 openapi_extra=form_schema(DetectForm))  # fmt: skip
     async def detect(request: Request) -> Response:
         body = await read_body(request, DetectForm, lists=("q",))
         _check_key(service, request, body.api_key)
@@ -101,19 +101,9 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _source(model: ServedTranslator, target: str) -> str:
-    return next((source for source, other in model.pairs if other == target), "")
-
-
 def _check_key(service: Service, request: Request, key: str | None) -> None:
     """Raises: Refusal: neither the body nor the headers have a valid key."""
     in_headers = service.keys.in_headers(dict(request.headers))
     if not (service.keys.allow(key) or service.keys.allow(in_headers)):
         service.metrics.rejected.add(value="key")
         raise Refusal(403, "Invalid API key", code="key")
-
-
-def _schema(body: type[LooseBody]) -> dict[str, Any]:
-    schema = body.model_json_schema()
-    kinds = ("application/json", "application/x-www-form-urlencoded")
-    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
