@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.protocols import ModelConfig
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.format import needed_bytes, write_tensors
@@ -35,6 +36,7 @@ from manyheads.text.languages import LanguagePair
 
 __all__ = [
     "EXAMPLES",
+    "check_size",
     "load",
     "load_portable_state",
     "load_weights",
@@ -303,19 +305,23 @@ def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="pt") as reader:
             names = list(reader.keys())
-            _check_size(config, sum(math.prod(reader.get_slice(name).get_shape()) for name in names), len(names), file)
+            num_values = sum(math.prod(reader.get_slice(name).get_shape()) for name in names)
+            check_size(config, num_values, len(names), str(file))
             return {name: reader.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ModelFileError(f"{file} is not an intact safetensors file: {error}.") from error
 
 
-def _check_size(config: Any, num_values: int, num_tensors: int, file: Path) -> None:
-    """Refuse a config that describes far more than the file contains, before anything of that size is built."""
+def check_size(config: ModelConfig, num_values: int, num_tensors: int, where: str) -> None:
+    """Refuse a config that describes far more than its weights contain, before anything of that size is built.
+
+    Raises: ModelFileError: there are fewer tensors than layers, or fewer numbers than in the largest matrix.
+    """
     layers, widest = config.lower_bounds()
-    if layers > num_tensors or (widest > num_values):
+    if layers > num_tensors or widest > num_values:
         raise ModelFileError(
-            f"{file} holds {num_values:,} numbers in {num_tensors} tensors, far fewer than its {CONFIG} describes"
-            f" ({layers:,} layers, largest matrix {widest:,}); the two files do not belong together."
+            f"{where}: {num_values:,} numbers in {num_tensors} tensors are far fewer than the config describes"
+            f" ({layers:,} layers, largest matrix {widest:,}); the two do not belong together."
         )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from manyheads.documents.parts import Document, Part, Segment, Text
+from manyheads.documents.parts import Document, Part, Segment, Text, plain
 from manyheads.errors import ConfigError, DataError
 
 __all__ = ["read_csv", "read_jsonl"]
@@ -90,7 +90,7 @@ def _value(text: str, field: _Field) -> str:
 
 
 def _build_csv(parts: Sequence[Part], *, delimiter: str, quoted: bool, like: str) -> str:
-    text = _with_spaces_of(like, _plain(parts))
+    text = _with_spaces_of(like, plain(parts))
     if quoted or delimiter in text or any(char in text for char in '"\r\n'):
         return '"' + text.replace('"', '""') + '"'
     return text
@@ -189,11 +189,7 @@ def _skip(line: str, place: int) -> int:
 
 
 def _build_json(parts: Sequence[Part], *, ascii_only: bool, like: str) -> str:
-    return json.dumps(_with_spaces_of(like, _plain(parts)), ensure_ascii=ascii_only)
-
-
-def _plain(parts: Sequence[Part]) -> str:
-    return "".join(part.text if isinstance(part, Text) else part.code for part in parts)
+    return json.dumps(_with_spaces_of(like, plain(parts)), ensure_ascii=ascii_only)
 
 
 def _with_spaces_of(like: str, text: str) -> str:

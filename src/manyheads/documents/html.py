@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from manyheads.documents.parts import Document, Part, Segment, Tag, lay_out, tile
+from manyheads.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile
 
 __all__ = ["read_html"]
 
@@ -42,7 +42,6 @@ NOT_TRANSLATED = re.compile(
     r"translate\s*=\s*[\"']?no\b|class\s*=\s*(?:[\"'][^\"']*\bnotranslate\b|notranslate\b)", re.IGNORECASE
 )
 _BLANK = " \t\r\n\f"
-LINE_END = re.compile(r"\r\n|\r|\n")
 SPACE = re.compile(r"[ \t\r\n\f]+")
 
 _Range = tuple[int, int, Tag]
@@ -53,7 +52,7 @@ def read_html(text: str) -> Document:
     segments: list[Segment] = []
     inline: list[_Range] = []
     start = place = int(text.startswith("\ufeff"))
-    line_end = found[0] if (found := LINE_END.search(text)) else "\n"
+    line_end = line_end_of(text)
 
     def end_segment(end: int) -> None:
         segments.extend(_segment(text, start, end, inline, line_end))

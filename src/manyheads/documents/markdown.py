@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from manyheads.documents.parts import Document, Part, Segment, Tag, lay_out, tile
+from manyheads.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile, trimmed
 from manyheads.errors import needing_extra
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["read_markdown"]
 
 FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-LINE_END = re.compile(r"\r\n|\r|\n")
 # Directives of common extensions (admonitions, tabs, mkdocstrings): their first line is no text.
 DIRECTIVE = re.compile(r"(?:!!!|\?\?\?\+?|===|:::)\s")
 # Inline markup that CommonMark does not know: math, footnotes, attributes, check boxes at the beginning.
@@ -74,8 +73,7 @@ class _Lines:
         ends = [found.end() for found in LINE_END.finditer(text, skipped)]
         self._starts = [skipped, *ends]
         self._ends = [*ends, len(text)]
-        found = LINE_END.search(text)
-        self.line_end = found[0] if found else "\n"
+        self.line_end = line_end_of(text)
         self._cell = (0, 0)  # line and end of the last table cell
 
     def places(self, content: str, first: int, last: int, *, is_cell: bool) -> list[int] | None:
@@ -111,10 +109,6 @@ class _Lines:
             number += 1
         return found
 
-    def lines_of(self, start: int, end: int) -> list[str]:
-        """Return the text from start to end as lines without their ends."""
-        return LINE_END.split(self.text[start:end])
-
 
 def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: dict[str, Any]) -> list[Segment]:
     """Return the segments of a block: one, or one for each stretch between hard line breaks."""
@@ -131,13 +125,11 @@ def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: di
     segments = []
     begin = 0
     for stop, after in [*breaks, (len(content), len(content))]:
-        stretch = content[begin:stop]
-        start = begin + len(stretch) - len(stretch.lstrip())
-        end = begin + len(stretch.rstrip())
+        start, end = trimmed(content, begin, stop)
         if start < end:
             inside = [one for one in ranges if start <= one[0] and one[1] <= end]
             parts = tile(content[start:end], [(low - start, high - start, tag) for low, high, tag in inside])
-            source_lines = lines.lines_of(places[start], places[end - 1] + 1)
+            source_lines = LINE_END.split(lines.text[places[start] : places[end - 1] + 1])
             build = partial(
                 _build,
                 codes=_codes(parts),

@@ -14,11 +14,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-__all__ = ["PRIVATE", "Document", "Part", "Segment", "Tag", "Text", "lay_out", "tile"]
+__all__ = [
+    "LINE_END",
+    "PRIVATE",
+    "Document",
+    "Part",
+    "Segment",
+    "Tag",
+    "Text",
+    "lay_out",
+    "line_end_of",
+    "plain",
+    "tile",
+    "trimmed",
+]
 
 PRIVATE = 0xF0000
 """First of the private characters (plane 15) that stand for words that are kept. Documents hardly ever contain one."""
 GLUE = chr(PRIVATE + 0xFFF0)  # a space at which no line is broken
+
+
+LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +118,23 @@ class Document:
     @cached_property
     def _line_ends(self) -> list[int]:
         return [found.start() for found in re.finditer("\n", self.text)]
+
+
+def plain(parts: Sequence[Part]) -> str:
+    """Return the characters of text and tags, one after the other."""
+    return "".join(part.text if isinstance(part, Text) else part.code for part in parts)
+
+
+def line_end_of(text: str) -> str:
+    """Return what ends the first line of a text; a line feed if it has one line."""
+    found = LINE_END.search(text)
+    return found[0] if found else "\n"
+
+
+def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a range of a text without the white space at both of its ends."""
+    shown = text[start:end]
+    return start + len(shown) - len(shown.lstrip()), start + len(shown.rstrip())
 
 
 def tile(text: str, tags: Sequence[tuple[int, int, Tag | str]]) -> tuple[Part, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from manyheads.documents.parts import PRIVATE, Part, Tag, Text
-from manyheads.documents.sentences import Sentence, kept_index
+from manyheads.documents.sentences import Sentence, kept_index, with_letters
 
 __all__ = ["AlignedToken", "place", "unchanged"]
 
@@ -122,7 +122,7 @@ def _find(
 ) -> None:
     """Give a pair of tags the target words that are aligned to its source words; without such words, nothing."""
     before, after = source[: span.start], source[span.end :]
-    if not re.search(r"\w", _shown(before)) and not re.search(r"\w", _shown(after)):
+    if not re.search(r"\w", with_letters(before)) and not re.search(r"\w", with_letters(after)):
         # All words: the same punctuation as in the source stays outside.
         lead = re.match(r"\W*", target) if before.strip() else None
         trail = re.search(r"\W*$", target) if after.strip() else None
@@ -159,11 +159,6 @@ def _find(
     trail = re.search(r"[^\w\U000f0000-\U000fffff]+$", shown)
     if span.closing is not None and trail and marked[-1:].isalnum() and span.low < span.high - len(trail[0]):
         span.high -= len(trail[0])
-
-
-def _shown(text: str) -> str:
-    """The text with a letter for each kept word."""
-    return "".join("X" if kept_index(char) is not None else char for char in text)
 
 
 def _fits(span: _Span, placed: Sequence[_Span]) -> bool:
@@ -206,10 +201,10 @@ def _find_alone(
 ) -> bool:
     """Place a tag that stands alone: after the target word that is aligned to the source word before it."""
     before, after = source[: span.start], source[span.start :]
-    if not _shown(before).strip():
+    if not with_letters(before).strip():
         span.low = span.high = 0
         return True
-    if not re.search(r"\w", _shown(after)):
+    if not re.search(r"\w", with_letters(after)):
         trail = re.search(rf"{re.escape(after)}$" if after else "$", target)
         span.low = span.high = trail.start() if trail else len(target)
         return True

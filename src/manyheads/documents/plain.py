@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
-from manyheads.documents.parts import Document, Part, Segment, Text, lay_out
+from manyheads.documents.parts import LINE_END, Document, Part, Segment, Text, lay_out, line_end_of, trimmed
 
 __all__ = ["read_plain"]
 
 PARAGRAPH = re.compile(r"[^\r\n]*\S[^\r\n]*(?:(?:\r\n|\r|\n)[^\r\n]*\S[^\r\n]*)*")
-LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def read_plain(text: str) -> Document:
@@ -42,13 +41,10 @@ def _is_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _segment(text: str, start: int, end: int) -> Segment:
+    start, end = trimmed(text, start, end)
     shown = text[start:end]
-    start += len(shown) - len(shown.lstrip())
-    end -= len(shown) - len(shown.rstrip())
-    lines = LINE_END.split(text[start:end])
-    found = LINE_END.search(text, start, end)
-    joined = re.sub(r"[ \t]*(?:\r\n|\r|\n)[ \t]*", " ", text[start:end])
+    joined = re.sub(r"[ \t]*(?:\r\n|\r|\n)[ \t]*", " ", shown)
     build: Callable[[Sequence[Part]], str] = partial(
-        lay_out, escape=str, lines=lines, line_end=found[0] if found else "\n", prefix_characters=" \t"
+        lay_out, escape=str, lines=LINE_END.split(shown), line_end=line_end_of(shown), prefix_characters=" \t"
     )
     return Segment(start, end, (Text(joined),), build)

@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from manyheads.documents.parts import PRIVATE, Part, Tag, Text
 from manyheads.errors import needing_extra
 
-__all__ = ["MAX_KEPT", "Sentence", "kept_index", "protected", "sentence_splitter", "sentences_of", "split_at_clauses"]
+__all__ = [
+    "MAX_KEPT",
+    "Sentence",
+    "kept_index",
+    "protected",
+    "sentence_splitter",
+    "sentences_of",
+    "split_at_clauses",
+    "with_letters",
+]
 
 MAX_KEPT = 0x1000
 """Words that can be kept in one segment."""
@@ -64,6 +73,11 @@ def kept_index(char: str) -> int | None:
     return index if 0 <= index < MAX_KEPT else None
 
 
+def with_letters(text: str) -> str:
+    """Return a text with a letter for each kept word."""
+    return "".join("X" if kept_index(char) is not None else char for char in text)
+
+
 def protected(parts: Sequence[Part]) -> list[Part]:
     """Return the parts with URLs, addresses, placeholders and identifiers as words that are kept."""
     found: list[Part] = []
@@ -106,7 +120,7 @@ def sentences_of(parts: Sequence[Part], split: Callable[[str], Sequence[str]]) -
     if len(kept) > MAX_KEPT:
         return None
     text = "".join(flat)
-    shown = "".join("X" if kept_index(char) is not None else char for char in text)
+    shown = with_letters(text)
     pieces = list(split(shown))
     if "".join(pieces) != shown:  # a splitter that changes the text cannot be used
         pieces = [shown]

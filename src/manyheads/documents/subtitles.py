@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 
-from manyheads.documents.parts import Document, Part, Segment, Tag, Text, tile
+from manyheads.documents.parts import Document, Part, Segment, Tag, Text, line_end_of, plain, tile
 
 __all__ = ["read_subtitles"]
 
@@ -78,7 +78,7 @@ def _joined(text: str, cues: Sequence[_Cue], *, entities: bool) -> Segment:
         num_lines=[len(cue) for cue in cues],
         shares=shares,
         between=between,
-        line_end=_line_end(text),
+        line_end=line_end_of(text),
         entities=entities,
     )
     return Segment(start, end, (Text(html.unescape(joined) if entities else joined),), build)
@@ -97,7 +97,7 @@ def _build_joined(
 
     Returns: None if there are fewer words than cues.
     """
-    words = "".join(part.text if isinstance(part, Text) else part.code for part in parts).split()
+    words = plain(parts).split()
     if len(words) < len(shares):
         return None
     ends = list(accumulate(len(word) + 1 for word in words))
@@ -116,10 +116,6 @@ def _build_joined(
         for piece, count in zip(pieces, num_lines, strict=True)
     ]
     return "".join(piece + after for piece, after in zip(built, [*between, ""], strict=True))
-
-
-def _line_end(text: str) -> str:
-    return next((line[2] for line in LINE.finditer(text) if line[2]), "\n")
 
 
 def _segments(text: str, lines: Sequence[tuple[int, int]], *, entities: bool) -> list[Segment]:
@@ -158,7 +154,7 @@ def _segments(text: str, lines: Sequence[tuple[int, int]], *, entities: bool) ->
             assert isinstance(tag, Tag)
             ranges[match[1]] = (low, high, Tag(tag.code, "open", match[1]))
             ranges.append((*found.span(), Tag(code, "close", match[1])))
-    build = partial(_build, num_lines=len(lines), line_end=_line_end(text), entities=entities)
+    build = partial(_build, num_lines=len(lines), line_end=line_end_of(text), entities=entities)
     return [Segment(start, end, tile(text[start:end], ranges), build)]
 
 

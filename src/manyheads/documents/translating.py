@@ -15,7 +15,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.documents.parts import PRIVATE, Document, Part, Text
 from manyheads.documents.placing import place, unchanged
-from manyheads.documents.sentences import Sentence, kept_index, sentences_of, split_at_clauses
+from manyheads.documents.sentences import Sentence, kept_index, sentences_of, split_at_clauses, with_letters
 from manyheads.documents.terms import Terms, contains
 
 __all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator", "Work", "WorkOfUnits"]
@@ -232,8 +232,9 @@ class UnitTranslator:
     def fits(self, text: str) -> bool:
         """Whether a sentence is short enough for the model, and has few enough kept words."""
         kept = sum(kept_index(char) is not None for char in text)
-        shown = "".join("X" if kept_index(char) is not None else char for char in text)
-        return len(self._translator.tokenizer.source.encode(shown)) + 1 <= self._limit and kept <= len(STAND_INS)
+        return len(self._translator.tokenizer.source.encode(with_letters(text))) + 1 <= self._limit and kept <= len(
+            STAND_INS
+        )
 
     def translate(
         self, units: Sequence[Unit], told: Callable[[int], None] | None = None, stop: Callable[[], bool] | None = None

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, get_args
 
 from torch import Tensor, nn
 
+from manyheads.architectures.pretrained import check_size
 from manyheads.architectures.protocols import ModelConfig
 from manyheads.architectures.table import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
@@ -107,7 +108,8 @@ class Peer:
         A peer that is a whole model only says which config it has.
         """
         config = cls.config_of(options, weights)
-        _check_size(cls.parameters_in(weights), config)
+        tensors = cls.parameters_in(weights).values()
+        check_size(config, sum(tensor.numel() for tensor in tensors), len(tensors), "the weights")
         return build_model(config)
 
     @classmethod
@@ -222,20 +224,6 @@ def require(inputs: Mapping[str, Tensor], *names: str) -> list[Tensor]:
         if f"in.{name}" not in inputs:
             raise RequestError(f"the input in.{name} is missing; there are {sorted(inputs)}.")
     return [inputs[f"in.{name}"] for name in names]
-
-
-def _check_size(tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """Refuse a config that describes far more than the weights contain, before anything of that size is built.
-
-    Raises: ModelFileError: there are fewer tensors than layers, or fewer numbers than in the largest matrix.
-    """
-    layers, largest = config.lower_bounds()
-    num_values = sum(tensor.numel() for tensor in tensors.values())
-    if layers > len(tensors) or largest > num_values:
-        raise ModelFileError(
-            f"the weights hold {num_values:,} numbers in {len(tensors)} tensors, far fewer than their config describes"
-            f" ({layers:,} layers, largest matrix {largest:,}); the two do not belong together."
-        )
 
 
 class Parts(nn.ModuleDict):

@@ -341,14 +341,13 @@ class _Exchange:
         """Send a message of the application, with more headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message.get("headers", []), *_SECURITY_HEADERS, (b"x-request-id", self.id.encode())]
-            if not any(name == b"content-security-policy" for name, _ in headers):
-                headers.append((b"content-security-policy", _PAGE_POLICY))
-            if not any(name == b"cache-control" for name, _ in headers):
-                headers.append((b"cache-control", b"no-store"))
-            if self._state.is_draining and not any(name == b"connection" for name, _ in headers):
-                headers.append((b"connection", b"close"))  # so that clients open their next connection elsewhere
-            message = {**message, "headers": headers}
+            own = dict(message.get("headers", []))
+            defaults = {b"content-security-policy": _PAGE_POLICY, b"cache-control": b"no-store"}
+            if self._state.is_draining:
+                defaults[b"connection"] = b"close"  # so that clients open their next connection elsewhere
+            always = [*_SECURITY_HEADERS, (b"x-request-id", self.id.encode())]
+            missing = [(name, value) for name, value in defaults.items() if name not in own]
+            message = {**message, "headers": [*message.get("headers", []), *always, *missing]}
         await self._send(message)
 
     async def refuse(self, refusal: Refusal) -> None:

@@ -16,7 +16,7 @@ __all__ = [
     "chosen_split",
     "copy_settings",
     "held_out_directions",
-    "held_out_pairs",
+    "pairs_of_split",
     "own_data",
     "run_file",
     "run_section",
@@ -76,14 +76,14 @@ def copy_settings(model: str) -> CopyTaskSettings:
     return build(CopyTaskSettings, given, f"{run_file(model)}: data.copy_task")
 
 
-def held_out_pairs(
+def pairs_of_split(
     data: str, split: str | None, seed: int, copy_task: CopyTaskSettings | None = None
 ) -> tuple[list[tuple[str, str]], str]:
-    """The raw text of a held-out split.
+    """The raw text of a split of pairs.
 
     Args:
         data: a folder with prepared data, `embedded:tatoeba-en-de`, or `copy-task`.
-        split: `test` or `valid`; None takes test if there is one, else valid.
+        split: `test` or `valid`, of embedded pairs and the copy task also `train`; None: test, or else valid.
         seed: of the copy task's sequences.
         copy_task: its words and lengths; None: the defaults.
 
@@ -110,7 +110,7 @@ def held_out_pairs(
 
 
 def held_out_directions(data: str, split: str, num_pairs: int) -> list[tuple[LanguagePair, slice]]:
-    """The direction of each stretch of a held-out split; empty for data of one direction. See `held_out_pairs`.
+    """The direction of each stretch of a held-out split; empty for data of one direction. See `pairs_of_split`.
 
     Raises: DataError: the folder is missing or damaged.
     """

@@ -19,6 +19,7 @@ from manyheads.decoding.translator import Translator
 __all__ = [
     "LineWork",
     "Report",
+    "TextReport",
     "machine_lines",
     "model_line",
     "model_record",
@@ -47,6 +48,13 @@ class Report(Protocol):
 
     def to_lines(self) -> list[str]:
         """The same for people."""
+
+
+class TextReport:
+    """The parts of a `Report` that are the same for language models: no lines of output, no files of lines."""
+
+    output: tuple[str, ...] = ()
+    read = ReadReport()
 
 
 @dataclass(frozen=True)
@@ -121,8 +129,9 @@ def machine_lines(protocol: Mapping[str, Any]) -> list[str]:
     return [f"  precision  {protocol['precision']} on {protocol['device']}", f"  versions   {versions}"]
 
 
-def search_line(decoding: dict[str, Any]) -> str:
+def search_line(protocol: Mapping[str, Any]) -> str:
     """The decoding settings in a protocol for people."""
+    decoding = protocol["decoding"]
     if decoding["do_sample"]:
         names = ("temperature", "top_k", "top_p", "seed")
         parts = ["sampling", *(f"{name} {decoding[name]}" for name in names)]
@@ -146,4 +155,5 @@ def search_line(decoding: dict[str, Any]) -> str:
     }
     parts += [f"{name} {decoding[name]}" for name, usual in unusual.items() if decoding[name] != usual]
     parts += [f"{name} {list(decoding[name])}" for name in ("banned_ids", "forced_prefix_ids") if decoding[name]]
-    return ", ".join([*parts, f"batches of {decoding['max_tokens']} tokens"])
+    shortlist = [f"shortlist {protocol['shortlist']}"] if "shortlist" in protocol else []
+    return ", ".join([*parts, f"batches of {decoding['max_tokens']} tokens", *shortlist])

@@ -85,7 +85,7 @@ class ParsingReport:
             *lines,
             model_line(protocol),
             f"  task       {protocol['task']['name']}: {task}",
-            f"  search     {search_line(protocol['decoding'])}",
+            f"  search     {search_line(protocol)}",
             f"  truncated  {protocol['truncated_sources']} sources, {protocol['truncated_trees']} trees",
             *machine_lines(protocol),
         ]

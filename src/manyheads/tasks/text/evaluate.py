@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import ReadReport
 from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
@@ -19,25 +18,23 @@ from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
-from manyheads.tasks.report import Report, machine_lines, model_line, model_record
+from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record
 from manyheads.tasks.text.hash_rounds import evaluate_hash_rounds
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.tasks.text.recl import evaluate_recl
 from manyheads.tasks.text.trial import try_reading
 
-__all__ = ["TextReport", "evaluate"]
+__all__ = ["LikelihoodReport", "evaluate"]
 
 
 @dataclass(frozen=True)
-class TextReport:
+class LikelihoodReport(TextReport):
     """See `tasks.report.Report`. results: a record for each reading. pictures: files that were drawn."""
 
     results: list[dict[str, Any]]
     protocol: dict[str, Any]
     pictures: list[Path]
-    read: ReadReport = field(default_factory=ReadReport)
-    output: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""
@@ -144,7 +141,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         "vocabulary": generator.vocabulary.digest,
     }
     pictures = _draw(scored, held, options) if len(scored) > 1 else []
-    return TextReport([_record(reading, found, held, generator) for reading, found in scored], protocol, pictures)
+    return LikelihoodReport([_record(reading, found, held, generator) for reading, found in scored], protocol, pictures)
 
 
 def _record(reading: Reading, found: Likelihood, held: HeldText, generator: Generator) -> dict[str, Any]:

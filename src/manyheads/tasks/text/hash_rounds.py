@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import HashRounds
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import ReadReport
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.place import refuse_ranks
 from manyheads.evaluation.hashes import with_hashes
 from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
 
@@ -30,14 +30,12 @@ Judged = tuple[dict[str, float], str]
 
 
 @dataclass(frozen=True)
-class HashRoundsReport:
+class HashRoundsReport(TextReport):
     """See `tasks.report.Report`. results: a record for each model. figure: the one in the table."""
 
     results: list[dict[str, Any]]
     data: str
     figure: str
-    read: ReadReport = field(default_factory=ReadReport)
-    output: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import ReadReport
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.place import refuse_ranks
 from manyheads.errors import ConfigError
 from manyheads.evaluation.effective_context import LEAST_GAIN, losses_by_context, relative_lengths
 from manyheads.evaluation.reading import Reading
+from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import HeldText, held_text
 from manyheads.tasks.text.options import EvaluateOptions
 
@@ -24,13 +24,11 @@ _LONGEST = 1000
 
 
 @dataclass(frozen=True)
-class ReclReport:
+class ReclReport(TextReport):
     """See `tasks.report.Report`. results: a record for each model. protocol: what the figures depend on."""
 
     results: list[dict[str, Any]]
     protocol: dict[str, Any]
-    read: ReadReport = field(default_factory=ReadReport)
-    output: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from manyheads.data.readers import ReadReport
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
-from manyheads.tasks.report import model_line, model_record
+from manyheads.tasks.report import TextReport, model_line, model_record
 from manyheads.tasks.text.held_out import HeldText
 from manyheads.training.run.device import peak_memory_bytes
 
@@ -27,14 +25,11 @@ TRIED_SEGMENTS = 5
 
 
 @dataclass(frozen=True)
-class TrialReport:
+class TrialReport(TextReport):
     """See `tasks.report.Report`. results: a record for each reading."""
 
     results: list[dict[str, Any]]
     protocol: dict[str, Any]
-    read: ReadReport = field(default_factory=ReadReport)
-    output: tuple[str, ...] = ()
-    pictures: tuple[Path, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""

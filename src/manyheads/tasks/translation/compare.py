@@ -116,9 +116,8 @@ def _notes(scores: dict[str, Any]) -> list[str]:
 def _protocol_lines(names: list[str], protocols: list[dict[str, Any]], data: str, num_sentences: int) -> list[str]:
     lines = [f"  data       {data}", f"  sentences  {num_sentences:,}"]
     for letter, protocol in zip(letters(names), protocols, strict=True):
-        shortlist = f", shortlist {protocol['shortlist']}" if "shortlist" in protocol else ""
         lines += [
-            f"  {letter:<9}  {protocol['parameters']:,} parameters, {search_line(protocol['decoding'])}{shortlist}",
+            f"  {letter:<9}  {protocol['parameters']:,} parameters, {search_line(protocol)}",
             f"             truncated {protocol['truncated_sources']} sources,"
             f" {protocol['truncated_references']} references",
         ]

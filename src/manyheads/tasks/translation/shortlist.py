@@ -14,14 +14,14 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.data.lexicon import Lexicon, learn_lexicon
-from manyheads.data.prepared import COPY_TASK, TATOEBA, PreparedData
+from manyheads.data.prepared import PreparedData
 from manyheads.data.progress import Progress
 from manyheads.data.readers import PairFiles
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import MANIFEST, list_files, verify_folder
-from manyheads.tasks.held_out import copy_settings, own_data, run_file
+from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, copy_settings, own_data, pairs_of_split, run_file
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
@@ -109,15 +109,9 @@ def _training_pairs(model: str, data: str | None, tokenizer: TranslationTokenize
             f"{model} is no run folder, so its training pairs are unknown; give --data, or --source and --target."
         )
     path, seed = (data, 1) if data is not None else own_data(model)
-    if path == TATOEBA:
-        from manyheads.data.corpora.tatoeba import load_tatoeba
-
-        yield from _encoded(load_tatoeba("train"), tokenizer)
-        return
-    if path == COPY_TASK:
-        from manyheads.data.copy_task import copy_pairs
-
-        yield from _encoded(copy_pairs(seed, settings=copy_settings(model))["train"], tokenizer)
+    if path in (EMBEDDED, COPY_TASK):
+        pairs, _ = pairs_of_split(path, "train", seed, copy_settings(model))
+        yield from _encoded(pairs, tokenizer)
         return
     prepared = PreparedData.open(path)
     if prepared.tokenizer.digest != tokenizer.digest:
