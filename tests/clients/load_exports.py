@@ -56,18 +56,7 @@ def check_transformers(one: Expected) -> str:
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     assert [tokenizer(text).input_ids for text in one.texts] == one.sources
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(source).eval()
-    greedy, beams, scores = [], [], []
-    for ids, mask in _batches(one):
-        batch = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
-        asked: dict[str, Any] = {**batch, "max_new_tokens": one.limit, "do_sample": False}
-        greedy += [_cut(row, one) for row in model.generate(**asked, num_beams=1).tolist()]
-        found = model.generate(
-            **asked,
-            **{"num_beams": 4, "length_penalty": one.length_penalty, "early_stopping": False},
-            **{"return_dict_in_generate": True, "output_scores": True},
-        )
-        beams += [_cut(row, one) for row in found.sequences.tolist()]
-        scores += found.sequences_scores.tolist()
+    greedy, counted = _generate(model, one)
     largest = 0.0
     for row, ids, output in zip(one.rows, one.sources, one.greedy, strict=False):
         start = torch.tensor([[one.bos_id, *output[:-1]]])
@@ -75,7 +64,6 @@ def check_transformers(one: Expected) -> str:
             logits = model(input_ids=torch.tensor([ids]), decoder_input_ids=start).logits[0]
         largest = max(largest, float(np.abs(logits.log_softmax(dim=-1).numpy() - row).max()))
     assert largest < _LIMIT, f"log-probabilities deviate by {largest:.1e}"
-    counted = _count_beams(one, beams, scores)
     if not one.has_tables:  # Marian leaves its table of positions out when it is saved
         saved = one.folder / f"transformers-{transformers.__version__}"
         model.save_pretrained(saved)
@@ -190,10 +178,17 @@ def check_optimum(one: Expected) -> str:
     """ORTModelForSeq2SeqLM: greedy search and four beams, in batches with padding."""
     if one.kind != "translator":
         return ""
-    import torch
     from optimum.onnxruntime import ORTModelForSeq2SeqLM
 
     model = ORTModelForSeq2SeqLM.from_pretrained(one.folder / "onnx")
+    greedy, counted = _generate(model, one)
+    return f"{one.count(greedy)}, {counted}"
+
+
+def _generate(model: Any, one: Expected) -> tuple[list[list[int]], str]:
+    """Return the greedy outputs of a model with the interface of transformers, and what its four beams are like."""
+    import torch
+
     greedy, beams, scores = [], [], []
     for ids, mask in _batches(one):
         batch = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
@@ -206,7 +201,7 @@ def check_optimum(one: Expected) -> str:
         )
         beams += [_cut(row, one) for row in found.sequences.tolist()]
         scores += found.sequences_scores.tolist()
-    return f"{one.count(greedy)}, {_count_beams(one, beams, scores)}"
+    return greedy, _count_beams(one, beams, scores)
 
 
 def _batches(one: Expected) -> Iterator[tuple[Any, Any]]:

@@ -23,7 +23,7 @@ def offline_page(kind: str, record: Any, *, title: str) -> str:
     """Return a page.
 
     Args:
-        kind: name of its template, script and style in the folder `page`; its style follows `theme.css`.
+        kind: name of its template, script and style in the folder `page`; they follow `head.html` and `theme.css`.
         record: the data, as JSON has it; the script finds it in the element `data`.
         title: of the window; its characters must be printable.
     """
@@ -35,7 +35,7 @@ def offline_page(kind: str, record: Any, *, title: str) -> str:
         " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
     # Insert the title and the data last, so that placeholders in them are not replaced.
-    before, after = _file(f"{kind}.html").split("{{data}}")
+    before, after = (_file("head.html") + _file(f"{kind}.html")).split("{{data}}")
     for name, value in (("policy", policy), ("style", style), ("title", html.escape(title))):
         before = before.replace(f"{{{{{name}}}}}", value)
     return before + data + after.replace("{{script}}", script)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import re
 import zlib
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from offline_pages import record_of
 
 from manyheads.errors import SaveError, ShapeError
 from manyheads.visualise.attention_page import attention_page, save_page
@@ -24,12 +24,6 @@ HOSTILE = ["</script><script>alert(1)</script>", "<!--", "{{script}}", "\u202eab
 
 def weights(*shape: int, seed: int = 0) -> Any:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).log().mul(-3).softmax(-1).numpy()
-
-
-def record_of(page: str) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
 
 
 def unpacked(packed: str, *shape: int) -> Any:

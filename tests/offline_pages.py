@@ -1,0 +1,14 @@
+"""The data in pages that work offline: `manyheads.visualise.offline_page`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+
+def record_of(page: str) -> Any:
+    """Return the record that a page was made of."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
