@@ -60,7 +60,7 @@ def test_translators_side_by_side(
     assert any("|bs:1000|" in line for line in lines)
     sources, references = map(list, zip(*pairs, strict=True))
     written = [Translator.from_pretrained(one, "cpu").translate(sources) for one in (model_folder, other_folder)]
-    record = record_of((page).read_text("utf-8"))
+    record = record_of(page.read_text("utf-8"))
     scores = [float(row[1]) for row in record["rows"]]
     assert scores == [pytest.approx(corpus_bleu(texts, references).value, abs=1e-2) for texts in written]
     shown = {int(one["place"].removeprefix("line ")) - 1: one for one in record["examples"]}
@@ -114,7 +114,7 @@ def test_language_models_side_by_side(
         assert one["score"] == pytest.approx(alone["nats_per_token"], rel=1e-5)
         assert record["figures"]["bits/byte"][language_models.index(model)] == f"{alone['bits_per_byte']:.4f}"
     assert 0 < found[1]["p_value"] <= 1
-    passages = record_of((page).read_text("utf-8"))["examples"]
+    passages = record_of(page.read_text("utf-8"))["examples"]
     assert passages[0]["outputs"] == []
     assert passages[0]["reference"].replace("⏎", "\n") in text.read_text()
 

@@ -52,7 +52,7 @@ def test_buckets_of_a_reformer(
     assert "head 2, round 2" in output.read_text(encoding="utf-8")
     page = tmp_path / "look.html"
     assert manyheads("inspect", "attention", reformer_folder, "--text", text, "--output", page) == 0
-    [view] = record_of((page).read_text("utf-8"))["views"]  # type: ignore[misc]
+    [view] = record_of(page.read_text("utf-8"))["views"]
     assert view["buckets"][0] is None  # the local layer
     assert [len(rounds) for rounds in view["buckets"][1]] == [2, 2]
     assert len(view["buckets"][1][0][0]) == len(text)
@@ -87,7 +87,7 @@ def test_attention_as_a_page_and_as_pictures(
     names = [str(tmp_path / f"look.{kind}") for kind in ("html", "png", "svg", "pdf")]
     assert manyheads("inspect", "attention", model_folder, "--text", "I am hungry. 你", "--output", *names) == 0
     assert capsys.readouterr().out.split("\n")[:-1] == names
-    [encoder, decoder, cross] = record_of((tmp_path / "look.html").read_text("utf-8"))["views"]  # type: ignore[misc]
+    [encoder, decoder, cross] = record_of((tmp_path / "look.html").read_text("utf-8"))["views"]
     assert [view["name"] for view in (encoder, decoder, cross)] == ["encoder", "decoder", "cross"]
     assert encoder["keys"] == encoder["queries"] == cross["keys"]
     assert encoder["queries"][-4:] == ["你₁", "你₂", "你₃", "</s>"]
@@ -102,7 +102,7 @@ def test_a_given_translation_is_looked_at(manyheads: Program, model_folder: Path
     output = tmp_path / "look.html"
     arguments = ("--text", "I am hungry.", "--target", "Ich habe Hunger.", "--output", output)
     assert manyheads("inspect", "attention", model_folder, *arguments) == 0
-    cross = record_of((output).read_text("utf-8"))["views"][2]  # type: ignore[index]
+    cross = record_of(output.read_text("utf-8"))["views"][2]
     assert "".join(cross["queries"][:-1]).replace("▁", " ").strip() == "Ich habe Hunger."
 
 
@@ -113,7 +113,7 @@ def test_memory_of_a_language_model(
     output, text = tmp_path / "look.html", "fifteen letters"
     more = () if memory is None else ("--memory", str(memory))
     assert manyheads("inspect", "attention", language_folder, "--text", text, "--output", output, *more) == 0
-    [view] = record_of((output).read_text("utf-8"))["views"]  # type: ignore[misc]
+    [view] = record_of(output.read_text("utf-8"))["views"]
     read = list(text.replace(" ", "▁"))
     first = 6 if memory is None else memory  # half of fifteen, at most what the model remembers
     assert view["queries"] == read[first:]
