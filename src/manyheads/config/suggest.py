@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-__all__ = ["did_you_mean", "nearest"]
+__all__ = ["did_you_mean", "nearest", "not_among"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -27,6 +27,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         if likeness > score:
             best, score = candidate, likeness
     return best if score >= 0.6 else None
+
+
+def not_among(given: str, name: str, known: Collection[str]) -> str:
+    """Return a message about a name that is not known: `--to is 'onx'; there are: onnx, web. Did you mean onnx?`
+
+    Args: given: its beginning, up to the name.
+    """
+    return f"{given} {name!r}; there are: {', '.join(known)}.{did_you_mean(name, known)}"
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -281,9 +281,9 @@ def options_of_module(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
 
     Raises: ModelFileError: an attribute is missing, so this is not a MemTransformerLM.
     """
-    where = {name: name for name in ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_embed", "attn_type")}
-    where |= {name: name for name in ("tgt_len", "ext_len", "mem_len", "same_length", "clamp_len")}
-    where |= {
+    own = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_embed", "attn_type")
+    where = {
+        **{name: name for name in (*own, "tgt_len", "ext_len", "mem_len", "same_length", "clamp_len")},
         "d_inner": "layers.0.pos_ff.d_inner",
         "pre_lnorm": "layers.0.dec_attn.pre_lnorm",
         "dropout": "drop.p",

@@ -9,7 +9,7 @@ from typing import Any
 from manyheads.config.build import resolve
 from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.config.merge import field_types, tag_of, variants
-from manyheads.config.suggest import did_you_mean
+from manyheads.config.suggest import not_among
 from manyheads.data.settings import shares_of
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED
@@ -154,8 +154,7 @@ def _base(typed: Source, preset: str | None, files: Sequence[str], precision: st
         sized = [precision] if preset in SIZED_BY_PRECISION else []
         sources.append(Source(to_plain(PRESETS[preset](*sized)), f"preset {preset}"))
     elif preset is not None:
-        near = did_you_mean(preset, PRESETS)
-        mistakes.append(f"there is no preset {preset!r}; there are: {', '.join(PRESETS)}.{near}")
+        mistakes.append(not_among("there is no preset", preset, PRESETS))
     named = [(Path(name), True) for name in files]
     if preset is None and not files and isinstance(typed.values.get("run_dir"), str):
         earlier = Path(typed.values["run_dir"]) / "config.yaml"
@@ -225,8 +224,7 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
     if translates and f"{name}{_SEQ2SEQ}" in RUNS:
         name = f"{name}{_SEQ2SEQ}"
     if name not in RUNS:
-        near = did_you_mean(name, RUNS)
-        mistakes.append(f"--architecture is {name!r}; there are: {', '.join(RUNS)}.{near}")
+        mistakes.append(not_among("--architecture is", name, RUNS))
         return Source({}, "--architecture")
     kind: type = RUNS[name]
     config = tag_of(variants(field_types(kind)["model"]))[1][name]
@@ -254,8 +252,7 @@ def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConf
         if isinstance(name, str):
             named.setdefault(name, source.name)
             if name not in RUNS:
-                near = did_you_mean(name, RUNS)
-                mistakes.append(f"{source.name}: model.architecture is {name!r}; there are: {', '.join(RUNS)}.{near}")
+                mistakes.append(not_among(f"{source.name}: model.architecture is", name, RUNS))
     if len({RUNS[name] for name in named if name in RUNS}) > 1:
         listed = ", ".join(f"{name} by {where}" for name, where in named.items())
         mistakes.append(f"model.architecture is set twice ({listed}), whose runs have different settings; keep one.")

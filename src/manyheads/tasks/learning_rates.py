@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyheads.config.suggest import did_you_mean
+from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
 from manyheads.nn.schedules import noam
 from manyheads.tasks.presets import PRESETS
@@ -35,7 +35,7 @@ def rates_of_presets(names: Sequence[str], num_steps: int | None = None) -> dict
     curves: dict[str, Curve] = {}
     for name in names:
         if name not in PRESETS:
-            raise ConfigError(f"there is no preset {name!r}.{did_you_mean(name, PRESETS)}")
+            raise ConfigError(not_among("there is no preset", name, PRESETS))
         config = PRESETS[name]()
         last = num_steps or config.training.max_steps
         if not last:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.config.options import CommandPage, argument, option
-from manyheads.config.suggest import did_you_mean
+from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
 from manyheads.interop import FORMATS
 
@@ -44,8 +44,7 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         for name, peer in (("--from", self.origin), ("--to", self.to)):
             if peer is not None and peer not in FORMATS:
-                near = did_you_mean(peer, FORMATS)
-                raise ConfigError(f"{name} is {peer!r}; it must be one of {', '.join(FORMATS)}.{near}")
+                raise ConfigError(not_among(f"{name} is", peer, FORMATS))
         if self.to is not None and (self.origin is not None or self.from_pickle):
             raise ConfigError("--to converts a model folder of manyheads; leave out --from and --from-pickle.")
 

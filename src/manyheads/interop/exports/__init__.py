@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.config.suggest import did_you_mean
+from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError, ManyHeadsError
 
 __all__ = ["EXPORTS", "QUANTIZATIONS", "Check", "ExportOptions", "Format", "NotComparedError"]
@@ -98,8 +98,7 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         if self.to not in EXPORTS:
-            near = did_you_mean(self.to, EXPORTS)
-            raise ConfigError(f"--to is {self.to!r}; it must be one of {', '.join(EXPORTS)}.{near}")
+            raise ConfigError(not_among("--to is", self.to, EXPORTS))
         kinds = EXPORTS[self.to].quantizations
         if self.quantization is not None and self.quantization not in kinds:
             known = f"it must be one of {', '.join(kinds)}" if kinds else "this format has none; leave it out"

@@ -33,11 +33,6 @@ from manyheads.training.run.signals import StopFlag
 __all__ = ["LanguageObjective", "TextJudge", "begin_hashing", "open_objective"]
 
 
-def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None = None) -> LanguageObjective:
-    """See `tasks.runs.open_objective`."""
-    return LanguageObjective(config, data_dir, progress)
-
-
 NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
 
 
@@ -146,6 +141,10 @@ class LanguageObjective:
             f" {'three' if len(sizes) == 3 else 'two'}, or raise accumulate to {more}, which"
             " splits each step into smaller parts; either makes it a new run."
         )
+
+
+open_objective = LanguageObjective
+"""See `tasks.runs.open_objective`."""
 
 
 def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: int) -> Any:

@@ -24,11 +24,6 @@ from manyheads.training.run.signals import StopFlag
 __all__ = ["TranslationObjective", "open_objective"]
 
 
-def open_objective(config: TrainConfig, data_dir: Path, progress: Progress | None = None) -> TranslationObjective:
-    """See `tasks.runs.open_objective`."""
-    return TranslationObjective(config, data_dir, progress)
-
-
 class TranslationObjective:
     """Sentence pairs for an encoder-decoder.
 
@@ -115,6 +110,10 @@ class TranslationObjective:
             f"(data.max_tokens {self.config.data.max_tokens}, data.accumulate {accumulate}): lower max_tokens, or raise"
             f" accumulate to {2 * accumulate}, which splits each step into smaller parts; either makes it a new run."
         )
+
+
+open_objective = TranslationObjective
+"""See `tasks.runs.open_objective`."""
 
 
 def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:

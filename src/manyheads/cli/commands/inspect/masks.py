@@ -10,7 +10,7 @@ from manyheads.cli.command_line.inspect_options import check_kinds, picture_opti
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
-from manyheads.config.suggest import did_you_mean
+from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
 
 __all__ = ["PAGE", "MasksOptions", "run"]
@@ -77,8 +77,7 @@ def run(options: MasksOptions) -> int:
 
     for kind in options.kinds:
         if kind not in MASK_KINDS:
-            near = did_you_mean(kind, MASK_KINDS)
-            raise ConfigError(f"there is no mask {kind!r}; there are: {', '.join(MASK_KINDS)}.{near}")
+            raise ConfigError(not_among("there is no mask", kind, MASK_KINDS))
     sizes = MaskSizes(
         length=options.length,
         lengths=lengths,
