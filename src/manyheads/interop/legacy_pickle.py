@@ -28,7 +28,7 @@ from manyheads.errors import ModelFileError
 from manyheads.files.guarded import open_regular
 from manyheads.interop import legacy_pickle_child as child
 
-__all__ = ["Corpus", "Saved", "read_corpus", "read_saved", "read_tensors"]
+__all__ = ["Corpus", "Saved", "read_corpus", "read_saved"]
 
 T = TypeVar("T")
 _SOURCES = Path(__file__).resolve().parents[2]
@@ -77,11 +77,6 @@ class Corpus:
     test: list[int] | None
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return only the tensors; see `read_saved`."""
-    return read_saved(path).tensors
-
-
 def read_saved(path: Path) -> Saved:
     """Return the tensors of a file that torch.save wrote, by name, contiguous in CPU memory, without shared memory.
 
@@ -112,9 +107,10 @@ def _in_child(path: Path, kind: str, assemble: Callable[[Path, int], T]) -> T:
         size = _regular_size(path)
         timeout_seconds = (90 if kind == "tensors" else 900) + size // (10 << 20)
         with open_regular(path) as file, tempfile.TemporaryDirectory(prefix="manyheads-") as folder:
+            needed = {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}  # by Windows
             command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _CHILD, str(_SOURCES), folder, kind]
             result = subprocess.run(
-                command, stdin=file, capture_output=True, cwd=folder, env=_environment(), timeout=timeout_seconds
+                command, stdin=file, capture_output=True, cwd=folder, env=needed, timeout=timeout_seconds
             )
             if result.returncode != 0:
                 raise _refusal(path, result)
@@ -132,11 +128,6 @@ def _regular_size(path: Path) -> int:
             f"{path} is refused: it must be a file of 1 to {_MOST_BYTES:,} bytes, and has {status.st_size:,}."
         )
     return status.st_size
-
-
-def _environment() -> dict[str, str]:
-    """Return an empty environment, except for the variables that Windows needs to start a process."""
-    return {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}
 
 
 def _refusal(path: Path, result: subprocess.CompletedProcess[bytes]) -> ModelFileError:

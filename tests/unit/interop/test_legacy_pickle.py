@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ModelFileError
 from manyheads.interop import legacy_pickle_child
-from manyheads.interop.legacy_pickle import read_tensors
+from manyheads.interop.legacy_pickle import read_saved
 from manyheads.interop.legacy_pickle_globals import RefusedError, checked_key
 
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
@@ -39,6 +39,10 @@ def save(tmp_path: Path) -> Save:
         return path
 
     return write
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    return read_saved(path).tensors
 
 
 def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

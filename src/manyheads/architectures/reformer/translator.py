@@ -235,20 +235,17 @@ class ReformerTranslator(nn.Module):
     ) -> tuple[Float[Tensor, "rows new_len d_model"], DecoderState]:
         """Compute `decode` for the next tokens of every row; the time depends on the new tokens only."""
         x = self.target_positions(self.target_embedding(tokens), int(state.length))
-        streams, turn, layers = [x, x], 0, []
+        # Each sublayer changes one stream by what it computes from the other; then the two change places.
+        x1, x2, layers = x, x, []
         for layer, old in zip(self._decoder(), state.layers, strict=True):
-            added, past = layer.attention.step(streams[1 - turn], old.past)
-            streams[turn] = streams[turn] + added
-            turn = 1 - turn
+            added, past = layer.attention.step(x2, old.past)
+            x1, x2 = x2, x1 + added
             across = layer.source_attention
-            h = across.norm(streams[1 - turn])
-            added = across.cross_attn.step_across(h, old.memory_key, old.memory_value, state.memory_mask)
-            streams[turn] = streams[turn] + added
-            turn = 1 - turn
-            streams[turn] = streams[turn] + layer.feed_forward(streams[1 - turn])[0]
-            turn = 1 - turn
+            added = across.cross_attn.step_across(across.norm(x2), old.memory_key, old.memory_value, state.memory_mask)
+            x1, x2 = x2, x1 + added
+            x1, x2 = x2, x1 + layer.feed_forward(x2)[0]
             layers.append(replace(old, past=past))
-        hidden = self.decoder_norm((streams[0] + streams[1]) / 2)
+        hidden = self.decoder_norm((x1 + x2) / 2)
         return hidden, replace(state, layers=tuple(layers), length=state.length + tokens.shape[1])
 
     def _decoder(self) -> list[DecoderLayer]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -132,16 +131,20 @@ class InputDocument:
                 return found
 
             source = GivenItems(translation.units, size, [self.path], ReadReport())
+            identity = {  # what determines the translations
+                "command": "translate document",
+                "model": model_identity(model),
+                "settings": asdict(translator.options(**overrides)),
+                "format": asdict(self.options),
+                "terms": [asdict(term) for term in self.terms],
+                "language": language,
+                "size": size,
+                "precision": translator.precision,
+                "target_lang": translator.target_lang,
+            }
             resumable = "-" not in (output, self.path)
             try:
-                run_lines(
-                    source,
-                    work,
-                    write,
-                    output=output,
-                    identity=self._identity(translator, model, overrides, language, size),
-                    resumable=resumable and total > 0,
-                )
+                run_lines(source, work, write, output=output, identity=identity, resumable=resumable and total > 0)
             except KeyboardInterrupt:
                 if resumable:
                     kept = f"what is translated so far is in {output}.shards; the same command goes on from there."
@@ -152,22 +155,6 @@ class InputDocument:
         for report in reports:
             for number, line in enumerate(report.describe()):
                 say(f"manyheads: {self.name}: {line}" if number == 0 else f"  {line}", file=sys.stderr)
-
-    def _identity(
-        self, translator: Translator, model: str, overrides: dict[str, Any], language: str, size: int
-    ) -> Mapping[str, Any]:
-        """Return the inputs and settings that determine the translations."""
-        return {
-            "command": "translate document",
-            "model": model_identity(model),
-            "settings": asdict(translator.options(**overrides)),
-            "format": asdict(self.options),
-            "terms": [asdict(term) for term in self.terms],
-            "language": language,
-            "size": size,
-            "precision": translator.precision,
-            "target_lang": translator.target_lang,
-        }
 
 
 def open_document(options: DocumentOptions, path: str, output: str) -> InputDocument | None:

@@ -19,7 +19,6 @@ from manyheads.errors import ConfigError, needing_extra
 __all__ = ["MOST_BYTES", "check_size", "package", "quantized", "save", "traced", "with_source_branch"]
 
 _OPSET = 17
-_PIP = "pip install 'manyheads[onnx]'"
 MOST_BYTES = 2_000_000_000
 """The largest file: protobuf's limit is 2 GiB."""
 

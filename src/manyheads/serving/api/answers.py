@@ -1,4 +1,4 @@
-"""Answers in JSON that can be large: built and written outside the event loop, which answers others meanwhile."""
+"""Answers that can be large, or come in parts: JSON is built outside the event loop, which answers others meanwhile."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from manyheads.serving.service import Service
 
-__all__ = ["dump", "large_answer"]
+__all__ = ["STREAMED", "dump", "large_answer", "whole_or_events"]
 
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
+"""The types of `whole_or_events`, for the description of a route."""
+_EVENTS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 async def large_answer(service: Service, build: Callable[[], Any]) -> Response:
     """Return the answer with what a function returns."""
     return Response(await service.off_loop(lambda: dump(build()).encode()), media_type="application/json")
+
+
+async def whole_or_events(job: Any, is_streamed: bool | None) -> Response:
+    """Return the `answer` of a job, or a stream of its `events`."""
+    if is_streamed:
+        return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
+    answer: Response = await job.answer()
+    return answer
 
 
 def dump(value: Any) -> str:

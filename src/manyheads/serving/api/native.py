@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import Field
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from manyheads.decoding.generator import NewToken
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.truncation import scored_limit
-from manyheads.serving.api.answers import large_answer
+from manyheads.serving.api.answers import STREAMED, large_answer, whole_or_events
 from manyheads.serving.api.fields import Body, Number, Text, finite, given
 from manyheads.serving.batches import Written
 from manyheads.serving.engine import Done, Row
@@ -28,11 +28,9 @@ from manyheads.serving.sentences import Sentence, rejoin, split
 from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
 from manyheads.serving.service import Service
 
-__all__ = ["STREAMED", "router", "server_event", "translator_for"]
+__all__ = ["router", "server_event", "translator_for"]
 
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 _MOST_WEIGHTS = 1_000_000
-_EVENTS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class SearchBody(Body):
@@ -116,16 +114,12 @@ def router(service: Service) -> APIRouter:
     @routes.post("/translate", summary="Translate texts.", responses=STREAMED)
     async def translate(request: Request, body: TranslateBody) -> Response:
         job = await _Translation.prepare(service, request, body)
-        if body.stream:
-            return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
-        return await job.answer()
+        return await whole_or_events(job, body.stream)
 
     @routes.post("/generate", summary="Continue texts.", responses=STREAMED)
     async def generate(request: Request, body: GenerateBody) -> Response:
         job = await _Generation.prepare(service, request, body)
-        if body.stream:
-            return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
-        return await job.answer()
+        return await whole_or_events(job, body.stream)
 
     @routes.post("/score", summary="Log-probabilities of given translations or texts.")
     async def score(request: Request, body: ScoreBody) -> Response:

@@ -16,14 +16,13 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from manyheads import __version__
 from manyheads.decoding.generator import NewToken
-from manyheads.serving.api.answers import large_answer
+from manyheads.serving.api.answers import STREAMED, large_answer, whole_or_events
 from manyheads.serving.api.fields import LooseBody, Number, Text, finite
-from manyheads.serving.api.native import STREAMED
 from manyheads.serving.batches import Written
 from manyheads.serving.engine import Done, Row
 from manyheads.serving.refusals import Refusal, openai_error
@@ -34,7 +33,6 @@ from manyheads.text.vocabulary import Vocabulary
 
 __all__ = ["router"]
 
-_EVENTS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _MOST_LOGPROBS = 20
 _MOST_STOPS = 4
 _UNSUPPORTED = ("suffix", "presence_penalty", "frequency_penalty", "logit_bias")
@@ -95,9 +93,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/completions", summary="Continue texts (OpenAI).", responses=STREAMED)
     async def completions(request: Request, body: CompletionBody) -> Response:
         job = await _Completion.prepare(service, request, body)
-        if body.stream:
-            return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
-        return await job.answer()
+        return await whole_or_events(job, body.stream)
 
     @routes.get("/v1/models", summary="The models of this server.")
     async def models() -> Response:
@@ -172,9 +168,6 @@ class _LogProbs:
             tops.setdefault(token, finite(log_prob))
         self.top_logprobs.append(tops)
         self.text_offset.append(offset)
-
-    def record(self) -> dict[str, Any]:
-        return vars(self)
 
 
 class _Completion:
@@ -301,7 +294,7 @@ class _Completion:
         return {
             "index": index,
             "text": (text if self._body.echo else "") + written.text,
-            "logprobs": None if logprobs is None else logprobs.record(),
+            "logprobs": logprobs and vars(logprobs),
             "finish_reason": "length" if written.ended_by == "length" else "stop",
         }
 
@@ -368,8 +361,7 @@ class _Completion:
         return self._chunk(row * self._n + path, token.text, logprobs, reason)
 
     def _chunk(self, index: int, text: str, logprobs: _LogProbs | None, reason: str | None) -> str:
-        record = None if logprobs is None else logprobs.record()
-        choice = {"index": index, "text": text, "logprobs": record, "finish_reason": reason}
+        choice = {"index": index, "text": text, "logprobs": logprobs and vars(logprobs), "finish_reason": reason}
         return _data({**self._head(), "choices": [choice]})
 
     def _head(self) -> dict[str, Any]:

@@ -227,19 +227,17 @@ class EvaluateOptions:
                 "--beside compares models by hash rounds or context; give --num-hashes or --recl with it."
             )
         self._check_recl()
-        check_comparison(self, self._for_one_model())
-        for text in self.num_hashes:
-            if text != "full" and not (text.isdecimal() and 0 < int(text) <= MOST_HASHES):
-                raise ConfigError(f"--num-hashes is {text!r}; give numbers from 1 to {MOST_HASHES}, or full.")
-
-    def _for_one_model(self) -> dict[str, object]:
-        return {
+        for_one_model = {
             "--beside": self.beside,
             "--num-hashes": self.num_hashes,
             "--recl": self.recl,
             "--dry-run": self.dry_run,
             "--memory-len with several values": len(self.memory_len) > 1,
         }
+        check_comparison(self, for_one_model)
+        for text in self.num_hashes:
+            if text != "full" and not (text.isdecimal() and 0 < int(text) <= MOST_HASHES):
+                raise ConfigError(f"--num-hashes is {text!r}; give numbers from 1 to {MOST_HASHES}, or full.")
 
     def _check_recl(self) -> None:
         if not self.recl:
