@@ -83,14 +83,10 @@ def portable_state(model: nn.Module) -> dict[str, Tensor]:
 
     Wrappers around the composite (DDP, torch.compile, averaging) have no effect.
     """
-    model = _unwrapped(model)
-    state: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            state[portable_name(name)] = tensor.detach()
-    return state
+    first: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in _unwrapped(model).state_dict(keep_vars=True).items():
+        first.setdefault(id(tensor), (name, tensor))
+    return {portable_name(name): tensor.detach() for name, tensor in first.values()}
 
 
 def load_portable_state(model: nn.Module, tensors: Mapping[str, Tensor], where: str = "the weights") -> None:

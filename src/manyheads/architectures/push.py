@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -60,7 +61,7 @@ def make_upload(folder: Path, name: str, facts: CardFacts) -> Upload:
     if WEIGHTS not in manifest:
         raise ConfigError(f"{folder} is not a model folder: it has no {WEIGHTS}.")
     with safe_open(folder / WEIGHTS, framework="pt") as tensors:
-        num_parameters = sum(_count(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+        num_parameters = sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
     languages = read_languages(folder)
     example = usage_example(ARCHITECTURES[config.architecture].task, languages).replace('"."', f'"{name}"')
     card = make_card(name, config, languages, num_parameters, example, facts).encode("utf-8")
@@ -102,13 +103,6 @@ def send(upload: Upload, *, revision: str | None = None, private: bool = False) 
             " HF_TOKEN)."
         ) from error
     return str(done.commit_url)
-
-
-def _count(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def read_evaluation(path: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads.config.files import Source
 
-__all__ = ["dotted_names", "field_types", "from_dotted", "list_names", "merge", "tag_of", "variants"]
+__all__ = ["dotted_names", "field_types", "from_dotted", "list_names", "merge", "tag_of", "to_dotted", "variants"]
 
 
 @lru_cache(maxsize=64)
@@ -89,6 +89,15 @@ def _merge(classes: tuple[type, ...], base: Mapping[str, Any], new: Mapping[str,
         else:
             merged[name] = value
     return merged
+
+
+def to_dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value in nested sections by its dotted name, such as `model.d_model`."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = f"{prefix}{name}"
+        found |= to_dotted(value, f"{inner}.") if isinstance(value, Mapping) else {inner: value}
+    return found
 
 
 def from_dotted(classes: Sequence[type], given: Mapping[str, Any], name: str = "the command line") -> Source:

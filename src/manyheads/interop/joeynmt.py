@@ -13,6 +13,7 @@ from torch import Tensor
 
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.config.files import load_yaml
+from manyheads.config.merge import to_dotted
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.layout import Layout
 from manyheads.interop.peer import Options
@@ -101,14 +102,7 @@ def options_of_folder(folder: Path) -> dict[str, Any]:
     model = load_yaml(folder / "config.yaml").values.get("model")
     if not isinstance(model, dict):
         raise ConfigError(f"{folder / 'config.yaml'} has no section 'model' with the options of a model.")
-    options = _flat(model, "")
+    options = to_dotted(model)
     if options.get("tied_embeddings"):  # then the peer uses the encoder's for both
         options["decoder.embeddings.scale"] = options.get("encoder.embeddings.scale", False)
     return options
-
-
-def _flat(section: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in section.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found

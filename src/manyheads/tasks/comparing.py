@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ def check_comparison(options: Any, unusable: Mapping[str, Any]) -> None:
         return
     if len(models) > MOST_MODELS:
         raise ConfigError(f"{len(models)} models are given; at most {MOST_MODELS} are compared at once.")
-    if twice := _repeated(models):
-        raise ConfigError(f"{twice} is named twice; name each model once.")
+    folders = [Path(name) for name in models]
+    if twice := [name for place, name in enumerate(models) if folders[place] in folders[:place]]:
+        raise ConfigError(f"{twice[0]} is named twice; name each model once.")
     if found := [name for name, value in unusable.items() if value]:
         raise ConfigError(f"{' and '.join(found)} is for one model, but {len(models)} are named; leave it out.")
     if options.differences < 0:
@@ -41,12 +42,3 @@ def check_comparison(options: Any, unusable: Mapping[str, Any]) -> None:
         page = Path(options.page)
         if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
             raise ConfigError(f"--page is {options.page}; name a file that ends in .html.")
-
-
-def _repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if (known := str(Path(name))) in seen:
-            return name
-        seen.add(known)
-    return None

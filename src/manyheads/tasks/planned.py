@@ -10,7 +10,7 @@ from typing import Any
 from manyheads.config.build import convert
 from manyheads.config.describe import show_value
 from manyheads.config.files import Source
-from manyheads.config.merge import from_dotted
+from manyheads.config.merge import from_dotted, to_dotted
 from manyheads.data.manifest import read_manifest
 from manyheads.data.preparing import FORMAT, FORMAT_VERSION
 from manyheads.errors import ConfigError
@@ -49,7 +49,7 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     Raises: ConfigError: the data is not of pairs or text, or another architecture is asked for; the message names a
         preset. DataError: it cannot be read.
     """
-    given = _leaves(typed.values)
+    given = to_dotted(typed.values)
     folder = Path(str(given["data.path"]))
     manifest = read_manifest(folder, kind=FORMAT, version=FORMAT_VERSION)
     kind = _kind_of(folder, manifest, given)
@@ -65,14 +65,6 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     chosen = {name: value for name, value in values.items() if name not in given}
     layer = from_dotted((TrainConfig if kind == "pairs" else TextConfig,), chosen, "the plan")
     return PlannedRun(layer, _table(plan, facts, given, machine))
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        inner = isinstance(value, Mapping)
-        found |= _leaves(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
-    return found
 
 
 def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]) -> str:
