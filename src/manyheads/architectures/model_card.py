@@ -51,26 +51,30 @@ def make_card(
     architecture = config.architecture
     pipeline = _PIPELINES.get(architecture, "text-generation")
     spoken = list(dict.fromkeys(language for pair in languages for language in pair))
-    head: dict[str, Any] = {"library_name": "manyheads", "pipeline_tag": pipeline, "tags": [architecture]}
-    head |= {"language": spoken} if spoken else {}
-    head |= {"license": facts.licence} if facts.licence else {}
-    head |= {"datasets": list(facts.datasets)} if facts.datasets else {}
+    known = {"language": spoken, "license": facts.licence, "datasets": list(facts.datasets)}
+    head: dict[str, Any] = {
+        "library_name": "manyheads",
+        "pipeline_tag": pipeline,
+        "tags": [architecture],
+        **{name: value for name, value in known.items() if value},
+    }
     results = [] if facts.evaluation is None else _results(facts.evaluation)
     if results:
         data = {"name": facts.evaluation["protocol"].get("data", "unknown"), "type": "text"}  # type: ignore[index]
         one = {"task": {"type": pipeline}, "dataset": data, "metrics": results}
         head |= {"metrics": sorted({result["type"] for result in results})}
         head |= {"model-index": [{"name": name.rpartition("/")[2], "results": [one]}]}
-    lines = ["---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", f"# {name}", ""]
     directions = ", ".join(f"{source} to {target}" for source, target in languages)
     what = f"It translates from {directions}. " if directions else ""
-    lines += [f"A {architecture} of manyheads with {num_parameters:,} parameters. {what}".rstrip(), ""]
-    lines += ["## Usage", "", "```", "pip install manyheads", "```", "", "```python", example, "```", ""]
+    lines = [
+        *("---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", f"# {name}", ""),
+        *(f"A {architecture} of manyheads with {num_parameters:,} parameters. {what}".rstrip(), ""),
+        *("## Usage", "", "```", "pip install manyheads", "```", "", "```python", example, "```", ""),
+    ]
     if results:
-        lines += ["## Evaluation", "", "| metric | value | signature |", "|---|---|---|"]
-        lines += [f"| {one['name']} | {one['value']:.4g} | {_signature(one)} |" for one in results] + [""]
-    lines += ["## Limits", "", *_limits(config, facts)]
-    return "\n".join(lines) + "\n"
+        rows = (f"| {one['name']} | {one['value']:.4g} | {_signature(one)} |" for one in results)
+        lines += ["## Evaluation", "", "| metric | value | signature |", "|---|---|---|", *rows, ""]
+    return "\n".join([*lines, "## Limits", "", *_limits(config, facts), ""])
 
 
 def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -48,8 +48,14 @@ def option(
         name: on the command line, if it is not the field's.
         repeats: it may be given several times, each time with one value or several.
     """
-    about: dict[str, Any] = {"text": text, "metavar": metavar, "default_is": default_is, "aliases": aliases}
-    about |= {"name": name, "repeats": repeats}
+    about = {
+        "text": text,
+        "metavar": metavar,
+        "default_is": default_is,
+        "aliases": aliases,
+        "name": name,
+        "repeats": repeats,
+    }
     return dataclasses.field(default=default, metadata=about)
 
 

@@ -190,9 +190,11 @@ class OfficialTransformerXL(Peer):
         hidden = [one.transpose(0, 1) for one in body.hidden_states(data.t(), None, state)]
         scored = hidden[-1][-target.shape[0] :]
         losses = self.module.head.token_losses(scored.flatten(0, 1), target.flatten()).view(target.shape)
-        answer[f"out.hidden.{index}"] = hidden[-1].detach()
-        answer[f"out.loss_in_token_order.{index}"] = losses.detach()
-        answer[f"out.loss.{index}"] = by_cluster(losses.detach(), target, config.cutoffs)
+        answer |= {
+            f"out.hidden.{index}": hidden[-1].detach(),
+            f"out.loss_in_token_order.{index}": losses.detach(),
+            f"out.loss.{index}": by_cluster(losses.detach(), target, config.cutoffs),
+        }
         if wants_grads:
             answer |= self.gradients(losses.mean())
         with torch.no_grad():

@@ -95,10 +95,12 @@ def settings_from_peer(generation: Mapping[str, Any], ids: MarianIds) -> Decodin
         "forced_prefix_ids": (_count(given, "forced_bos_token_id", 0),) if "forced_bos_token_id" in given else (),
     }
     if given.get("do_sample"):
-        options["do_sample"] = True
-        options["temperature"] = given.get("temperature", 1.0)
-        options["top_k"] = given.get("top_k", 50)
-        options["top_p"] = given.get("top_p", 1.0)
+        options |= {
+            "do_sample": True,
+            "temperature": given.get("temperature", 1.0),
+            "top_k": given.get("top_k", 50),
+            "top_p": given.get("top_p", 1.0),
+        }
     return build(DecodingSettings, options, "the generation options")
 
 

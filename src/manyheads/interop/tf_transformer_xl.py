@@ -173,9 +173,14 @@ class TensorFlowXL(Peer):
                 hidden, state = body(inputs[f"in.ids.{i}"], None, state)
                 log_probs = head.log_probs(hidden)
                 nll = -log_probs.gather(2, inputs[f"in.target.{i}"][..., None])[..., 0]
-                answer |= {f"out.hidden.{i}": hidden, f"out.logprobs.{i}": log_probs, f"out.nll.{i}": nll}
-                answer |= {f"out.loss.{i}": nll.mean()[None], f"out.{logits}.{i}": _first_logits(self.module, hidden)}
-                answer |= {f"out.mems.{i}.{layer}": memory for layer, memory in enumerate(state.memory.layers)}
+                answer |= {
+                    f"out.hidden.{i}": hidden,
+                    f"out.logprobs.{i}": log_probs,
+                    f"out.nll.{i}": nll,
+                    f"out.loss.{i}": nll.mean()[None],
+                    f"out.{logits}.{i}": _first_logits(self.module, hidden),
+                    **{f"out.mems.{i}.{layer}": memory for layer, memory in enumerate(state.memory.layers)},
+                }
         return answer
 
     @staticmethod

@@ -70,8 +70,8 @@ class TorchAttention(Peer):
     @classmethod
     def describe(cls, module: Any) -> dict[str, Any]:
         if isinstance(module, TorchMultiheadAttention):
-            options = {name: getattr(module, name) for name in ("embed_dim", "num_heads", "dropout", "add_zero_attn")}
-            options |= {name: getattr(module, name) for name in ("kdim", "vdim", "batch_first")}
+            names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
+            options = {name: getattr(module, name) for name in names}
             return {**options, "bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
         embed_dim = module.out_proj.out_features
         biases = {getattr(module, name).bias is not None for name in PROJECTIONS}

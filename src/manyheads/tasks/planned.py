@@ -60,8 +60,11 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     rate, machine = (0.0, "") if steps else (measure or _measured)(config, length, rows)
     facts = _facts(kind, manifest, minutes, steps, rate, given)
     plan = plan_run(facts)
-    values: dict[str, Any] = {**plan.settings(), "model.architecture": _ARCHITECTURES[kind]}
-    values |= {"run_dir": f"runs/{folder.resolve().name}"}
+    values: dict[str, Any] = {
+        **plan.settings(),
+        "model.architecture": _ARCHITECTURES[kind],
+        "run_dir": f"runs/{folder.resolve().name}",
+    }
     chosen = {name: value for name, value in values.items() if name not in given}
     layer = from_dotted((TrainConfig if kind == "pairs" else TextConfig,), chosen, "the plan")
     return PlannedRun(layer, _table(plan, facts, given, machine))

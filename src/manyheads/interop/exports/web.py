@@ -77,14 +77,12 @@ def _runtime_files(folder: str | None) -> list[tuple[Path, str]]:
     root = Path(folder)
     modules = root if root.name == "node_modules" else root / "node_modules"
     transformers, onnxruntime = modules / "@huggingface" / "transformers", modules / "onnxruntime-web"
-    found = [(transformers / "dist" / "transformers.min.js", "transformers.min.js")]
-    found += [(onnxruntime / "dist" / name, name) for name in _WASM]
-    found += [
+    found = [
+        (transformers / "dist" / "transformers.min.js", "transformers.min.js"),
+        *((onnxruntime / "dist" / name, name) for name in _WASM),
         (transformers / "LICENSE", "transformers.LICENSE.txt"),
         (transformers / "package.json", "transformers.json"),
-    ]
-    # This package has its licence (MIT) in these two.
-    found += [
+        # This package has its licence (MIT) in these two.
         (onnxruntime / "package.json", "onnxruntime-web.json"),
         (onnxruntime / "README.md", "onnxruntime-web.README.md"),
     ]

@@ -218,10 +218,12 @@ class _Completion:
             "seed": secrets.randbits(31) if body.seed is None else body.seed,
         }
         if self._is_sampled:
-            overrides["temperature"] = 1.0 if body.temperature is None else body.temperature
-            overrides["top_p"] = 1.0 if body.top_p is None else body.top_p
-            overrides["top_k"] = max(0, body.top_k or 0)  # vLLM's clients send -1 for "all"
-            overrides["min_p"] = body.min_p or 0.0
+            overrides |= {
+                "temperature": 1.0 if body.temperature is None else body.temperature,
+                "top_p": 1.0 if body.top_p is None else body.top_p,
+                "top_k": max(0, body.top_k or 0),  # vLLM's clients send -1 for "all"
+                "min_p": body.min_p or 0.0,
+            }
         if body.repetition_penalty is not None:
             overrides["repetition_penalty"] = body.repetition_penalty
         return overrides
@@ -398,8 +400,14 @@ def _data(record: dict[str, Any]) -> str:
 
 def _described(model: ServedModel) -> dict[str, Any]:
     languages = [{"source": source, "target": target} for source, target in model.pairs]
-    record: dict[str, Any] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "manyheads"}
-    record |= {"languages": languages, "max_model_len": _max_len(_kind(model))}
+    record: dict[str, Any] = {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "manyheads",
+        "languages": languages,
+        "max_model_len": _max_len(_kind(model)),
+    }
     if isinstance(model, ServedGenerator):
         attending = model.reader.attending(model.settings({}))
         return {**record, "task": "text-generation", "memory_len": getattr(attending, "memory_len", None)}
