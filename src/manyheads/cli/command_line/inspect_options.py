@@ -1,4 +1,4 @@
-"""The options that several kinds of `manyheads inspect` have: a model and its text, and files of pictures."""
+"""Options of `manyheads inspect`: those that several kinds have, and those of kinds with many of their own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.printing import say
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.errors import ConfigError
+from manyheads.nn.smoothing import SmoothingKind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +19,19 @@ if TYPE_CHECKING:
     from manyheads.decoding.generator import Generator
     from manyheads.decoding.translator import Translator
 
-__all__ = ["PICTURES", "ModelOptions", "check_kinds", "picture_option", "write_figure"]
+__all__ = [
+    "ATTENTION_PAGE",
+    "MASKS_PAGE",
+    "SMOOTHING_PAGE",
+    "AttentionOptions",
+    "MasksOptions",
+    "ModelOptions",
+    "PICTURES",
+    "SmoothingOptions",
+    "check_kinds",
+    "picture_option",
+    "write_figure",
+]
 
 PICTURES = ("png", "svg", "pdf")
 
@@ -62,3 +75,118 @@ def write_figure(figure: Figure, names: Sequence[str]) -> None:
 
     for name in names:
         say(save_by_name(figure, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(ModelOptions):
+    """Options of `manyheads inspect attention`."""
+
+    target: str | None = option(
+        "The translation that it writes.", default=None, metavar="TEXT", default_is="the model's own"
+    )
+    output: tuple[str, ...] = picture_option("attention.html", ("html", *PICTURES))
+    memory: int | None = option(
+        "Tokens at the beginning of the text that a language model with memory has read before.",
+        default=None,
+        metavar="N",
+        default_is="half of the text",
+    )
+    view: str | None = option(
+        "In pictures: encoder, decoder or cross.", default=None, metavar="NAME", default_is="the last"
+    )
+    layer: int | None = option(
+        "In pictures: the layer, counted from 1.", default=None, metavar="N", default_is="the last"
+    )
+    max_cells: int = option("Rows and columns of a picture; longer texts are thinned.", default=512, metavar="N")
+
+
+ATTENTION_PAGE = CommandPage(
+    AttentionOptions,
+    """Draw where each head of a model looks as it reads and writes a text. The default is one HTML file that
+needs no network: a grid of all heads, a matrix and lines of each, weights under the pointer, and pictures to save.
+Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and each of them.""",
+    (
+        'manyheads inspect attention runs/demo --text "I am hungry."',
+        'manyheads inspect attention runs/demo --text "I am hungry." --target "Ich habe Hunger." --output look.html',
+        'manyheads inspect attention runs/demo --text "I am hungry." --output a.png a.pdf --view cross --layer 3',
+        'manyheads inspect attention runs/xl-demo --text "He opened the door and went in." --memory 10',
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothingOptions:
+    """Options of `manyheads inspect smoothing`."""
+
+    smoothing: tuple[float, ...] = option(
+        "Probabilities that tokens share; the last is drawn as a distribution. [0 0.1 0.4]",
+        default=(0.0, 0.1, 0.4),
+        metavar="X ...",
+        default_is="",
+    )
+    kind: SmoothingKind = option(
+        "Who shares it: all tokens; those without padding; or the others, without the right one and padding.",
+        default="all",
+    )
+    vocab_size: int = option("Tokens.", default=5, metavar="N")
+    pad_id: int = option("The token of padding, which is never asked for.", default=0, metavar="N", default_is="0")
+    targets: tuple[int, ...] = option(
+        "Right tokens of some places; padding has an empty row. [2 1 0 3]",
+        default=(2, 1, 0, 3),
+        metavar="N ...",
+        default_is="",
+    )
+    output: tuple[str, ...] = picture_option("smoothing.png")
+
+
+SMOOTHING_PAGE = CommandPage(
+    SmoothingOptions,
+    """Draw label smoothing ("Attention Is All You Need", sec. 5.4), as the Annotated Transformer plots it:
+the distribution that is asked for at some places, and the loss as the right token's probability grows.""",
+    (
+        "manyheads inspect smoothing --smoothing 0 0.1 0.4",
+        "manyheads inspect smoothing --kind others --vocab-size 5 --targets 2 1 0 3 3 --output smoothing.svg",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasksOptions:
+    """Options of `manyheads inspect masks`."""
+
+    kinds: tuple[str, ...] = argument(
+        "Some of padding, causal, target (causal and padding), window, memory (of a Transformer-XL) and blocks (of a"
+        " Reformer's local layers).",
+        default=(),
+        metavar="KIND ...",
+        default_is="all",
+    )
+    length: int = option("Positions.", default=8, metavar="N")
+    lengths: tuple[int, ...] = option(
+        "Real tokens of each row, for padding and target.", default=(), metavar="N ...", default_is="all, and 5 of 8"
+    )
+    left: int = option("Keys of the window before a query.", default=2, metavar="N")
+    right: int = option("Keys of the window after a query.", default=0, metavar="N", default_is="0")
+    memory: int = option("Positions of the memory.", default=4, metavar="N")
+    block: int = option("Positions of a block.", default=3, metavar="N")
+    before: int = option("Blocks that a query sees before its own.", default=1, metavar="N")
+    after: int = option(
+        "Blocks that a query sees after its own; with 0, no query sees a later key.",
+        default=0,
+        metavar="N",
+        default_is="0",
+    )
+    json: bool = option("Print the masks as JSON.", default=False)
+    output: tuple[str, ...] = picture_option("masks.png")
+
+
+MASKS_PAGE = CommandPage(
+    MasksOptions,
+    """Draw masks, and print them as numbers: a row for each query, a column for each key; 1 = may attend.
+They are computed by the classes and layers that the models use.""",
+    (
+        "manyheads inspect masks",
+        "manyheads inspect masks padding target --length 10 --lengths 10 7 3",
+        "manyheads inspect masks memory blocks --memory 6 --block 4 --json --output masks.svg",
+    ),
+)

@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.cli.command_line.command import command
-from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
-from manyheads.config.options import CommandPage, option
+from manyheads.cli.command_line.inspect_options import SMOOTHING_PAGE as PAGE
+from manyheads.cli.command_line.inspect_options import SmoothingOptions, check_kinds, write_figure
 from manyheads.errors import ConfigError
-from manyheads.nn.smoothing import SmoothingKind, spread
+from manyheads.nn.smoothing import spread
 
-__all__ = ["PAGE", "SmoothingOptions", "run"]
+__all__ = ["PAGE", "run"]
 
 
 _MOST_TOKENS = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmoothingOptions:
-    """Options of `manyheads inspect smoothing`."""
-
-    smoothing: tuple[float, ...] = option(
-        "Probabilities that tokens share; the last is drawn as a distribution. [0 0.1 0.4]",
-        default=(0.0, 0.1, 0.4),
-        metavar="X ...",
-        default_is="",
-    )
-    kind: SmoothingKind = option(
-        "Who shares it: all tokens; those without padding; or the others, without the right one and padding.",
-        default="all",
-    )
-    vocab_size: int = option("Tokens.", default=5, metavar="N")
-    pad_id: int = option("The token of padding, which is never asked for.", default=0, metavar="N", default_is="0")
-    targets: tuple[int, ...] = option(
-        "Right tokens of some places; padding has an empty row. [2 1 0 3]",
-        default=(2, 1, 0, 3),
-        metavar="N ...",
-        default_is="",
-    )
-    output: tuple[str, ...] = picture_option("smoothing.png")
-
-
-PAGE = CommandPage(
-    SmoothingOptions,
-    """Draw label smoothing ("Attention Is All You Need", sec. 5.4), as the Annotated Transformer plots it:
-the distribution that is asked for at some places, and the loss as the right token's probability grows.""",
-    (
-        "manyheads inspect smoothing --smoothing 0 0.1 0.4",
-        "manyheads inspect smoothing --kind others --vocab-size 5 --targets 2 1 0 3 3 --output smoothing.svg",
-    ),
-)
 
 
 @command(PAGE, "inspect smoothing")
