@@ -326,11 +326,11 @@ class LocalSelfAttention(nn.Module):
         # Each slot of the new cache takes its position from the old keys followed by the new ones.
         wanted = cache.positions()
         offset = (wanted - new[:, :1]).clamp(max=count - 1)
-        places = torch.where(offset >= 0, kept + offset, torch.arange(kept, device=q.device))
+        sources = torch.where(offset >= 0, kept + offset, torch.arange(kept, device=q.device))
         rows = torch.arange(len(q), device=q.device)[:, None]
         cache = replace(
             cache,
-            keys=keys[rows, :, places].transpose(1, 2).contiguous(),
-            values=values[rows, :, places].transpose(1, 2).contiguous(),
+            keys=keys[rows, :, sources].transpose(1, 2).contiguous(),
+            values=values[rows, :, sources].transpose(1, 2).contiguous(),
         )
         return zero_padding(out, lengths), cache
