@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from manyheads.architectures.protocols import Scorable
-from manyheads.decoding.batching import cut_batches, padded
-from manyheads.decoding.hypothesis import check_stop
+from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
+from manyheads.decoding.hypothesis import Stop, check_stop
 
 __all__ = ["token_log_probs"]
 
@@ -26,8 +26,8 @@ def token_log_probs(
     max_tokens: int,
     vocab_size: int,
     device: torch.device | str = "cpu",
-    stop: Callable[[], bool] | None = None,
-    told: Callable[[int], None] | None = None,
+    stop: Stop | None = None,
+    told: Told | None = None,
 ) -> list[list[float]]:
     """Return the model's log-probability of each target token except the first, in nats.
 
@@ -44,17 +44,13 @@ def token_log_probs(
     """
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     budget = max(1, min(max_tokens, _MAX_BATCH_VALUES // vocab_size))
-    results: list[list[float]] = [[] for _ in sources]
-    num_done = 0
-    for batch in cut_batches(lengths, budget):
+
+    def score(batch: list[int]) -> list[list[float]]:
         check_stop(stop)
         source, source_lengths = padded([sources[place] for place in batch], pad_id, device)
         target, target_lengths = padded([targets[place] for place in batch], pad_id, device)
         log_probs = model.log_probs(source, source_lengths, target[:, :-1])
         found = log_probs.gather(2, target[:, 1:, None])[:, :, 0].float().tolist()
-        for place, row, length in zip(batch, found, target_lengths.tolist(), strict=True):
-            results[place] = row[: length - 1]
-        num_done += len(batch)
-        if told is not None:
-            told(num_done)
-    return results
+        return [row[: length - 1] for row, length in zip(found, target_lengths.tolist(), strict=True)]
+
+    return map_batches(score, cut_batches(lengths, budget), told)

@@ -14,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 from torch import Tensor
 
-from manyheads.decoding.generator import NewToken
+from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.truncation import scored_limit
