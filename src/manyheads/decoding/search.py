@@ -79,7 +79,7 @@ def search_steps(
         pad_id=pad_id,
         bos_id=bos_id,
         eos_id=eos_id,
-        rules=RULES[settings.rules].of(settings) if rules is None else rules,
+        rules=RULES[settings.rules](settings) if rules is None else rules,
         grammar=None if grammar is None else grammar.of(source, source_lengths),
         stop=stop,
         report_early=report_early,

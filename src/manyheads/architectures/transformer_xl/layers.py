@@ -43,7 +43,7 @@ class RelativeLayer(nn.Module):
         distances: Tensor,
         mask: Mask | None,
     ) -> Float[Tensor, "lanes len d_model"]:
-        """Args: memory: this layer's input at earlier positions. distances: of `RelativeAttention.project_positions`."""
+        """Args: memory: this layer's input at earlier positions. distances: as `project_positions` takes them."""
         memory = _seen_as(self.attention_residual, memory)
         x = self.attention_residual(x, lambda h: self.attention(h, memory, distances, mask))
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]

@@ -311,7 +311,7 @@ class _Translation:
         rows = [Row((source, target, 0), len(source) + len(target)) if target else None for target in targets]
         begun = (self._model.name, "score"), lambda contents: PairBatch(reader, contents)
         found: list[ScoredIds | None] = await self._service.run(self._request, begun, rows)
-        penalty = BeamRules.of(self._settings).penalty
+        penalty = BeamRules(self._settings).penalty
         return [
             replace(one, token_log_probs=scored.log_probs, score=sum(scored.log_probs) / penalty(len(target)))
             if scored is not None
