@@ -104,9 +104,7 @@ class Generator(RunsModel[LanguageModel]):
         return cls(model, vocabulary, settings, chosen, chosen_precision, compile_steps=compile_steps)
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write a model folder that `from_pretrained` reads: weights, vocabulary and settings.
-
-        An existing folder is replaced, at once and completely.
+        """Write weights, vocabulary and settings for `from_pretrained`; an existing folder is replaced, at once.
 
         Raises: SaveError: it could not be written, or its weights were rounded by `precision` bf16.
         """
@@ -221,11 +219,9 @@ class Generator(RunsModel[LanguageModel]):
     def stream(
         self, prompt: str, *, stop_asked: Stop | None = None, number: int = 0, **overrides: Unpack[GenerationOverrides]
     ) -> Iterator[str]:
-        """Yield the continuation of one prompt during generation, in complete characters.
+        """Yield the continuation of one prompt during generation, in complete characters, at a constant cost per token.
 
         Args: number: number of the prompt, for sampling; others as for `generate`.
-
-        Cost: constant per token.
         """
         overrides["num_return_sequences"] = 1
         settings = self.options(**overrides)
