@@ -76,6 +76,7 @@ def data_loading(precision: Literal["fp32", "bf16"]) -> Step:
     set_up_machine()
     import torch
 
+    from manyheads.data.plan import next_position
     from manyheads.tasks.presets import PRESETS
     from manyheads.tasks.runs import assemble
 
@@ -95,7 +96,8 @@ def data_loading(precision: Literal["fp32", "bf16"]) -> Step:
         ready = time.perf_counter()
         counters.step += 1
         stepper.take(batches, counters.step, 1e-4)
-        counters.epoch, counters.row = assembly.stream.next_position(counters.epoch, counters.row)
+        num_rows = assembly.stream.rows(counters.epoch)
+        counters.epoch, counters.row = next_position(counters.epoch, counters.row, num_rows)
         waited, total = waited + ready - start, total + time.perf_counter() - start
 
     def extra() -> Mapping[str, float]:

@@ -27,6 +27,7 @@ from tiny_run import TINY, TINY_REFORMER, TINY_TEXT, changed
 
 from manyheads.architectures.pretrained import portable_state
 from manyheads.checkpoint.format import save_checkpoint
+from manyheads.data.plan import next_position
 from manyheads.distributed.group import Group
 from manyheads.distributed.launch import start
 from manyheads.distributed.place import find_place
@@ -65,7 +66,8 @@ def advance(assembly: Assembly, steps: int) -> list[list[float]]:
         assert result.fault is None, result.fault
         if assembly.average is not None:
             assembly.average.update(counters.step)
-        counters.epoch, counters.row = assembly.stream.next_position(counters.epoch, counters.row)
+        num_rows = assembly.stream.rows(counters.epoch)
+        counters.epoch, counters.row = next_position(counters.epoch, counters.row, num_rows)
         found.append([result.loss_sum / result.num_tokens, result.grad_norm])
     return found
 

@@ -18,7 +18,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from manyheads.checkpoint.sharded import SHARDS, Place, read_shards
+from manyheads.checkpoint.sharded import SHARDS, Allocate, read_shards
 from manyheads.errors import CheckpointError
 from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
@@ -122,13 +122,13 @@ def _fill(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], 
     (folder / SCALARS).write_bytes((json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
 
 
-def load_checkpoint(path: Path, *, verify: bool = True, place: Place | None = None) -> Checkpoint:
+def load_checkpoint(path: Path, *, verify: bool = True, allocate: Allocate | None = None) -> Checkpoint:
     """Read a checkpoint folder into CPU memory.
 
     Args:
         path: the folder.
         verify: compare every file with the manifest first (about 0.7 GB/s).
-        place: the destinations of tensors that ranks wrote in parts (see `sharded.read_shards`); None: whole tensors.
+        allocate: the destinations of tensors in shards (see `sharded.read_shards`); None: whole tensors.
 
     Raises: CheckpointError: it is missing, incomplete, damaged, of another format version, or a copy of another step.
     """
@@ -141,7 +141,7 @@ def load_checkpoint(path: Path, *, verify: bool = True, place: Place | None = No
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     if (path / SHARDS).is_dir():
-        tensors |= read_shards(path / SHARDS, place)
+        tensors |= read_shards(path / SHARDS, allocate)
     return Checkpoint(step, tensors, scalars, path)
 
 

@@ -66,14 +66,14 @@ def _plain(tensor: Tensor) -> Tensor:
     return found if hasattr(found, "full_tensor") else found.contiguous()
 
 
-Place = Callable[[str, str, "torch.Size", "torch.dtype"], "Tensor | None"]
+Allocate = Callable[[str, str, "torch.Size", "torch.dtype"], "Tensor | None"]
 """stem, name, shape, dtype -> where to read it: a DTensor receives this rank's part; None: a new whole tensor."""
 
 
-def read_shards(folder: Path, place: Place | None = None) -> dict[str, dict[str, Tensor]]:
+def read_shards(folder: Path, allocate: Allocate | None = None) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of such a folder, by stem and name; any number of ranks may have written it. Not collective.
 
-    Args: place: see `Place`; None: whole tensors.
+    Args: allocate: see `Allocate`; None: whole tensors.
 
     Raises: CheckpointError: the parts do not cover their tensors, or cannot be read.
     """
@@ -90,7 +90,7 @@ def read_shards(folder: Path, place: Place | None = None) -> dict[str, dict[str,
         for key, about in reader.read_metadata().state_dict_metadata.items():
             stem, _, name = key.partition("/")
             shape, dtype = about.size, about.properties.dtype  # type: ignore[union-attr]
-            target = None if place is None else place(stem, name, shape, dtype)
+            target = None if allocate is None else allocate(stem, name, shape, dtype)
             target = torch.empty(shape, dtype=dtype) if target is None else target
             state[key] = found.setdefault(stem, {})[name] = target
         with _quietly():

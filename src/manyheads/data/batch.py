@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from manyheads.data.partition import share
+
 __all__ = ["PairBatch", "SegmentBatch"]
 
 
+class _Batch:
+    """The common part of batches: their tensors have an axis of rows."""
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
+        tensors = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)  # type: ignore[type-var]
+
+    def rows(self, which: slice) -> Self:
+        """Return some of the rows, with the same padding."""
+        return self._with(lambda tensor: tensor[which])
+
+    def to(self, device: torch.device | str) -> Self:
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+
 @dataclass(frozen=True)
-class PairBatch:
+class PairBatch(_Batch):
     """Aligned sentence pairs as ids, padded on the right.
 
     Shape: source (batch, source_len), each row tokens + EOS; target (batch, target_len), each row BOS + tokens + EOS;
@@ -53,20 +70,11 @@ class PairBatch:
 
     def twice(self) -> PairBatch:
         """Return a batch that contains the whole batch twice, one after the other."""
-        both: dict[str, Any] = {name: torch.cat([getattr(self, name)] * 2) for name in _PAIR_TENSORS}
-        return replace(self, **both)
-
-    def rows(self, which: slice) -> PairBatch:
-        """Return some of the rows, with the same padding."""
-        return replace(self, **{name: getattr(self, name)[which] for name in _PAIR_TENSORS})
-
-    def to(self, device: torch.device | str) -> PairBatch:
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _PAIR_TENSORS}
-        return replace(self, **moved)
+        return self._with(lambda tensor: torch.cat([tensor, tensor]))
 
 
 @dataclass(frozen=True)
-class SegmentBatch:
+class SegmentBatch(_Batch):
     """One segment of each lane.
 
     Shape: tokens (lanes, length) ids that the model reads, padded on the right with 0; targets (lanes, length) the
@@ -100,18 +108,4 @@ class SegmentBatch:
         """Return contiguous groups of lanes, at most one per lane, whose sizes differ by at most one."""
         lanes = len(self.lengths)
         parts = min(parts, lanes)
-        size, longer = divmod(lanes, parts)  # the first `longer` groups have one lane more
-        bounds = [number * size + min(number, longer) for number in range(parts + 1)]
-        return [self.rows(slice(first, last)) for first, last in pairwise(bounds)]
-
-    def to(self, device: torch.device | str) -> SegmentBatch:
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _SEGMENT_TENSORS}
-        return replace(self, **moved)
-
-    def rows(self, which: slice) -> SegmentBatch:
-        """Return some of the lanes, with the same padding."""
-        return replace(self, **{name: getattr(self, name)[which] for name in _SEGMENT_TENSORS})
-
-
-_PAIR_TENSORS = ("source", "source_lengths", "target", "target_lengths", "sample_ids")
-_SEGMENT_TENSORS = ("tokens", "targets", "lengths", "resets", "sample_ids")
+        return [self.rows(share(lanes, part, parts)) for part in range(parts)]

@@ -87,10 +87,6 @@ class DuplicationStream:
         sequences = duplicated(self.seed, "train", first, options.lanes, options.segment_len)
         return _batch(sequences, first).split(options.accumulate)
 
-    def next_position(self, epoch: int, row: int) -> tuple[int, int]:
-        """Return the position after a step."""
-        return (epoch, row + 1) if row + 1 < ROWS_AN_EPOCH else (epoch + 1, 0)
-
     def describe(self) -> str:
         """Return one line for users."""
         options = self.settings

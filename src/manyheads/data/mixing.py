@@ -117,10 +117,6 @@ class MixedSegments:
         """Return the number of optimiser steps of an epoch."""
         return self._streams[self._main].rows(epoch)
 
-    def next_position(self, epoch: int, row: int) -> tuple[int, int]:
-        """Return the position after a step: the next row, or the first row of the next epoch."""
-        return (epoch, row + 1) if row + 1 < self.rows(epoch) else (epoch + 1, 0)
-
     def at(self, epoch: int, row: int) -> list[SegmentBatch]:
         """Return the micro-batches of one optimiser step; their `sample_ids` count through all texts.
 
@@ -137,10 +133,6 @@ class MixedSegments:
                 part = SegmentBatch(**{**vars(part), "resets": torch.ones_like(part.resets)})
             parts.append(part)
         return _stack(parts, self._begins.tolist()).split(self._accumulate)
-
-    def sample_ids(self, epoch: int, row: int) -> list[NDArray[np.int64]]:
-        """Return the positions where the segments of each micro-batch begin, counted through all texts."""
-        return [batch.sample_ids.numpy() for batch in self.at(epoch, row)]
 
     def describe(self) -> str:
         """Return one line for each text."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from manyheads.data.sampler import Permutation
 from manyheads.errors import DataError
 
-__all__ = ["BatchPlan", "cut_rows"]
+__all__ = ["BatchPlan", "cut_rows", "next_position"]
 
 IntArray = NDArray[np.integer[Any]]
 
@@ -103,6 +103,11 @@ class BatchPlan:
         for part in (self._starts, self._order):
             content.update(np.ascontiguousarray(part, "<i8").tobytes())
         return content.hexdigest()
+
+
+def next_position(epoch: int, row: int, num_rows: int) -> tuple[int, int]:
+    """Return the position after row `row` of an epoch of `num_rows` rows: the next row, or the next epoch's first."""
+    return (epoch, row + 1) if row + 1 < num_rows else (epoch + 1, 0)
 
 
 def cut_rows(longest: IntArray, max_tokens: int) -> NDArray[np.int64]:

@@ -11,7 +11,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from manyheads.data.batch import SegmentBatch
 from manyheads.data.lanes import DocumentLanes, Places, TextLanes, equal_lanes, even_lanes, varied_bounds
@@ -166,14 +165,6 @@ class SegmentStream:
         Raises: IndexError: the epoch has no such row.
         """
         return self.whole(epoch, row).split(self.settings.accumulate)
-
-    def sample_ids(self, epoch: int, row: int) -> list[NDArray[np.int64]]:
-        """Return the positions in the store where the segments of each micro-batch begin."""
-        return [batch.sample_ids.numpy() for batch in self.at(epoch, row)]
-
-    def next_position(self, epoch: int, row: int) -> tuple[int, int]:
-        """Return the position after a step: the next row, or the first row of the next epoch."""
-        return (epoch, row + 1) if row + 1 < self.rows(epoch) else (epoch + 1, 0)
 
     def describe(self) -> str:
         """Return one line for users, with all tokens that are not read."""

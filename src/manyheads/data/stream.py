@@ -187,10 +187,6 @@ class TrainingStream:
         shares = self.sample_ids(epoch, row)
         return [collate(self.store, share, **self._special, **limits) for share in shares if len(share)]
 
-    def next_position(self, epoch: int, row: int) -> tuple[int, int]:
-        """Return the position after a step: the next row, or the first row of the next epoch."""
-        return (epoch, row + 1) if row + 1 < self.rows(epoch) else (epoch + 1, 0)
-
 
 def eval_batches(store: PairStore, max_tokens: int, *, pad_id: int, bos_id: int, eos_id: int) -> Iterator[PairBatch]:
     """Yield every pair once, shortest first, without dropping or truncating any; `sample_ids` give the original order.

@@ -15,7 +15,8 @@ from manyheads.architectures.table import ARCHITECTURES
 from manyheads.architectures.tracing import TracedTensor, trace
 from manyheads.decoding.device import Precision, inference
 from manyheads.decoding.engines import EngineName
-from manyheads.decoding.generator import READ_AT_ONCE, Generator
+from manyheads.decoding.generation import READ_AT_ONCE
+from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.text.labels import legible

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.decoding.batching import cut_batches, padded
+from manyheads.decoding.batching import cut_batches, map_batches, padded
 from manyheads.decoding.device import inference
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.rules import RULES
@@ -75,18 +75,26 @@ def translate_forced(
     ids = [[tuple(writer.encode(phrase)) for phrase in each] for each in wanted]
     most = max((sum(map(len, each)) for each in ids), default=0)
     settings = replace(settings, num_beams=max(settings.num_beams, min(most + 3, MOST_BEAMS)))
-    found: list[Forced] = [Forced("")] * len(texts)
+
+    def search(batch: list[int]) -> list[Forced]:
+        problem = _problem(translator, [sources[number] for number in batch], settings, batch, stop)
+        results = forced_search(problem, [ids[number] for number in batch])
+        return [
+            _forced(writer.decode(hypothesis.ids), phrases[number], [wanted[number][index] for index in met])
+            for number, (hypothesis, met) in zip(batch, results, strict=True)
+        ]
+
+    batches = cut_batches([len(source) for source in sources], settings.max_tokens, settings.num_beams)
     with inference(translator.device, translator.precision):
-        for batch in cut_batches([len(source) for source in sources], settings.max_tokens, settings.num_beams):
-            problem = _problem(translator, [sources[place] for place in batch], settings, batch, stop)
-            results = forced_search(problem, [ids[place] for place in batch])
-            for place, (hypothesis, met) in zip(batch, results, strict=True):
-                possible = [phrase for index, phrase in enumerate(wanted[place]) if index in met]
-                missing = list(phrases[place])
-                for phrase in possible:
-                    missing.remove(phrase)
-                found[place] = Forced(writer.decode(hypothesis.ids), tuple(missing))
-    return found
+        return map_batches(search, batches, None)
+
+
+def _forced(text: str, phrases: Sequence[str], met: Sequence[str]) -> Forced:
+    """Return a translation, and which of its phrases are not among those in it. A phrase can be there twice."""
+    missing = list(phrases)
+    for phrase in met:
+        missing.remove(phrase)
+    return Forced(text, tuple(missing))
 
 
 def _problem(
@@ -108,7 +116,7 @@ def _problem(
         pad_id=writer.pad_id,
         bos_id=writer.bos_id,
         eos_id=writer.eos_id,
-        rules=RULES[settings.rules].of(settings),
+        rules=RULES[settings.rules](settings),
         stop=stop,
     )
 

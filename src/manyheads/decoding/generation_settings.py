@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 from manyheads.config.checks import BELOW_ONE, between
-from manyheads.decoding.settings import check_common
+from manyheads.decoding.settings import CommonOverrides, check_common
 from manyheads.errors import ConfigError
 
 __all__ = ["GenerationOverrides", "GenerationSettings"]
@@ -90,21 +89,10 @@ class GenerationSettings:
             )
 
 
-class GenerationOverrides(TypedDict, total=False):
+class GenerationOverrides(CommonOverrides, total=False):
     """The options of `GenerationSettings` as named arguments of one call; those left out keep their values."""
 
-    max_new_tokens: int
-    min_new_tokens: int
-    do_sample: bool
-    temperature: float
-    top_k: int
-    top_p: float
     min_p: float
-    repetition_penalty: float
-    no_repeat_ngram_size: int
     stop: tuple[str, ...]
-    num_return_sequences: int
-    banned_ids: tuple[int, ...]
     memory_len: int | None
     max_rows: int
-    seed: int

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from manyheads.errors import NonFiniteError
 
-__all__ = ["Hypothesis", "SearchStopped", "check_finite", "check_stop"]
+__all__ = ["Hypothesis", "SearchStopped", "Stop", "check_finite", "check_stop"]
+
+Stop = Callable[[], bool]
+"""Called before each step of a search; true ends the search by SearchStopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class SearchStopped(Exception):  # noqa: N818  (an event, not an error)
     """The `stop` hook returned true; the results of the current batch are lost."""
 
 
-def check_stop(stop: Callable[[], bool] | None) -> None:
+def check_stop(stop: Stop | None) -> None:
     """Raises: SearchStopped: the `stop` hook returned true."""
     if stop is not None and stop():
         raise SearchStopped

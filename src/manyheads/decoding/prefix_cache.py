@@ -65,7 +65,7 @@ class PrefixCache:
         A state that is larger than the cache is not stored; otherwise the least recently used ones make room.
         """
         size = sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
-        key = (context, _digest(ids))
+        key = (context, hashlib.sha256(array("q", ids).tobytes()).digest())
         with self._lock:
             if size > self.max_bytes or key in self._states:
                 return
@@ -81,7 +81,3 @@ class PrefixCache:
         for end in range(self.part_len, len(ids), self.part_len):
             digest.update(array("q", ids[end - self.part_len : end]).tobytes())
             yield end, (context, digest.digest())
-
-
-def _digest(ids: Sequence[int]) -> bytes:
-    return hashlib.sha256(array("q", ids).tobytes()).digest()

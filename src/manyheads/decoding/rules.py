@@ -8,7 +8,7 @@ position.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, overload
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Rules(Protocol):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BeamRules:
     """Our rules.
 
@@ -65,26 +65,9 @@ class BeamRules:
     So the result is the same as that of a search up to the limit.
     """
 
-    kind: Literal["gnmt", "power", "none"]
-    exponent: float
-    early_stopping: bool | Literal["never"]
-    num_beams: int
-    num_return_sequences: int
-    forced_eos: bool = False
+    settings: DecodingSettings
 
     cut_competes = False
-
-    @classmethod
-    def of(cls, settings: DecodingSettings) -> Self:
-        """Return the rules that the settings describe."""
-        return cls(
-            kind=settings.length_penalty_kind,
-            exponent=settings.length_penalty,
-            early_stopping=settings.early_stopping,
-            num_beams=settings.num_beams,
-            num_return_sequences=settings.num_return_sequences,
-            forced_eos=settings.forced_eos,
-        )
 
     @overload
     def penalty(self, length: int) -> float: ...
@@ -92,10 +75,11 @@ class BeamRules:
     def penalty(self, length: Tensor) -> Tensor: ...
     def penalty(self, length: int | Tensor) -> float | Tensor:
         """Return the divisor of a sum; `length` is one number or a tensor of lengths."""
-        if self.kind == "none" or self.exponent == 0:
+        kind, exponent = self.settings.length_penalty_kind, self.settings.length_penalty
+        if kind == "none" or exponent == 0:
             return 1.0 if isinstance(length, int) else length.new_ones(()).float()
-        base = (5.0 + length) / 6.0 if self.kind == "gnmt" else length * 1.0
-        result: float | Tensor = base**self.exponent
+        base = (5.0 + length) / 6.0 if kind == "gnmt" else length * 1.0
+        result: float | Tensor = base**exponent
         return result
 
     def score(self, sums: Tensor, length: int) -> Tensor:
@@ -105,20 +89,19 @@ class BeamRules:
         return self.score(sums, length)
 
     def finished(self, kept: Tensor, best_found: Tensor, best_running: Tensor, length: int, limits: Tensor) -> Tensor:
-        if self.early_stopping is True:
-            return ~kept[:, self.num_beams - 1].isneginf()
-        return kept[:, self.num_return_sequences - 1] >= best_running / self.penalty(limits)
+        if self.settings.early_stopping is True:
+            return ~kept[:, self.settings.num_beams - 1].isneginf()
+        return kept[:, self.settings.num_return_sequences - 1] >= best_running / self.penalty(limits)
 
     def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
         """With `forced_eos` the last token is EOS with log-probability 0. Otherwise any token is possible, and a
         hypothesis without EOS counts as cut.
         """
-        if self.forced_eos:
+        if self.settings.forced_eos:
             log_probs.masked_fill_(at_limit[:, None, None], -torch.inf)
             log_probs[:, :, eos_id].masked_fill_(at_limit[:, None], 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MarianRules(BeamRules):
     """Beam search as in `transformers` 4.35; `length_penalty_kind` should be `power`.
 
@@ -144,15 +127,14 @@ class MarianRules(BeamRules):
         return self._settled(kept, best_found, length + 1, limits + 1)
 
     def _settled(self, kept: Tensor, best: Tensor, length: int, limits: Tensor) -> Tensor:
-        worst = kept[:, self.num_beams - 1]
+        worst = kept[:, self.settings.num_beams - 1]
         full = ~worst.isneginf()
-        if self.early_stopping is True:
+        if self.settings.early_stopping is True:
             return full
-        is_certain = self.early_stopping == "never" and self.exponent > 0
+        is_certain = self.settings.early_stopping == "never" and self.settings.length_penalty > 0
         return full & (worst >= best / self.penalty(limits if is_certain else length))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Marian5Rules(MarianRules):
     """Beam search as in `transformers` 5: lengths exclude the start token; only running hypotheses delay the end."""
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from manyheads.architectures.protocols import Searchable
-from manyheads.decoding.batching import cut_batches, padded
+from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.grammar import Grammar
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
-from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.rules import RULES, Rules
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps, length_limits, run_to_end
 from manyheads.decoding.settings import DecodingSettings
@@ -34,7 +34,7 @@ def search_steps(
     indices: Sequence[int] | None = None,
     rules: Rules | None = None,
     grammar: Grammar | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Stop | None = None,
     report_early: bool = False,
     shortlist: Shortlist | None = None,
 ) -> SearchSteps:
@@ -79,7 +79,7 @@ def search_steps(
         pad_id=pad_id,
         bos_id=bos_id,
         eos_id=eos_id,
-        rules=RULES[settings.rules].of(settings) if rules is None else rules,
+        rules=RULES[settings.rules](settings) if rules is None else rules,
         grammar=None if grammar is None else grammar.of(source, source_lengths),
         stop=stop,
         report_early=report_early,
@@ -111,8 +111,8 @@ def search_all(
     indices: Sequence[int] | None = None,
     rules: Rules | None = None,
     grammar: Grammar | None = None,
-    stop: Callable[[], bool] | None = None,
-    told: Callable[[int], None] | None = None,
+    stop: Stop | None = None,
+    told: Told | None = None,
     shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
     """Search any number of sentences: sort by length, split into batches of `settings.max_tokens`, restore the order.
@@ -126,10 +126,9 @@ def search_all(
     Returns: the hypotheses of each sentence, in the order of `sources`.
     Raises: as `search_steps`.
     """
-    results: list[list[Hypothesis]] = [[] for _ in sources]
     rows = settings.num_return_sequences if settings.do_sample else settings.num_beams
-    num_done = 0
-    for batch in cut_batches([len(ids) for ids in sources], settings.max_tokens, rows):
+
+    def search(batch: list[int]) -> list[list[Hypothesis]]:
         steps = search_steps(
             model,
             *padded([sources[place] for place in batch], pad_id, device),
@@ -143,9 +142,6 @@ def search_all(
             stop=stop,
             shortlist=shortlist,
         )
-        for place, hypotheses in zip(batch, run_to_end(steps), strict=True):
-            results[place] = hypotheses
-        num_done += len(batch)
-        if told is not None:
-            told(num_done)
-    return results
+        return run_to_end(steps)
+
+    return map_batches(search, cut_batches([len(ids) for ids in sources], settings.max_tokens, rows), told)

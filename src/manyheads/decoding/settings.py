@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from manyheads.config.checks import POSITIVE_FRACTION, Range, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["DecodingOverrides", "DecodingSettings", "check_common"]
+__all__ = ["CommonOverrides", "DecodingOverrides", "DecodingSettings", "check_common"]
 
 # A file can contain any number; these limits exclude senseless ones.
 _COMMON_RANGES = {
@@ -116,16 +116,10 @@ class DecodingSettings:
             )
 
 
-class DecodingOverrides(TypedDict, total=False):
-    """The options of `DecodingSettings` as named arguments of one call; those left out keep their values."""
+class CommonOverrides(TypedDict, total=False):
+    """The options of one call that `DecodingSettings` and `GenerationSettings` share."""
 
-    num_beams: int
-    length_penalty: float
-    length_penalty_kind: Literal["gnmt", "power", "none"]
-    early_stopping: bool | Literal["never"]
     max_new_tokens: int
-    max_len_ratio: float
-    max_len_offset: int
     min_new_tokens: int
     do_sample: bool
     temperature: float
@@ -135,6 +129,18 @@ class DecodingOverrides(TypedDict, total=False):
     no_repeat_ngram_size: int
     num_return_sequences: int
     banned_ids: tuple[int, ...]
+    seed: int
+
+
+class DecodingOverrides(CommonOverrides, total=False):
+    """The options of `DecodingSettings` as named arguments of one call; those left out keep their values."""
+
+    num_beams: int
+    length_penalty: float
+    length_penalty_kind: Literal["gnmt", "power", "none"]
+    early_stopping: bool | Literal["never"]
+    max_len_ratio: float
+    max_len_offset: int
     forced_prefix_ids: tuple[int, ...]
     forced_eos: bool
     well_formed: bool
@@ -142,7 +148,6 @@ class DecodingOverrides(TypedDict, total=False):
     rules: Literal["manyheads", "marian", "marian-5"]
     max_tokens: int
     too_long: Literal["fail", "truncate"]
-    seed: int
 
 
 def check_common(settings: Any, ranges: Mapping[str, Range]) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from manyheads.data.segments import SegmentBatch
-from manyheads.decoding.batching import cut_rows, padded
+from manyheads.decoding.batching import Told, cut_rows, map_batches, padded
 from manyheads.decoding.device import inference
-from manyheads.decoding.generator import READ_AT_ONCE, Generator
+from manyheads.decoding.generation import READ_AT_ONCE, context_settings
+from manyheads.decoding.generator import Generator
 from manyheads.decoding.translation import Scored
 
 __all__ = ["score_texts"]
 
 
 def score_texts(
-    generator: Generator, texts: Sequence[str], *, max_rows: int = 64, told: Callable[[int], None] | None = None
+    generator: Generator, texts: Sequence[str], *, max_rows: int = 64, told: Told | None = None
 ) -> list[Scored]:
     """Return the log-probabilities of every token of each text, each text separately from its beginning.
 
@@ -36,17 +37,10 @@ def score_texts(
     encoded = vocabulary.encode_batch(list(texts))
     if vocabulary.documents == "lines":
         encoded = [[*ids, vocabulary.line_id] for ids in encoded]
-    found: list[list[float]] = [[] for _ in encoded]
-    full = [place for place, ids in enumerate(encoded) if ids]
-    num_done = 0
-    for batch in cut_rows([len(encoded[place]) for place in full], max_rows):
-        places = [full[index] for index in batch]
-        for place, losses in zip(places, _losses(generator, [encoded[place] for place in places]), strict=True):
-            found[place] = losses
-        num_done += len(places)
-        if told is not None:
-            told(num_done)
-    return [Scored(vocabulary.tokens(ids), losses) for ids, losses in zip(encoded, found, strict=True)]
+    full = [ids for ids in encoded if ids]
+    batches = cut_rows([len(ids) for ids in full], max_rows)
+    losses = iter(map_batches(lambda batch: _losses(generator, [full[place] for place in batch]), batches, told))
+    return [Scored(vocabulary.tokens(ids), next(losses) if ids else []) for ids in encoded]
 
 
 @torch.no_grad()
@@ -56,7 +50,7 @@ def _losses(generator: Generator, rows: list[list[int]]) -> list[list[float]]:
     ids, lengths = padded([[start, *row] for row in rows])
     lengths, parts = lengths - 1, []
     with inference(generator.device, generator.precision):
-        state = model.start(len(rows), generator.attending(generator.settings))
+        state = model.start(len(rows), context_settings(model, generator.settings))
         for begin in range(0, ids.shape[1] - 1, READ_AT_ONCE):
             end = min(begin + READ_AT_ONCE, ids.shape[1] - 1)
             batch = SegmentBatch(

@@ -18,7 +18,17 @@ from pathlib import Path
 from manyheads.files.faults import check_free_space, saving
 from manyheads.files.verify import MANIFEST, list_files, list_folders, make_manifest
 
-__all__ = ["make_folder", "remove_folder", "remove_stale", "swap", "sync", "write_file", "write_folder", "write_text"]
+__all__ = [
+    "is_other_process",
+    "make_folder",
+    "remove_folder",
+    "remove_stale",
+    "swap",
+    "sync",
+    "write_file",
+    "write_folder",
+    "write_text",
+]
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -121,7 +131,7 @@ def remove_stale(parent: Path, name: str | None = None) -> list[str]:
     removed = []
     for path in sorted(parent.glob("*.tmp-*")):
         match = _TEMPORARY.fullmatch(path.name)
-        if not match or (name is not None and match[1] != name) or _is_other_process(int(match[3])):
+        if not match or (name is not None and match[1] != name) or is_other_process(int(match[3])):
             continue
         if match[2] and not path.with_name(match[1]).exists():
             with suppress(OSError):
@@ -132,7 +142,7 @@ def remove_stale(parent: Path, name: str | None = None) -> list[str]:
     return removed
 
 
-def _is_other_process(pid: int) -> bool:
+def is_other_process(pid: int) -> bool:
     """Return whether another process with this id exists, as far as the system tells.
 
     If not, files with its id are leftovers. So are those of this process, which writes one file at a time.

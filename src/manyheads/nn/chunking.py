@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyheads.nn.shapes import Float
 
-__all__ = ["chunk_slices", "in_chunks"]
+__all__ = ["chunk_slices", "in_chunks", "real_chunks"]
 
 
 def chunk_slices(length: int, chunk_len: int) -> Iterator[slice]:
@@ -20,6 +20,12 @@ def chunk_slices(length: int, chunk_len: int) -> Iterator[slice]:
     step = chunk_len or max(length, 1)
     for first in range(0, max(length, 1), step):
         yield slice(first, min(first + step, length))
+
+
+def real_chunks(length: int, chunk_len: int, lengths: Tensor | None) -> Iterator[tuple[slice, Tensor | None]]:
+    """Yield `chunk_slices`, and how many positions of each row are real in each. lengths: (rows,); None: all are."""
+    for some in chunk_slices(length, chunk_len):
+        yield some, None if lengths is None else (lengths - some.start).clamp(0, some.stop - some.start)
 
 
 def in_chunks(

@@ -78,8 +78,5 @@ class FeedForward(nn.Module):
         initialise(self.in_proj, self.out_proj)
 
     def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
-        return in_chunks(self._alike, x, self.chunk_len)
-
-    def _alike(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out_proj(self.dropout(ACTIVATIONS[self.activation](self.in_proj(x))))
-        return out
+        activate = ACTIVATIONS[self.activation]
+        return in_chunks(lambda part: self.out_proj(self.dropout(activate(self.in_proj(part)))), x, self.chunk_len)

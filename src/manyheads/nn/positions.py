@@ -185,7 +185,7 @@ class AxialPositions(nn.Module):
         Only the required positions are looked up, so a short sequence computes and trains only those of each axis.
         """
         steps = torch.arange(x.shape[1], device=x.device)
-        places = first_position[:, None] + steps if isinstance(first_position, Tensor) else first_position + steps
+        positions = first_position[:, None] + steps if isinstance(first_position, Tensor) else first_position + steps
         end = _last(first_position) + x.shape[1]
         if end > self.max_len:
             raise ShapeError(
@@ -196,5 +196,5 @@ class AxialPositions(nn.Module):
         parts, stride = [], self.max_len
         for weight, size in zip(self.weights, self.shape, strict=True):
             stride //= size
-            parts.append(weight.view(size, -1)[torch.div(places, stride, rounding_mode="floor") % size])
+            parts.append(weight.view(size, -1)[torch.div(positions, stride, rounding_mode="floor") % size])
         return x + torch.cat(parts, dim=-1)

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.device import inference
 from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.generator import Generator, NewToken
+from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.settings import DecodingSettings
@@ -49,7 +50,7 @@ class TranslationBatch:
                 bos_id=writer.bos_id,
                 eos_id=writer.eos_id,
                 indices=[number for _, number in contents],
-                grammar=translator.grammar(settings),
+                grammar=translator.search.grammar(settings),
                 report_early=True,
             )
         self._has_begun = False

@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from manyheads.architectures.attentions import attentions_of
 from manyheads.architectures.protocols import Scorable
 from manyheads.decoding.device import inference
-from manyheads.decoding.generator import READ_AT_ONCE, Generator
+from manyheads.decoding.generation import READ_AT_ONCE, context_settings
+from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
 from manyheads.serving.batches import Remaining
@@ -89,7 +90,7 @@ class TextBatch:
         self._lengths = torch.tensor([len(ids) for ids in self._ids])
         self._inputs = _padded([[generator.vocabulary.start_id, *ids[:-1]] for ids in self._ids], 0, "cpu")
         with inference(generator.device, generator.precision):
-            self._state = generator.model.start(len(contents), generator.attending(generator.settings))
+            self._state = generator.model.start(len(contents), context_settings(generator.model, generator.settings))
 
     def advance(self) -> Iterable[Event | Done]:
         """Read the next part of every text."""

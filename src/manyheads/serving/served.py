@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.decoding.attending import open_model
+from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.generator import READ_AT_ONCE, Generator
+from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
@@ -121,7 +122,7 @@ class ServedTranslator(ServedModel):
     def begin(self, settings: DecodingSettings, rows: Sequence[Row | None]) -> tuple[Hashable, Any]:
         """Return the key of the engine's batches, and the function that begins one."""
         longest = max((len(row.content[0]) for row in rows if row is not None), default=0)
-        runtime = self.reader.engine_for(settings, longest)
+        runtime = self.reader.search.engine_for(settings, longest)
         if runtime is not None:
             return (self.name, settings, "runtime"), lambda contents: RuntimeBatch(runtime, settings, contents)
         return (self.name, settings), lambda contents: TranslationBatch(self.reader, settings, contents)
@@ -194,7 +195,7 @@ class ServedGenerator(ServedModel):
         reader, cache = self.reader, self.cache
         shared = dataclasses.replace(settings, seed=0, stop=(), max_new_tokens=max(1, settings.min_new_tokens))
         key: tuple[Hashable, ...] = (self.name, shared)
-        if len(rows) == 1 and cache.longest(rows[0].content.ids, repr(reader.attending(settings))):
+        if len(rows) == 1 and cache.longest(rows[0].content.ids, repr(context_settings(reader.model, settings))):
             key = (*key, object())
         return key, lambda contents: GenerationBatch(reader, shared, contents, cache)
 

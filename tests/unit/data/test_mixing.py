@@ -154,7 +154,6 @@ def test_texts_have_lanes_of_their_own_and_go_on_through_the_epochs() -> None:
     later = stream.at(1, 0)[0]
     assert later.tokens[:, 0].tolist() == [13, 100, 129]
     assert later.resets.tolist() == [True, True, True]
-    assert stream.next_position(0, 7) == (1, 0)
 
 
 def test_micro_batches_of_texts_hold_the_same_lanes() -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.data.lanes import SHORTEST, varied_bounds
+from manyheads.data.plan import next_position
 from manyheads.data.sampler import Permutation
 from manyheads.data.segments import SegmentBatch, SegmentStream, eval_segments
 from manyheads.data.settings import SegmentSettings
@@ -190,7 +191,7 @@ def test_rows_say_where_they_begin() -> None:
         feed = SegmentStream(store, SegmentSettings(lanes=2, segment_len=3, **options), 1, end_id=END)  # type: ignore[arg-type]
         for row in range(feed.rows(0)):
             for place, (tokens, targets, _) in zip(
-                feed.sample_ids(0, row)[0], rows_of(feed.whole(0, row)), strict=True
+                feed.at(0, row)[0].sample_ids.tolist(), rows_of(feed.whole(0, row)), strict=True
             ):
                 if tokens:
                     begins = tokens[0] == END and store.ids[place] != END
@@ -225,7 +226,7 @@ def test_a_position_gives_the_same_batch_whatever_came_before(options: dict[str,
     feed, position, seen = make(), (0, 0), []
     for _ in range(3 * feed.rows(0)):
         seen.append((position, feed.at(*position)))
-        position = feed.next_position(*position)
+        position = next_position(*position, feed.rows(position[0]))
     for position, batches in seen[::-7]:
         again = make().at(*position)
         assert [len(batch.lengths) for batch in again] == [2, 2, 1, 1]

@@ -41,7 +41,7 @@ def beam_only(model: Any, sources: list[list[int]], options: DecodingSettings) -
     source = torch.tensor([ids + [0] * (width - len(ids)) for ids in sources])
     lengths = torch.tensor([len(ids) for ids in sources])
     limits = length_limits(lengths, options)
-    rules = BeamRules.of(options)
+    rules = BeamRules(options)
     problem = SearchProblem(
         model=model, source=source, source_lengths=lengths, limits=limits, indices=range(len(sources)),
         settings=options, rules=rules, **IDS,
@@ -256,7 +256,7 @@ def test_length_limits() -> None:
 def test_bound_is_attained_and_never_passed() -> None:
     """Whatever sum <= s and length <= limit a running hypothesis ends with, it scores at most s / penalty(limit)."""
     for kind, exponent in itertools.product(("gnmt", "power", "none"), (0.0, 0.6, 2.0)):
-        rules = BeamRules(kind=kind, exponent=exponent, early_stopping=False, num_beams=1, num_return_sequences=1)
+        rules = BeamRules(DecodingSettings(length_penalty_kind=kind, length_penalty=exponent, num_beams=1))  # type: ignore[arg-type]
         bound = -3.0 / float(rules.penalty(torch.tensor(9)))
         reached = [float(rules.score(torch.tensor(-3.0 - more), n)) for n in range(4, 10) for more in (0.0, 0.5)]
         assert max(reached) == pytest.approx(bound)
@@ -275,7 +275,7 @@ def test_other_rules_fit_in_without_touching_the_search(hash_model: Any) -> None
 
     model = hash_model(vocab_size=9, seed=5, eos_bonus=-30.0)
     options = DecodingSettings(num_beams=3, num_return_sequences=3, max_new_tokens=4)
-    rules = FreeEos(kind="power", exponent=1.0, early_stopping=False, num_beams=3, num_return_sequences=3)
+    rules = FreeEos(replace(options, length_penalty_kind="power", length_penalty=1.0))
     steps = search_steps(model, torch.tensor([[3, 2]]), torch.tensor([2]), options, rules=rules, **IDS)
     (found,) = run_to_end(steps)
     assert [(len(h.ids), h.ended, h.token_log_probs[-1]) for h in found] == [(3, True, 0.0)] * 3

@@ -195,7 +195,7 @@ def generator_of(config: Any = XL, compile_steps: bool = False, precision: Any =
     settings = GenerationSettings(max_new_tokens=50, do_sample=False)
     generator = Generator(model, ByteVocabulary(), settings, "cpu", precision, compile_steps=compile_steps)
     if compile_steps:
-        generator._stepping = Counted(model)
+        generator.runner.steps = Counted(model)
     return generator
 
 
@@ -232,12 +232,12 @@ def test_a_language_model_writes_the_same_from_one_program(changes: dict[str, An
     *lengths, longest = [len(one.ids) for one in plain.continuations(PROMPTS[:1], **several)[0]]
     assert max(lengths) < longest - 5  # one row alone at the end
     assert graphs() - before == 1
-    taken = mine._stepping.taken
+    taken = mine.runner.steps.taken
     assert taken > 40
     assert_written_alike(mine, plain, PROMPTS[2:3])
     assert "".join(mine.stream(PROMPTS[2])) == plain.generate(PROMPTS[2])
     assert graphs() - before == 2
-    assert mine._stepping.taken > taken + 90
+    assert mine.runner.steps.taken > taken + 90
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_language_model_writes_the_same_from_one_program(changes: dict[str, An
 def test_a_language_model_in_bf16_is_near() -> None:
     mine = generator_of(compile_steps=True, precision="bf16")
     [exact], [rounded] = (one.continuations(PROMPTS[:1], max_new_tokens=12) for one in (generator_of(), mine))
-    assert mine._stepping.taken
+    assert mine.runner.steps.taken
     assert rounded[0].ids[:3] == exact[0].ids[:3]
     assert rounded[0].log_probs[:3] == pytest.approx(exact[0].log_probs[:3], abs=0.2)
 

@@ -37,7 +37,7 @@ def problem_of(model: Any, sources: list[list[int]], limit: int, **changes: Any)
         pad_id=PAD,
         bos_id=BOS,
         eos_id=EOS,
-        rules=BeamRules.of(settings),
+        rules=BeamRules(settings),
     )
 
 

@@ -83,7 +83,7 @@ def test_many_continuations_differ_and_repeat_by_seed(generator: Generator) -> N
 def test_a_long_prompt_is_read_in_parts(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = ["long " * 30, "short", "middle " * 5]
     whole = generator.continuations(prompts, memory_len=200)
-    monkeypatch.setattr("manyheads.decoding.generator.READ_AT_ONCE", 7)
+    monkeypatch.setattr("manyheads.decoding.generation.READ_AT_ONCE", 7)
     parts = generator.continuations(prompts, memory_len=200)
     assert [found[0].ids for found in parts] == [found[0].ids for found in whole]
 

@@ -71,10 +71,10 @@ def test_the_guess_looks_at_what_was_found_and_counts_the_start() -> None:
     """Kept hypotheses of -0.5 and -1; the best of step 3 has a sum of -4.1, the best that goes on one of -4.4."""
     kept, limits = torch.tensor([[-0.5, -1.05]]), torch.tensor([9])
     found, running = torch.tensor([-4.1]), torch.tensor([-4.4])
-    common: dict[str, Any] = {"kind": "power", "exponent": 1.0, "num_beams": 2, "num_return_sequences": 1}
+    common = DecodingSettings(length_penalty_kind="power", length_penalty=1.0, num_beams=2)
 
     def done(rules: type[MarianRules], early_stopping: Any, kept: torch.Tensor = kept) -> bool:
-        return bool(rules(early_stopping=early_stopping, **common).finished(kept, found, running, 3, limits))
+        return bool(rules(replace(common, early_stopping=early_stopping)).finished(kept, found, running, 3, limits))
 
     assert not done(MarianRules, False)  # -4.1 / 4 = -1.025 would be better than -1.05
     assert done(Marian5Rules, False)  # -4.4 / 3 = -1.47 would not

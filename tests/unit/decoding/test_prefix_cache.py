@@ -12,7 +12,9 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.decoding.generator import READ_AT_ONCE, Continuation, Generator
+from manyheads.decoding.continuation import Continuation
+from manyheads.decoding.generation import READ_AT_ONCE
+from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.text.byte_vocabulary import ByteVocabulary
 
@@ -59,8 +61,8 @@ def written(generator: Generator, text: str, cache: PrefixCache | None, **option
 def test_only_what_is_new_is_read(generator: Generator) -> None:
     cache = PrefixCache(1 << 26, READ_AT_ONCE)
     prompt = "".join(chr(97 + place * place % 23) for place in range(1300))
-    counted = Counted(generator._stepping)
-    generator._stepping = counted
+    counted = Counted(generator.runner.steps)
+    generator.runner.steps = counted
     first = written(generator, prompt, cache)
     assert counted.tokens == 1300 + 5
     longer = prompt + first.text + "and more"

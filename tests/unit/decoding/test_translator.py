@@ -190,3 +190,15 @@ def test_devices() -> None:
         choose_device("abacus")
     with pytest.raises(RequestError, match="such devices"):
         choose_device("cuda:77")
+
+
+def test_translators_into_a_language_move_with_the_one_they_came_from(hash_model: Any) -> None:
+    settings = TokenizerSettings(kind="word", vocab_size=24)
+    tokenizer = Tokenizer.train(["the cat sees a dog and you"], settings, languages=["de", "fr"])
+    whole = Translator(hash_model(vocab_size=tokenizer.vocab_size), tokenizer, device="cpu")
+    german = whole.into("de")
+    whole.to("meta")
+    assert german.device == whole.into("fr").device == torch.device("meta")
+    german.to("cpu")
+    assert whole.device == german.device == torch.device("cpu")
+    assert german.runner is whole.runner  # one model, and one set of compiled steps

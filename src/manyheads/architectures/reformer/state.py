@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.local import LocalCache
 from manyheads.nn.attention.lsh_cache import LSHCache
-from manyheads.nn.attention.state import copy_of, register_state
+from manyheads.nn.attention.state import State, register_state
 from manyheads.nn.shapes import Bool, Int
 
 __all__ = ["ReformerState"]
@@ -20,7 +20,7 @@ Cache = LSHCache | LocalCache
 
 @register_state
 @dataclass(frozen=True)
-class ReformerState:
+class ReformerState(State):
     """The state of a Reformer; see `Reformer.start`.
 
     Shape: hash_seed () int64 on the CPU: seed of the next training call's rotations; positions (lanes,) int64: number
@@ -57,10 +57,6 @@ class ReformerState:
         rows = rows.flatten()
         caches = tuple(cache.reorder(rows) for cache in self.caches)
         return replace(self, positions=self.positions.index_select(0, rows), caches=caches)
-
-    def clone(self) -> ReformerState:
-        """Return a copy that shares nothing, to branch."""
-        return copy_of(self)
 
 
 def seed_tensor(seed: int) -> Tensor:

@@ -40,12 +40,12 @@ class RelativeLayer(nn.Module):
         self,
         x: Float[Tensor, "lanes len d_model"],
         memory: Float[Tensor, "lanes columns d_model"] | None,
-        places: Tensor,
+        distances: Tensor,
         mask: Mask | None,
     ) -> Float[Tensor, "lanes len d_model"]:
-        """Args: memory: this layer's input at earlier positions. places: see `RelativeAttention.project_positions`."""
+        """Args: memory: this layer's input at earlier positions. distances: as `project_positions` takes them."""
         memory = _seen_as(self.attention_residual, memory)
-        x = self.attention_residual(x, lambda h: self.attention(h, memory, places, mask))
+        x = self.attention_residual(x, lambda h: self.attention(h, memory, distances, mask))
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
     def extend(
@@ -98,20 +98,20 @@ class AbsoluteLayer(nn.Module):
         self,
         x: Float[Tensor, "lanes len d_model"],
         memory: Float[Tensor, "lanes columns d_model"] | None,
-        places: Tensor | None,
+        positions: Tensor | None,
         mask: Mask | None,
     ) -> Float[Tensor, "lanes len d_model"]:
         """Args: memory: this layer's input at earlier positions, as it was before positions were added to it.
 
-        places: addends of memory and x, (columns + len, d_model), or with a leading lanes axis; for trained positions
-            their distances from the segment's last token, whole numbers; None: nothing is added.
+        positions: addends of memory and x, (columns + len, d_model), or with a leading lanes axis; for trained
+            positions their distances from the segment's last token, whole numbers; None: nothing is added.
         """
-        if places is not None:
+        if positions is not None:
             if self.positions is not None:
-                places = self.positions[places.clamp(max=self.positions.shape[0] - 1)]
-            split = places.shape[-2] - x.shape[1]
-            x = (x + places[..., split:, :]).to(x.dtype)
-            memory = None if memory is None else (memory + places[..., :split, :]).to(memory.dtype)
+                positions = self.positions[positions.clamp(max=self.positions.shape[0] - 1)]
+            split = positions.shape[-2] - x.shape[1]
+            x = (x + positions[..., split:, :]).to(x.dtype)
+            memory = None if memory is None else (memory + positions[..., :split, :]).to(memory.dtype)
         memory = _seen_as(self.attention_residual, memory)
 
         def attend(h: Tensor) -> Tensor:

@@ -163,13 +163,13 @@ class TransformerXL(nn.Module):
         """
         x = self.dropout(low_precision(self.embedding(tokens)))
         mask = self._mask(state, tokens.shape[1])
-        places = self._places(state, tokens.shape[1], lengths, x)
+        positions = self._positions(state, tokens.shape[1], lengths, x)
         hidden = [x]
         for layer, memory in zip(self.layers, cast(LayerInputs, state.memory).layers, strict=True):
-            x = layer(x, memory.to(x.dtype) if state.columns else None, places, mask)
+            x = layer(x, memory.to(x.dtype) if state.columns else None, positions, mask)
             hidden.append(x)
             if self.config.attention == "absolute":
-                places = None  # at the input alone
+                positions = None  # at the input alone
         return hidden
 
     def _read_again(self, tokens: Tensor, lengths: Tensor | None, state: XLState) -> tuple[Tensor, XLState]:
@@ -187,8 +187,8 @@ class TransformerXL(nn.Module):
             order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
             read = torch.cat([*cast(LayerInputs, state.memory).layers, new], dim=1).gather(1, order)
             hidden = self.hidden_states(read, kept + added, empty)[-1]
-            places = (kept[:, None] + torch.arange(new.shape[1], device=tokens.device)).clamp(max=read.shape[1] - 1)
-            parts.append(hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[2])))
+            columns = (kept[:, None] + torch.arange(new.shape[1], device=tokens.device)).clamp(max=read.shape[1] - 1)
+            parts.append(hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.shape[2])))
             state = state.after(new.shape[1], added, (new,))
         return self.dropout(torch.cat(parts, dim=1)), state
 
@@ -246,8 +246,8 @@ class TransformerXL(nn.Module):
         if memory.reach >= needed and memory.positions[0].dtype == like.dtype:
             return memory
         reach = min(max(2 * needed, 16), max(needed, attending.memory_len + new_len))
-        places = self._encoded(distances_back(reach, attending.clamp_len, like.device), reach, like)
-        projected = [cast(RelativeLayer, layer).attention.project_positions(places) for layer in self.layers]
+        encoded = self._encoded(distances_back(reach, attending.clamp_len, like.device), reach, like)
+        projected = [cast(RelativeLayer, layer).attention.project_positions(encoded) for layer in self.layers]
         biases = tuple(bias.to(like.dtype) for _, bias in projected if bias is not None)
         positions = tuple(one.to(like.dtype).contiguous() for one, _ in projected)
         return replace(memory, positions=positions, distance_biases=biases)
@@ -265,7 +265,7 @@ class TransformerXL(nn.Module):
         keys = torch.arange(state.columns + new_len, device=state.lengths.device)
         return Dense(mask.allowed(keys[state.columns :], keys))
 
-    def _places(self, state: XLState, new_len: int, lengths: Tensor | None, like: Tensor) -> Tensor | None:
+    def _positions(self, state: XLState, new_len: int, lengths: Tensor | None, like: Tensor) -> Tensor | None:
         """Return the positions of memory and segment, in the form that the kind of attention needs."""
         k_len, clamp_len = state.columns + new_len, state.attending.clamp_len
         if self.config.attention.startswith("relative") or lengths is None:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.errors import ShapeError
-from manyheads.nn.attention.state import copy_of, register_state
+from manyheads.nn.attention.state import State, register_state
 from manyheads.nn.kernels import policy
 from manyheads.nn.shapes import Bool, Int
 
@@ -31,7 +31,7 @@ _FRONT = 2
 
 
 @dataclass(frozen=True)
-class XLState:
+class XLState(State):
     """The lanes of a batch: what they remember, how much of it is valid, and the context settings.
 
     Shape: lengths (lanes,) int64: valid positions.
@@ -97,10 +97,6 @@ class XLState:
         """Return the lanes with these ids, in this order; see `protocols.SearchState.reorder`."""
         rows = rows.flatten()
         return replace(self, memory=self.memory.reorder(rows), lengths=self.lengths.index_select(0, rows))
-
-    def clone(self) -> XLState:
-        """Return a copy that shares nothing, to branch."""
-        return copy_of(self)
 
 
 @register_state

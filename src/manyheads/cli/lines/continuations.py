@@ -17,7 +17,8 @@ from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.printing import say
 from manyheads.data.line_source import LinesOf
 from manyheads.data.lines import read_blocks
-from manyheads.decoding.generator import Continuation, Generator
+from manyheads.decoding.continuation import Continuation
+from manyheads.decoding.generator import Generator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError
 from manyheads.tasks.report import LineWork

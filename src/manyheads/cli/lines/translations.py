@@ -59,7 +59,7 @@ class TranslationLines:
             raise ConfigError(f"--terms is for translators, but {options.model} is a parser.")
         self._terms, self._term_counts = terms, TermCounts()
         if options.engine != "torch":
-            say(f"manyheads: {translator.choose_engine(self._settings)}", file=sys.stderr)
+            say(f"manyheads: {translator.search.choose_engine(self._settings)}", file=sys.stderr)
         self._repairs: Counter[str] = Counter()
         self._num_trees = self._num_repaired = 0
         self._check = OutputCheck(

@@ -69,15 +69,20 @@ def summary(result: TrainResult) -> str:
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
 
 
-class QuietReporter(Reporter):
-    """Warnings alone. stream: open text file."""
+class QuietReporter(PlainReporter):
+    """Warnings alone."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._lines = PlainReporter(stream)
+    def start(self, start: RunStart) -> None: ...
+
+    def step(self, report: StepReport) -> None: ...
+
+    def validation(self, report: ValidationReport) -> None: ...
+
+    def done(self, result: TrainResult) -> None: ...
 
     def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:
         if level == "warning":
-            self._lines.message(text, level)
+            super().message(text, level)
 
 
 class LineReporter(PlainReporter):

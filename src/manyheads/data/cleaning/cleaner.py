@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from manyheads.data.cleaning.alignment import misaligned_stretches
 from manyheads.data.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, usual_of
 from manyheads.data.lines import ReadReport
+from manyheads.data.preparing_pairs import Pairs
 from manyheads.text.languages import guess_language
 
 __all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport", "RememberedPairs", "describe_cleaning"]
@@ -32,14 +33,6 @@ CLEANING_RULES: dict[str, Rule] = RULES | {
 
 def _no(block: PairBlock) -> Any:
     return np.zeros(len(block.pairs), np.bool_)
-
-
-class Pairs(Protocol):
-    """See `preparing_pairs.Pairs`."""
-
-    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]: ...
-
-    def describe(self) -> str: ...
 
 
 @dataclass

@@ -182,7 +182,7 @@ class CTranslate2Engine:
             min_decoding_length=0,
             return_scores=True,
         )
-        rules = BeamRules.of(settings)
+        rules = BeamRules(settings)
         results = []
         for one in found:
             rows = []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.attention.planned import PlannedKeyValues, Slots
-from manyheads.nn.attention.state import KeyValueState, copy_of, register_state
+from manyheads.nn.attention.state import KeyValueState, State, register_state
 
 __all__ = ["BranchedKeyValueState", "Branches"]
 
@@ -85,7 +85,7 @@ class Branches:
 
 @register_state
 @dataclass(frozen=True)
-class BranchedKeyValueState:
+class BranchedKeyValueState(State):
     """Projected keys and values of several rows per group; the rows of a group share most of their past.
 
         >>> state = KeyValueState.empty(rows=2, num_heads=4, head_dim=8, like=torch.zeros(1))
@@ -158,10 +158,6 @@ class BranchedKeyValueState:
             groups = self.branches.groups_of(rows)
             key, value = key.index_select(0, groups), value.index_select(0, groups)
         return BranchedKeyValueState(key, value, self.branches.reorder(rows))
-
-    def clone(self) -> BranchedKeyValueState:
-        """Return a copy that shares nothing, to branch a search."""
-        return copy_of(self)
 
 
 def _moved(buffer: Tensor, kept: Tensor, capacity: int) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
-from manyheads.nn.attention.state import copy_of, register_state
+from manyheads.nn.attention.state import State, register_state
+from manyheads.nn.chunking import real_chunks
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.linear import Linear, initialise
@@ -122,7 +123,7 @@ def spread_chunks(
 
 @register_state
 @dataclass(frozen=True)
-class LocalCache:
+class LocalCache(State):
     """Keys and values of the last chunks. A call consumes the cache that it receives; `clone()` to branch.
 
     Shape: keys, values (rows, heads, kept, head_dim): position p in slot p modulo kept, where kept is the number of
@@ -136,10 +137,6 @@ class LocalCache:
     def reorder(self, rows: Tensor) -> LocalCache:
         """Return the rows with these ids, (new_rows,), in this order."""
         return LocalCache(*(x.index_select(0, rows) for x in (self.keys, self.values, self.lengths)))
-
-    def clone(self) -> LocalCache:
-        """Return a copy that shares nothing, to branch a search."""
-        return copy_of(self)
 
     def reset(self, rows: Bool[Tensor, " rows"]) -> LocalCache:
         """Forget the positions of the marked rows."""
@@ -300,10 +297,7 @@ class LocalSelfAttention(nn.Module):
         """
         q, k, v = self._project(x)
         parts = []
-        for first in range(0, x.shape[1], self.chunk_len):
-            some = slice(first, first + self.chunk_len)
-            count = q[:, :, some].shape[2]
-            real = None if lengths is None else (lengths - first).clamp(0, count)
+        for some, real in real_chunks(x.shape[1], self.chunk_len, lengths):
             out, cache = self._extended(q[:, :, some], k[:, :, some], v[:, :, some], cache, real)
             parts.append(out)
         return self._finish(torch.cat(parts, dim=2)), cache
@@ -326,11 +320,11 @@ class LocalSelfAttention(nn.Module):
         # Each slot of the new cache takes its position from the old keys followed by the new ones.
         wanted = cache.positions()
         offset = (wanted - new[:, :1]).clamp(max=count - 1)
-        places = torch.where(offset >= 0, kept + offset, torch.arange(kept, device=q.device))
+        sources = torch.where(offset >= 0, kept + offset, torch.arange(kept, device=q.device))
         rows = torch.arange(len(q), device=q.device)[:, None]
         cache = replace(
             cache,
-            keys=keys[rows, :, places].transpose(1, 2).contiguous(),
-            values=values[rows, :, places].transpose(1, 2).contiguous(),
+            keys=keys[rows, :, sources].transpose(1, 2).contiguous(),
+            values=values[rows, :, sources].transpose(1, 2).contiguous(),
         )
         return zero_padding(out, lengths), cache

@@ -19,7 +19,7 @@ from manyheads.nn.attention.lsh_pairs import pair_weights, shared_qk_attention, 
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.kernels.lsh import chunked_attention, ranks_of, sorting_order
+from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, sorting_order
 from manyheads.nn.linear import Linear, initialise
 from manyheads.nn.shapes import Float, Int
 
@@ -29,7 +29,7 @@ __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "
 def lsh_attention(
     qk: Float[Tensor, "batch heads length head_dim"],
     v: Float[Tensor, "batch heads length value_dim"],
-    buckets: Int[Tensor, "batch heads rounds places"],
+    buckets: Int[Tensor, "batch heads rounds length"],
     settings: LSHSettings,
     *,
     lengths: Int[Tensor, " batch"] | None = None,
@@ -292,7 +292,7 @@ class LSHSelfAttention(nn.Module):
         self, qk: Tensor, v: Tensor, order: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Compute `_attend` pair by pair. Returns: the heads' outputs, and the weights."""
-        weights = self._weights(qk, None if order is None else ranks_of(order, qk.shape[2]), lengths)
+        weights = self._weights(qk, None if order is None else bucket_ranks(order, qk.shape[2]), lengths)
         if self.weights_hook is not None:
             self.weights_hook(weights)
         return torch.matmul(dropout(weights, self.dropout_rate if self.training else 0.0), v), weights

@@ -11,7 +11,8 @@ from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_pairs import keys_of
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
-from manyheads.nn.attention.state import copy_of, register_state
+from manyheads.nn.attention.state import State, register_state
+from manyheads.nn.chunking import real_chunks
 from manyheads.nn.shapes import Bool, Float, Int
 
 __all__ = ["LSHCache"]
@@ -19,7 +20,7 @@ __all__ = ["LSHCache"]
 
 @register_state
 @dataclass(frozen=True)
-class LSHCache:
+class LSHCache(State):
     """Keys and values of all positions so far, and the newest positions of every bucket of every round.
 
     A call consumes the cache that it receives: buffers are written in place; `clone()` to branch.
@@ -74,10 +75,6 @@ class LSHCache:
             lengths=self.lengths.index_select(0, rows),
         )
 
-    def clone(self) -> LSHCache:
-        """Return a copy that shares nothing, to branch a search."""
-        return copy_of(self)
-
     def reset(self, rows: Bool[Tensor, " rows"]) -> LSHCache:
         """Forget the positions of the marked rows."""
         caught = self.caught.masked_fill(rows[:, None, None, None], 0)
@@ -120,11 +117,8 @@ class LSHCache:
             lengths: real new positions of each row; None: all.
         """
         cache, parts = self, []
-        for first in range(0, qk.shape[2], settings.chunk_len):
-            some = slice(first, first + settings.chunk_len)
+        for some, real in real_chunks(qk.shape[2], settings.chunk_len, lengths):
             caught = None if buckets is None else buckets[..., some]
-            count = qk[:, :, some].shape[2]
-            real = None if lengths is None else (lengths - first).clamp(0, count)
             out, cache = cache._extended(qk[:, :, some], v[:, :, some], caught, real, settings)
             parts.append(out)
         return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0], cache

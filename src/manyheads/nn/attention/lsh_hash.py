@@ -107,14 +107,14 @@ def mark_padding(
 class SortedPositions:
     """The positions of each round, sorted by bucket and then by position, and cut into chunks.
 
-    Shape: order, buckets (*rows, chunks x chunk_len): the position at each place of the sorted sequence, and its
-        bucket; at the end, positions from `length` on fill the last chunk. places (*rows, length): the place of each
+    Shape: order, buckets (*rows, chunks x chunk_len): the position in each slot of the sorted sequence, and its
+        bucket; at the end, positions from `length` on fill the last chunk. ranks (*rows, length): the slot of each
         position, the inverse of order. All int64. Rows are batch, heads and rounds.
     """
 
     order: Tensor
     buckets: Tensor
-    places: Tensor
+    ranks: Tensor
     chunk_len: int
 
     @property
@@ -134,5 +134,5 @@ def sort_positions(buckets: Int[Tensor, "*rows length"], chunk_len: int) -> Sort
         filling = keys[..., -1:] // padded * padded + padded + torch.arange(length, padded, device=buckets.device)
         keys = torch.cat([keys, filling], dim=-1)
     order, in_order = keys % padded, keys // padded
-    places = torch.empty_like(order).scatter_(-1, order, torch.arange(padded, device=keys.device).expand_as(order))
-    return SortedPositions(order=order, buckets=in_order, places=places[..., :length], chunk_len=chunk_len)
+    ranks = torch.empty_like(order).scatter_(-1, order, torch.arange(padded, device=keys.device).expand_as(order))
+    return SortedPositions(order=order, buckets=in_order, ranks=ranks[..., :length], chunk_len=chunk_len)

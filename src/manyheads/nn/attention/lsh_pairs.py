@@ -56,14 +56,14 @@ def visible_pairs(
 def near_pairs(
     buckets: Int[Tensor, "batch heads rounds length"], settings: LSHSettings
 ) -> Int[Tensor, "batch heads rounds length length"]:
-    """Return how often the place of a query in a round lets it see a key, without regard to causality and itself."""
+    """Return how often the rank of a query in a round lets it see a key, without regard to causality and itself."""
     ordered = sort_positions(buckets, settings.chunk_len)
-    query, key = ordered.places[..., :, None], ordered.places[..., None, :]
+    query, key = ordered.ranks[..., :, None], ordered.ranks[..., None, :]
     together = buckets[..., :, None] == buckets[..., None, :]
     if settings.visible == "bucket":
         seen = together & (query > key) & (query - key <= settings.chunk_len)
     else:
-        seen = _neighbours(ordered.places // settings.chunk_len, ordered.num_chunks, settings)
+        seen = _neighbours(ordered.ranks // settings.chunk_len, ordered.num_chunks, settings)
         if settings.within_bucket:
             seen = seen * together
     return seen.long()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from manyheads.nn.attention.planned import PlannedKeyValues, Slots
 
-__all__ = ["KeyValueState", "copy_of", "register_state"]
+__all__ = ["KeyValueState", "State", "register_state"]
 
 _State = TypeVar("_State")
 
@@ -39,15 +39,18 @@ def register_state(cls: type[_State]) -> type[_State]:
     return cls
 
 
-def copy_of(state: _State) -> _State:
-    """Return a copy of a state that shares no tensor with it."""
-    copy: _State = pytree.tree_map(torch.clone, state)
-    return copy
+class State:
+    """A registered state, whose copies branch a search."""
+
+    def clone(self) -> Self:
+        """Return a copy that shares no tensor with this one."""
+        copy: Self = pytree.tree_map(torch.clone, self)
+        return copy
 
 
 @register_state
 @dataclass(frozen=True)
-class KeyValueState:
+class KeyValueState(State):
     """Projected keys and values of the positions seen so far.
 
         >>> state = KeyValueState.empty(rows=2, num_heads=4, head_dim=8, like=torch.zeros(1))
@@ -112,10 +115,6 @@ class KeyValueState:
     def reorder(self, rows: Tensor) -> KeyValueState:
         """Return the rows with these ids, (new_rows,), in this order."""
         return replace(self, key=self.key.index_select(0, rows), value=self.value.index_select(0, rows))
-
-    def clone(self) -> KeyValueState:
-        """Return a copy that shares nothing, to branch a search."""
-        return copy_of(self)
 
     def _grown(self, needed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return keys and values in buffers of that type: at least `needed` positions, twice as many as before."""

@@ -110,7 +110,7 @@ class LinearHead(nn.Module):
         """
         rows = keep.flatten().nonzero().squeeze(1)
         kept, wanted = hidden.flatten(0, -2), targets.flatten()
-        if not _nothing_to_drop(rows, keep):
+        if policy.is_compiled() or len(rows) < keep.numel():  # otherwise all rows are kept, and need not be copied
             kept, wanted = kept.index_select(0, rows), wanted.index_select(0, rows)
         if num_sampled:
             if label_smoothing or again is not None:
@@ -144,8 +144,3 @@ class LinearHead(nn.Module):
         rows = max(1, policy.logit_rows_at_once(len(targets), self.weight.shape[0], hidden.device))
         parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
         return torch.cat([-self.log_probs(some).gather(1, wanted[:, None])[:, 0] for some, wanted in parts])
-
-
-def _nothing_to_drop(rows: Tensor, keep: Tensor) -> bool:
-    """Return whether all rows are kept, so that they need not be copied."""
-    return not policy.is_compiled() and len(rows) == keep.numel()

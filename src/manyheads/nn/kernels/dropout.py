@@ -20,7 +20,7 @@ __all__ = ["RowMasks", "dropout", "numbered_rows", "scaled_mask"]
 _LEVELS = 1 << 16
 _FINAL = -0x61C8864680B583EB  # odd, from the golden ratio: the finaliser's multiplier
 _row_keys = torch.zeros(0, dtype=torch.int64)
-_place: tuple[int, int, int] | None = None
+_row_range: tuple[int, int, int] | None = None
 
 
 def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
@@ -50,12 +50,12 @@ def numbered_rows(first: int, count: int, total: int) -> Iterator[None]:
     Each row then gets the mask that it has when one process holds the whole batch. A tensor with a multiple of `count`
     rows contains several copies of the batch, one after the other. Not safe for several threads.
     """
-    global _place
-    before, _place = _place, (first, count, total)
+    global _row_range
+    before, _row_range = _row_range, (first, count, total)
     try:
         yield
     finally:
-        _place = before
+        _row_range = before
 
 
 def scaled_mask(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
@@ -113,9 +113,9 @@ def _mask_of(x: Tensor, levels: Tensor, rate: float) -> Tensor:
 
 def _keys_of(rows: int) -> Tensor:
     """Return an odd key for each row of a tensor, from its number in the whole batch. (rows,) int64"""
-    if _place is None or not _place[1] or rows % _place[1]:
+    if _row_range is None or not _row_range[1] or rows % _row_range[1]:
         return _first_keys(rows)
-    first, count, total = _place
+    first, count, total = _row_range
     copies = rows // count
     return _first_keys(copies * total).view(copies, total)[:, first : first + count].reshape(-1)
 

@@ -132,7 +132,7 @@ class Packed:
         _BY_NUMBER[self._number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _none, ()  # a copy of the module does not contain packed weights
+        return type(None), ()  # a copy of the module does not contain packed weights
 
     @staticmethod
     def is_worthwhile(*maps: nn.Module) -> bool:
@@ -213,10 +213,6 @@ def define_packed_linear() -> None:
 
     torch.library.impl("manyheads::packed_linear", "CPU", multiplied)
     torch.library.register_fake("manyheads::packed_linear", shaped)
-
-
-def _none() -> None:
-    return None
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

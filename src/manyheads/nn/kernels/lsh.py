@@ -24,10 +24,10 @@ from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, places_of, sorted_groups
+from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, ranks_of, sorted_groups
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["attend_pairs", "chunked_attention", "ranks_of", "sorting_order"]
+__all__ = ["attend_pairs", "chunked_attention", "bucket_ranks", "sorting_order"]
 
 
 def attend_pairs(
@@ -56,11 +56,11 @@ def sorting_order(
     buckets: Int[Tensor, "batch heads rounds length"],
     settings: LSHSettings,
     lengths: Int[Tensor, " batch"] | None = None,
-) -> Int[Tensor, "batch heads rounds places"]:
-    """Sort the positions of each round by bucket; `places` is the length rounded up to whole chunks.
+) -> Int[Tensor, "batch heads rounds slots"]:
+    """Sort the positions of each round by bucket; `slots` is the length rounded up to whole chunks.
 
-    Returns: int32; for each place of the sorted sequence 2 x its position, plus 1 if its bucket differs from that of
-        the place before. Padding comes last, in order of position.
+    Returns: int32; for each slot of the sorted sequence 2 x its position, plus 1 if its bucket differs from that of
+        the slot before. Padding comes last, in order of position.
     """
     length = buckets.shape[3]
     if lengths is not None:
@@ -71,15 +71,17 @@ def sorting_order(
     return (2 * ordered.order + changes).int()
 
 
-def ranks_of(order: Int[Tensor, "batch heads rounds places"], length: int) -> Int[Tensor, "batch heads rounds length"]:
+def bucket_ranks(
+    order: Int[Tensor, "batch heads rounds slots"], length: int
+) -> Int[Tensor, "batch heads rounds length"]:
     """Return buckets that give this `sorting_order`, numbered from 0 without gaps."""
-    return (order & 1).cumsum(-1).gather(-1, places_of(order, length))
+    return (order & 1).cumsum(-1).gather(-1, ranks_of(order, length))
 
 
 def chunked_attention(
     qk: Float[Tensor, "batch heads length head_dim"],
     v: Float[Tensor, "batch heads length value_dim"],
-    order: Int[Tensor, "batch heads rounds places"],
+    order: Int[Tensor, "batch heads rounds slots"],
     settings: LSHSettings,
     lengths: Int[Tensor, " batch"] | None = None,
     dropout_rate: float = 0.0,

@@ -22,7 +22,7 @@ __all__ = ["Layout", "SortedRows", "sorted_groups"]
 SAFE_SCORE = 60.0
 """Up to this bound softmax needs no shift: exp(60), exp(-60) and sums of thousands of them are within the range of
 float32 and bfloat16."""
-# Marks a place without a position; it is later than all positions.
+# Marks a slot without a position; it is later than all positions.
 _NO_POSITION = 1 << 30
 
 
@@ -30,14 +30,14 @@ _NO_POSITION = 1 << 30
 class Layout:
     """The sorted order of each round; rows are batch x heads.
 
-    Shape: order (rows, rounds, places): the position at each place, or `length` if there is none; buckets (rows,
-        rounds, places): numbers in the order of the buckets; places (rows, rounds, length): the place of each position;
+    Shape: order (rows, rounds, slots): the position in each slot, or `length` if there is none; buckets (rows, rounds,
+        slots): numbers in the order of the buckets; ranks (rows, rounds, length): the slot of each position;
         real (rows, length): False for padding, or an empty tensor without padding.
     """
 
     order: Tensor
     buckets: Tensor
-    places: Tensor
+    ranks: Tensor
     real: Tensor
 
     @classmethod
@@ -52,11 +52,11 @@ class Layout:
             real = torch.arange(length, device=order.device) < each[:, None]
             positions = positions.masked_fill(positions >= each[:, None, None], length)
         buckets = (order & 1).cumsum(-1, dtype=torch.int32)
-        return cls(positions, buckets, places_of(order, length).int(), real)
+        return cls(positions, buckets, ranks_of(order, length).int(), real)
 
 
-def places_of(order: Tensor, length: int) -> Tensor:
-    """Return the place of each position, (..., length) int64, for an order of `kernels.lsh.sorting_order`."""
+def ranks_of(order: Tensor, length: int) -> Tensor:
+    """Return the slot of each position, (..., length) int64, for an order of `kernels.lsh.sorting_order`."""
     numbers = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     return torch.empty_like(numbers).scatter_(-1, (order >> 1).long(), numbers)[..., :length]
 
@@ -65,7 +65,7 @@ class SortedRows(ABC):
     """Some rows in sorted order. The chunks of all rows and rounds form one list; a tile is a slice of this list.
 
     Tensors "by chunk" are (chunks + 1, chunk_len): the last chunk is empty. Tables are (rows x length + 1, width): the
-    last row is zero and represents places without a position. Each query chunk has `num_offsets` key chunks.
+    last row is zero and represents slots without a position. Each query chunk has `num_offsets` key chunks.
     """
 
     num_offsets: int
@@ -78,9 +78,9 @@ class SortedRows(ABC):
         self.settings, self.layout, self.rows, self.dtype = settings, layout, rows, dtype
         self.rate, self.seed, self.chunk_len = rate, seed, settings.chunk_len
         order = layout.order[rows]
-        self.num_rows, self.rounds, self.num_places = order.shape
-        self.length = layout.places.shape[2]
-        self.num_chunks = self.num_rows * self.rounds * self.num_places // self.chunk_len
+        self.num_rows, self.rounds, self.num_slots = order.shape
+        self.length = layout.ranks.shape[2]
+        self.num_chunks = self.num_rows * self.rounds * self.num_slots // self.chunk_len
         first = torch.arange(self.num_rows, device=order.device, dtype=torch.int32)[:, None, None] * self.length
         no_row = self.num_rows * self.length
         self.index = self._by_chunk(torch.where(order < self.length, order + first, no_row), no_row)
@@ -153,7 +153,7 @@ class SortedRows(ABC):
 
     def sum_rounds(self, x: Tensor) -> Tensor:
         """Sum over the rounds for each position: (chunks, chunk_len, width) -> (rows x length, width)."""
-        where = self._places_in_list().transpose(1, 2).reshape(self.num_rows * self.length, self.rounds)
+        where = self._ranks_in_list().transpose(1, 2).reshape(self.num_rows * self.length, self.rounds)
         # Both variants add at least in float32 and round once.
         if policy.has_embedding_bag(x.device):
             return F.embedding_bag(where.contiguous(), x.flatten(0, 1), mode="sum")
@@ -161,11 +161,11 @@ class SortedRows(ABC):
 
     def max_of_rounds(self, x: Tensor) -> Tensor:
         """Return the maximum over the rounds for each position: (chunks, chunk_len) -> (rows, length)."""
-        places = self.layout.places[self.rows].long()
-        return x.view(self.num_rows, self.rounds, -1).gather(2, places).amax(dim=1)
+        ranks = self.layout.ranks[self.rows].long()
+        return x.view(self.num_rows, self.rounds, -1).gather(2, ranks).amax(dim=1)
 
     def _by_chunk(self, x: Tensor, empty: int) -> Tensor:
-        """(rows, rounds, places) -> (chunks + 1, chunk_len), with `empty` in the last chunk."""
+        """(rows, rounds, slots) -> (chunks + 1, chunk_len), with `empty` in the last chunk."""
         return F.pad(x.reshape(-1, self.chunk_len), (0, 0, 0, 1), value=empty)
 
     def _round_numbers(self) -> Tensor:
@@ -173,9 +173,9 @@ class SortedRows(ABC):
         total = self.num_rows * self.rounds
         return torch.arange(total, device=self.index.device, dtype=torch.int32).view(-1, self.rounds, 1)
 
-    def _places_in_list(self) -> Tensor:
-        """Return the place of each position in the list of chunks, int32: (rows, rounds, length)."""
-        return self.layout.places[self.rows] + self._round_numbers() * self.num_places
+    def _ranks_in_list(self) -> Tensor:
+        """Return the slot of each position in the list of chunks, int32: (rows, rounds, length)."""
+        return self.layout.ranks[self.rows] + self._round_numbers() * self.num_slots
 
     def _by_row(self, x: Tensor, empty: int) -> Tensor:
         """(rows, rounds, length) -> (rows x length + 1, rounds), with `empty` in the last row."""
@@ -185,8 +185,8 @@ class SortedRows(ABC):
 class _BucketRows(SortedRows):
     """`visible="bucket"`: a query sees the last chunk_len positions before it in its bucket.
 
-    These are the places before it in its own chunk, and the places of the chunk before that are not before its place
-    in the chunk. Offset 0 is the chunk before, offset 1 the own chunk.
+    These are the slots before it in its own chunk, and the slots of the chunk before that are not before its slot in
+    the chunk. Offset 0 is the chunk before, offset 1 the own chunk.
     """
 
     num_offsets = 2
@@ -203,9 +203,9 @@ class _BucketRows(SortedRows):
         here = torch.arange(self.chunk_len, device=self.index.device)
         self.near = torch.stack([here[:, None] <= here, here[:, None] > here])
         if settings.correct_duplicates:
-            places = self._places_in_list().long()
-            self.place_of = self._by_row(places, -(1 << 40))
-            self.bucket_of = self._by_row(self.buckets[:-1].reshape(-1)[places], -2)
+            ranks = self._ranks_in_list().long()
+            self.rank_of = self._by_row(ranks, -(1 << 40))
+            self.bucket_of = self._by_row(self.buckets[:-1].reshape(-1)[ranks], -2)
 
     def take_keys(self, table: Tensor, tile: slice) -> list[Tensor]:
         both = _rows_at(table, _with_chunk_before(self.index, tile))
@@ -224,8 +224,8 @@ class _BucketRows(SortedRows):
         for keys in (index[:-1], index[1:]):
             count = torch.zeros(*keys.shape, self.chunk_len, dtype=self.dtype, device=index.device)
             for turn in range(self.rounds):
-                place, bucket = self.place_of[:, turn], self.bucket_of[:, turn]
-                behind = place[index[1:]][:, :, None] - place[keys][:, None]
+                rank, bucket = self.rank_of[:, turn], self.bucket_of[:, turn]
+                behind = rank[index[1:]][:, :, None] - rank[keys][:, None]
                 together = bucket[index[1:]][:, :, None] == bucket[keys][:, None]
                 count += together & (behind > 0) & (behind <= self.chunk_len)
             parts.append(count)
@@ -294,24 +294,24 @@ class _ChunkRows(SortedRows):
         order = layout.order[rows]
         self.positions = self._by_chunk(torch.where(order < self.length, order, _NO_POSITION), _NO_POSITION)
         # Numbers of buckets are comparable within a round only.
-        self.buckets = self._by_chunk(layout.buckets[rows] + self._round_numbers() * (self.num_places + 1), -1)
+        self.buckets = self._by_chunk(layout.buckets[rows] + self._round_numbers() * (self.num_slots + 1), -1)
         offsets = range(-settings.chunks_before, settings.chunks_after + 1)
         self.num_offsets = len(offsets)
         self.neighbours = [self._neighbours(offset) for offset in offsets]
         if settings.correct_duplicates:
-            places = self._places_in_list().long()
-            self.chunk_of = self._by_row(places // self.chunk_len, -(1 << 40))
-            self.bucket_of = self._by_row(self.buckets[:-1].reshape(-1)[places], -2)
+            ranks = self._ranks_in_list().long()
+            self.chunk_of = self._by_row(ranks // self.chunk_len, -(1 << 40))
+            self.bucket_of = self._by_row(self.buckets[:-1].reshape(-1)[ranks], -2)
 
     def _neighbours(self, offset: int) -> Tensor:
         """Return the chunk at an offset from each chunk, or `num_chunks` (the empty chunk) if there is none."""
         settings = self.settings
         chunk = torch.arange(self.num_chunks, device=self.index.device)
-        ring = self.num_places // self.chunk_len * (self.rounds if settings.look_across_rounds else 1)
-        place = chunk % ring + offset
+        ring = self.num_slots // self.chunk_len * (self.rounds if settings.look_across_rounds else 1)
+        moved = chunk % ring + offset
         if settings.wrap:
-            return chunk - chunk % ring + place % ring
-        return torch.where((place >= 0) & (place < ring), chunk + offset, self.num_chunks)
+            return chunk - chunk % ring + moved % ring
+        return torch.where((moved >= 0) & (moved < ring), chunk + offset, self.num_chunks)
 
     def take_keys(self, table: Tensor, tile: slice) -> list[Tensor]:
         return [_rows_at(table, self.index[neighbours[tile]]) for neighbours in self.neighbours]
@@ -376,11 +376,11 @@ def sorted_groups(
 
     Args: dtype: of the computation; is_safe: no score exceeds `SAFE_SCORE`; rate, seed: of the dropout on the weights.
     """
-    rows, rounds, places = layout.order.shape
+    rows, rounds, slots = layout.order.shape
     device = layout.order.device
     kind: type[SortedRows] = _ChunkRows
     if settings.visible == "bucket":
         kind = _CodedBucketRows if is_safe and policy.hides_by_codes(dtype) else _BucketRows
-    step = policy.lsh_rows_at_once(rows, rounds * places, device)
+    step = policy.lsh_rows_at_once(rows, rounds * slots, device)
     for first in range(0, rows, step):
         yield kind(settings, layout, slice(first, min(first + step, rows)), dtype, rate, seed)

@@ -363,8 +363,8 @@ def lanes_at_once(batch: int, scores_each: int, device: torch.device) -> int:
 
 # Scores per tile: on a CPU they stay in the cache of a core, in bfloat16, from one operation to the next.
 _LSH_SCORES, _LSH_SCORES_ON_A_GPU = 1 << 19, 1 << 26
-# Places (rows x rounds x length) that are processed at once on a CPU; at least those of one row.
-_LSH_PLACES = 1 << 16
+# Slots (rows x rounds x length) that are processed at once on a CPU; at least those of one row.
+_LSH_SLOTS = 1 << 16
 # Positions of a row that are converted to float32 at once on a CPU.
 _LSH_PIECE_LEN = 1 << 13
 
@@ -375,9 +375,9 @@ def lsh_chunks_at_once(scores_each: int, device: torch.device) -> int:
     return max(1, most // scores_each)
 
 
-def lsh_rows_at_once(rows: int, places_each: int, device: torch.device) -> int:
-    """Return how many of `rows` rows, each with rounds x length places, to process at once."""
-    return max(1, _LSH_PLACES // max(1, places_each) if device.type == "cpu" else rows)
+def lsh_rows_at_once(rows: int, slots_each: int, device: torch.device) -> int:
+    """Return how many of `rows` rows, each with rounds x length slots, to process at once."""
+    return max(1, _LSH_SLOTS // max(1, slots_each) if device.type == "cpu" else rows)
 
 
 def lsh_piece(rows: int, length: int, device: torch.device) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.linear import linear
+from manyheads.nn.kernels.measuring import least_seconds
 
 __all__ = ["LEAST_SPEED_UP", "OVERRIDE", "FixedPrecision", "PrecisionMeasurement", "measure_precision"]
 
@@ -26,7 +27,7 @@ LEAST_SPEED_UP = 1.3
 """bf16 is chosen if it is at least this many times as fast as fp32: it rounds to 8 bits, and casts cost time too."""
 
 MAX_SECONDS = 0.1
-_CALLS = 3  # of each product; the first is not counted, because libraries prepare kernels in it
+_ROUNDS = 2  # timed products of each size
 _FIRST_SIZE, _LAST_SIZE = (64, 256), (2048, 8192)  # rows, and features of input and output
 
 
@@ -74,7 +75,7 @@ def measure_precision(device: torch.device) -> PrecisionMeasurement:
     """
     asked = os.environ.get(OVERRIDE)
     if not asked:
-        return _measure(str(device))
+        return _measure(device)
     if asked not in get_args(FixedPrecision):
         known = " or ".join(get_args(FixedPrecision))
         raise ConfigError(f"The environment variable {OVERRIDE} is {asked!r}; set it to {known}, or unset it.")
@@ -82,16 +83,7 @@ def measure_precision(device: torch.device) -> PrecisionMeasurement:
 
 
 @cache
-def _measure(device: str) -> PrecisionMeasurement:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _grow(torch.device(device))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _grow(device: torch.device) -> PrecisionMeasurement:
+def _measure(device: torch.device) -> PrecisionMeasurement:
     """Return the best rates at the largest size for which the time suffices; use the remaining time to repeat."""
     started = time.perf_counter()
     rows, width = _FIRST_SIZE
@@ -114,17 +106,12 @@ def _grow(device: torch.device) -> PrecisionMeasurement:
     return PrecisionMeasurement(work / fp32, work / bf16)
 
 
-@torch.no_grad()
 def _seconds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> float:
     """Return the shortest time of a product in seconds; other programs on the machine can only make it longer."""
     x = torch.ones(rows, width, device=device, dtype=dtype)
     weight = torch.ones(width, width, device=device, dtype=dtype)
-    times = []
-    for _ in range(_CALLS):
-        started = time.perf_counter()
-        _wait_for(device, linear(x, weight))
-        times.append(time.perf_counter() - started)
-    return max(min(times[1:]), 1e-9)
+    [seconds] = least_seconds(lambda: _wait_for(device, linear(x, weight)), rounds=_ROUNDS)
+    return seconds
 
 
 def _wait_for(device: torch.device, product: Tensor) -> None:

@@ -107,14 +107,14 @@ class Sums:
         self._ours = [False] * count
 
     def add(self, found: Sequence[Tensor | None]) -> None:
-        for place, one in enumerate(found):
-            total = self.totals[place]
+        for index, one in enumerate(found):
+            total = self.totals[index]
             if total is None or one is None:
-                self.totals[place] = one if total is None else total
-            elif self._ours[place]:
+                self.totals[index] = one if total is None else total
+            elif self._ours[index]:
                 total.add_(one)
             else:  # autograd may share a gradient's memory, so the first sum gets memory of its own
-                self.totals[place], self._ours[place] = total + one, True
+                self.totals[index], self._ours[index] = total + one, True
 
 
 def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> AbstractContextManager[Any]:

@@ -193,7 +193,7 @@ class _Coupling(torch.autograd.Function):
                 del added, found, piece  # free their memory before the next chunk
         tape.streams = None if job.is_first else _changed(streams, target, restored)
         tape.ours = (True, ours[1]) if target == 0 else (ours[0], True)
-        by_place = iter(sums.totals)
-        others = [next(by_place) if one.requires_grad else None for one in (*shared, *parameters)]
+        totals = iter(sums.totals)
+        others = [next(totals) if one.requires_grad else None for one in (*shared, *parameters)]
         through = _changed((grads[0], grads[1]), 1 - target, grad_source)
         return None, *through, *others

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import Field
 from torch import Tensor
 
-from manyheads.decoding.generator import NewToken
+from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.truncation import scored_limit
@@ -292,7 +292,7 @@ class _Translation:
         targets = [self._ended(one) for one in hypotheses]
         rows = [Row((source, target, 0), len(source) + len(target)) if target else None for target in targets]
         found: list[ScoredIds | None] = await self._service.run(self._request, self._model.scoring(), rows)
-        penalty = BeamRules.of(self._settings).penalty
+        penalty = BeamRules(self._settings).penalty
         return [
             replace(one, token_log_probs=scored.log_probs, score=sum(scored.log_probs) / penalty(len(target)))
             if scored is not None

@@ -20,7 +20,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from manyheads import __version__
-from manyheads.decoding.generator import NewToken
+from manyheads.decoding.continuation import NewToken
+from manyheads.decoding.generation import context_settings
 from manyheads.serving.api.answers import STREAMED, large_answer, whole_or_events
 from manyheads.serving.api.fields import LooseBody, Number, Text, finite
 from manyheads.serving.batches import Written
@@ -409,7 +410,7 @@ def _described(model: ServedModel) -> dict[str, Any]:
         "max_model_len": _max_len(_kind(model)),
     }
     if isinstance(model, ServedGenerator):
-        attending = model.reader.attending(model.settings({}))
+        attending = context_settings(model.reader.model, model.settings({}))
         return {**record, "task": "text-generation", "memory_len": getattr(attending, "memory_len", None)}
     return {**record, "task": "translation"}
 

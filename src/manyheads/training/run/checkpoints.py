@@ -31,7 +31,7 @@ from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.nonfinite import first_bad
 from manyheads.training.run.resume import check_same_run, find_checkpoint
 from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.run.state import MEMORY, Counters, gather, places_for, restore
+from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather, restore
 
 __all__ = ["CheckpointManager"]
 
@@ -87,7 +87,7 @@ class CheckpointManager:
 
     def _load(self, path: Path) -> Checkpoint:
         """Load a checkpoint that the main rank has verified; of sharded tensors, load this rank's shards."""
-        return load_checkpoint(path, verify=False, place=places_for(self._assembly.spread.holder))
+        return load_checkpoint(path, verify=False, allocate=allocator_for(self._assembly.spread.holder))
 
     def _cut_metrics(self, num_bytes: int) -> bool:
         return self._metrics.cut(num_bytes) if self._group.is_main else True

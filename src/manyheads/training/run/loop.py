@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from manyheads.data.plan import next_position
 from manyheads.decoding.device import choose_device
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError, is_out_of_memory
@@ -295,7 +296,8 @@ class Trainer:
         if result.fault is not None:
             self._check_skip(result.fault)
         counters.step = step
-        counters.epoch, counters.row = assembly.stream.next_position(counters.epoch, counters.row)
+        num_rows = assembly.stream.rows(counters.epoch)
+        counters.epoch, counters.row = next_position(counters.epoch, counters.row, num_rows)
         counters.elapsed_seconds = self._clock.elapsed()
         if result.fault is not None:
             counters.skipped += 1

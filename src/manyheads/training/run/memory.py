@@ -97,5 +97,5 @@ class Memory:
             mine = slice(0, rows) if group is None else share(rows, group.rank, group.world)
             if mine.start < mine.stop:
                 own = {number: leaf[mine].clone() if leaf.dim() else leaf for number, leaf in leaves.items()}
-                moved = [own[place].to(old.device) for place, old in enumerate(like)]
+                moved = [own[number].to(old.device) for number, old in enumerate(like)]
                 self._states[index] = pytree.tree_unflatten(moved, structure)

@@ -61,8 +61,6 @@ class Stream(Protocol):
 
     def at(self, epoch: int, row: int) -> Sequence[Any]: ...
 
-    def next_position(self, epoch: int, row: int) -> tuple[int, int]: ...
-
 
 class Judge(Protocol):
     """Validates the current model on held-out data."""

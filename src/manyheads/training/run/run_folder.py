@@ -16,7 +16,7 @@ import torch
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.config.files import to_json, to_yaml
 from manyheads.errors import ConfigError
-from manyheads.files.commit import make_folder, sync, write_text
+from manyheads.files.commit import is_other_process, make_folder, sync, write_text
 from manyheads.files.faults import saving
 from manyheads.files.guarded import RefusedFileError, check_no_link, check_writable_file, open_in_place
 from manyheads.training.settings import RunConfig
@@ -177,15 +177,7 @@ def _take(handle: int, owner: str) -> bool:
             pass  # a file system without locks: use the process id
         else:
             return True
-    if not owner.isdecimal() or int(owner) == os.getpid():
-        return True
-    try:
-        os.kill(int(owner), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+    return not owner.isdecimal() or not is_other_process(int(owner))
 
 
 def environment() -> dict[str, Any]:

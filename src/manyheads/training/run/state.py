@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.pretrained import load_portable_state, portable_name, portable_state
-from manyheads.checkpoint.sharded import Place
+from manyheads.checkpoint.sharded import Allocate
 from manyheads.distributed.group import Group
 from manyheads.distributed.shards import is_part, part_of
 from manyheads.errors import CheckpointError
@@ -22,7 +22,7 @@ from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import load_optimiser_tensors, optimiser_tensors
 from manyheads.training.run.memory import Memory
 
-__all__ = ["MEMORY", "Counters", "gather", "named_parameters", "places_for", "restore"]
+__all__ = ["MEMORY", "Counters", "gather", "named_parameters", "allocator_for", "restore"]
 
 MEMORY = "memory"
 """The file of what a recurrent model remembers, which is whole in every checkpoint."""
@@ -121,17 +121,17 @@ def gather(
     return tensors
 
 
-def places_for(model: nn.Module) -> Place:
+def allocator_for(model: nn.Module) -> Allocate:
     """Return the layout of a sharded checkpoint's tensors: sharded like the model's, if the model is sharded."""
     named = {**portable_state(model), **{name: one.detach() for name, one in named_parameters(model).items()}}
 
-    def place(stem: str, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
+    def allocate(stem: str, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
         like = named.get(name.partition(".")[2] if stem == "optimiser" else name)
         if like is None or not is_part(like) or like.shape != shape:
             return None
         return torch.empty_like(like, dtype=dtype)
 
-    return place
+    return allocate
 
 
 @torch.no_grad()

@@ -158,11 +158,11 @@ class Stepper:
         else:
             torch.manual_seed(seed)
         settings = self._config.training
-        options: dict[str, Any] = {"r_drop": settings.r_drop} if settings.r_drop else {}
+        # Not every model has these, so they are given only where they are set.
+        given: dict[str, Any] = {"r_drop": settings.r_drop, "num_sampled": settings.num_sampled}
         if settings.smoothing_kind != "all":
-            options["smoothing_kind"] = settings.smoothing_kind
-        if settings.num_sampled:
-            options["num_sampled"] = settings.num_sampled
+            given["smoothing_kind"] = settings.smoothing_kind
+        options = {name: value for name, value in given.items() if value}
         with self.autocast():
             output: Output = (self._model if model is None else model)(
                 batch.to(self._device),

@@ -203,16 +203,16 @@ class TestEngine:
         times = iter([0.0, seconds, 10.0, 13.0])
         monkeypatch.setattr(ctranslate2_engine, "time", SimpleNamespace(perf_counter=lambda: next(times)))
         settings = translator.options(num_beams=1, max_new_tokens=5)
-        assert translator.choose_engine(settings).startswith(f"engine {taken}: ")
-        assert translator.choose_engine(settings).startswith(f"engine {taken}: ")  # the times are used up
+        assert translator.search.choose_engine(settings).startswith(f"engine {taken}: ")
+        assert translator.search.choose_engine(settings).startswith(f"engine {taken}: ")  # the times are used up
         found = translator.translate_nbest("the cat", num_beams=1, max_new_tokens=5)[0]
         assert (found.token_log_probs == []) == (taken == "ctranslate2")
-        assert "gnmt" in translator.choose_engine(translator.options(num_beams=4))
+        assert "gnmt" in translator.search.choose_engine(translator.options(num_beams=4))
 
     def test_auto_says_why_a_model_is_not_held(self, tmp_path: Path) -> None:
         folder = write_transformer(tmp_path / "model", activation="mish")
         translator = Translator.from_pretrained(folder, device="cpu", engine="auto")
-        assert "model.activation 'mish'" in translator.choose_engine(translator.options())
+        assert "model.activation 'mish'" in translator.search.choose_engine(translator.options())
         assert isinstance(translator.translate("the cat", num_beams=1, max_new_tokens=3), str)
         with pytest.raises(ConfigError, match="mish"):
             Translator.from_pretrained(folder, device="cpu", engine="ctranslate2")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyheads.errors import ConfigError
-from manyheads.nn.kernels import precision
+from manyheads.nn.kernels import measuring, precision
 from manyheads.nn.kernels.precision import LEAST_SPEED_UP, OVERRIDE, PrecisionMeasurement, measure_precision
 
 CPU = torch.device("cpu")
@@ -59,7 +59,8 @@ def _with_products(monkeypatch: pytest.MonkeyPatch, gflops: dict[torch.dtype, fl
         return x
 
     monkeypatch.setattr(precision, "linear", multiply)
-    monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in (precision, measuring):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     return sizes
 
 
@@ -82,8 +83,8 @@ def test_a_device_without_bf16_products_takes_fp32(monkeypatch: pytest.MonkeyPat
 
 def test_the_least_of_several_times_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product that another program interrupted says nothing of the machine."""
-    ticks = itertools.accumulate([0.0, 9.0, 0.0, 0.5, 0.0, 0.001], lambda now, more: now + more)
-    monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    ticks = itertools.accumulate([0.0, 9.0, 0.5, 0.0, 0.001], lambda now, more: now + more)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     assert precision._seconds(CPU, torch.float32, 2, 2) == pytest.approx(0.001)
 
 

@@ -1,0 +1,273 @@
+"""The generation of one batch of continuations, a step at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.decoding.batching import padded
+from manyheads.decoding.continuation import Continuation, NewToken, TextSteps
+from manyheads.decoding.ending import Ending
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.hypothesis import Stop, check_finite, check_stop
+from manyheads.decoding.model_runner import ModelRunner
+from manyheads.decoding.prefix_cache import PrefixCache
+from manyheads.decoding.repetition import Repetition
+from manyheads.decoding.sampling import draw
+from manyheads.errors import RequestError
+from manyheads.seeding import derive_seed
+from manyheads.text.vocabulary import Vocabulary
+
+__all__ = ["READ_AT_ONCE", "Generation", "context_settings", "token_limit"]
+
+READ_AT_ONCE = 512
+"""Tokens of a prompt that are read in one call."""
+_MEMORY_OF_NONE = 512
+
+
+@dataclass
+class _Row:
+    """One continuation during generation.
+
+    prompt, path: its place in the batch. random: its random stream. most: maximum number of tokens. ends: the value of
+    `ended_by` at that limit.
+    """
+
+    prompt: int
+    path: int
+    ending: Ending
+    random: np.random.Generator
+    last: list[int]
+    ids: list[int]
+    log_probs: list[float]
+    most: int
+    ends: Literal["end", "length"]
+    ended_by: Literal["end", "stop", "length"] | None = None
+
+
+class Generation:
+    """The continuations of one batch of prompts, `num_return_sequences` of each.
+
+    Args:
+        runner: runs the model.
+        vocabulary: the model's.
+        prompts: ids, as of `Generator.encode_prompts`; at least one.
+        settings: options of the batch.
+        numbers: of the prompts, for sampling; default 0, 1, 2 ...
+        each: settings of each prompt, of which only max_new_tokens, stop and seed are read; default `settings`.
+        num_top: number of alternatives of each token.
+        cache: of parts of READ_AT_ONCE tokens; only a single prompt is looked up and stored.
+        stop_asked: called before each step; if it returns true, SearchStopped is raised.
+
+    Raises: RequestError: a prompt is too long.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner[LanguageModel],
+        vocabulary: Vocabulary,
+        prompts: Sequence[list[int]],
+        settings: GenerationSettings,
+        *,
+        numbers: Sequence[int] | None,
+        each: Sequence[GenerationSettings] | None,
+        num_top: int,
+        cache: PrefixCache | None,
+        stop_asked: Stop | None,
+    ) -> None:
+        self._runner, self._vocabulary = runner, vocabulary
+        self._context = context_settings(runner.model, settings)
+        self._prompts, self._settings = prompts, settings
+        self._num_top, self._stop_asked = num_top, stop_asked
+        self._cache = cache if len(prompts) == 1 else None
+        self._dropped: set[int] = set()
+        self._rows = [
+            self._row(
+                prompt if numbers is None else numbers[prompt],
+                prompt,
+                path,
+                ids,
+                settings if each is None else each[prompt],
+            )
+            for prompt, ids in enumerate(prompts)
+            for path in range(settings.num_return_sequences)
+        ]
+        self._repetition = Repetition(
+            [prompts[row.prompt] for row in self._rows],
+            runner.model.config.vocab_size,
+            penalty=settings.repetition_penalty,
+            ngram_size=settings.no_repeat_ngram_size,
+            device=runner.device,
+        )
+
+    def _row(self, number: int, prompt: int, path: int, ids: list[int], settings: GenerationSettings) -> _Row:
+        """Raises: RequestError: the prompt leaves no space for a token."""
+        model, vocabulary = self._runner.model, self._vocabulary
+        most, ends = token_limit(model, vocabulary, len(ids), settings)
+        if most < 1:
+            document_len, max_len = vocabulary.document_len, model.max_len
+            limit = f"documents have {document_len:,}" if ends == "end" else f"the model has {max_len:,} positions"
+            raise RequestError(
+                f"prompt {number + 1} has {len(ids):,} tokens with its beginning, but {limit}; shorten it."
+            )
+        random = np.random.default_rng(derive_seed(settings.seed, "sample", number, path))
+        return _Row(prompt, path, Ending(settings.stop), random, ids[-1:], [], [], most, ends)
+
+    def steps(self) -> TextSteps:
+        """Return the steps; see `TextSteps`."""
+        log_probs, state = yield from self._read()
+        paths = self._settings.num_return_sequences
+        with self._runner.inference():
+            if paths > 1:
+                each = torch.arange(len(self._prompts), device=self._runner.device).repeat_interleave(paths)
+                log_probs, state = log_probs[each], state.reorder(each)
+            log_probs, state = self._of_unfinished(log_probs, state)
+        step = 0
+        while self._rows:
+            check_stop(self._stop_asked)
+            chosen, gained = self._choose(log_probs, step)
+            tops = _top(log_probs, self._num_top)
+            new = [self._append(*one) for one in zip(self._rows, chosen.tolist(), gained, tops, strict=True)]
+            step += 1
+            self._dropped.update((yield new) or ())
+            with self._runner.inference():
+                chosen, state = self._of_unfinished(chosen, state)
+                if self._rows:
+                    log_probs, state = self._runner.steps.step(chosen[:, None], state)
+
+    def _of_unfinished(self, values: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Let rows that ended, or whose prompt was dropped, leave the batch.
+
+        Returns: the lines of `values` and the state of the others.
+        """
+        unfinished = [
+            place for place, row in enumerate(self._rows) if row.ended_by is None and row.prompt not in self._dropped
+        ]
+        if len(unfinished) == len(self._rows):
+            return values, state
+        self._rows = [self._rows[place] for place in unfinished]
+        self._repetition.select(unfinished)
+        which = torch.tensor(unfinished, device=self._runner.device, dtype=torch.int64)
+        return values[which], state.reorder(which) if unfinished else None
+
+    def _read(self) -> Generator[list[NewToken], Collection[int] | None, tuple[Tensor, Any]]:
+        """Return the log-probabilities of the token after each prompt, and the state.
+
+        Long prompts are read in parts, with a step after each but the last.
+        """
+        ids, lengths = padded(self._prompts)
+        device, context = self._runner.device, repr(self._context)
+        first = 0
+        with self._runner.inference():
+            if self._cache is not None:
+                first, state = self._cache.take(self._prompts[0], context)
+            if not first:
+                state = self._runner.steps.start(len(self._prompts), self._context)
+        log_probs: Tensor | None = None
+        for begin in range(first, ids.shape[1], READ_AT_ONCE):
+            check_stop(self._stop_asked)
+            part = ids[:, begin : begin + READ_AT_ONCE].to(device)
+            real = (lengths - begin).clamp(min=0, max=part.shape[1])
+            whole = bool((real == part.shape[1]).all())
+            with self._runner.inference():
+                found, state = self._runner.steps.step(part, state, None if whole else real.to(device))
+                ends_here = ((real > 0) & (lengths <= begin + part.shape[1])).to(device)
+                log_probs = found if log_probs is None else torch.where(ends_here[:, None], found, log_probs)
+                if self._cache is not None and part.shape[1] == READ_AT_ONCE:
+                    self._cache.put(self._prompts[0][: begin + READ_AT_ONCE], context, state)
+            if begin + READ_AT_ONCE < ids.shape[1]:
+                self._dropped.update((yield []) or ())
+        assert log_probs is not None  # because no prompt is empty
+        return log_probs, state
+
+    def _choose(self, log_probs: Tensor, step: int) -> tuple[Tensor, list[float]]:
+        """Return the next token of each row, and the model's log-probability of it."""
+        settings, vocabulary = self._settings, self._vocabulary
+        scores = log_probs
+        if scores.shape[1] > vocabulary.vocab_size:
+            scores = scores.clone()
+            scores[:, vocabulary.vocab_size :] = -torch.inf
+        banned = list(settings.banned_ids)
+        if step < settings.min_new_tokens and vocabulary.end_id is not None:
+            banned.append(vocabulary.end_id)
+        if vocabulary.begin_id not in (None, vocabulary.end_id):
+            banned.append(vocabulary.begin_id)  # the model only reads this token
+        if banned:
+            scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
+        scores = self._repetition.apply(scores)
+        if settings.do_sample:
+            numbers = torch.tensor([float(row.random.random()) for row in self._rows], device=scores.device)
+            chosen = draw(scores, numbers, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        else:
+            chosen = scores.argmax(-1)
+        self._repetition.add(chosen)
+        gained = log_probs.gather(1, chosen[:, None])[:, 0].tolist()
+        check_finite(any(map(math.isnan, gained)), step + 1)
+        return chosen, gained
+
+    def _append(self, row: _Row, token: int, log_prob: float, top: list[tuple[int, float]]) -> NewToken:
+        """Append a token to a row."""
+        row.ids.append(token)
+        row.log_probs.append(log_prob)
+        if token == self._vocabulary.end_id:
+            row.ended_by = "end"
+            text = row.ending.finish()
+        else:
+            text = row.ending.add(self._vocabulary.continuation(row.last, [token]))
+            row.last = [token]
+            if row.ending.stopped:
+                row.ended_by = "stop"
+            elif len(row.ids) >= row.most:
+                row.ended_by = row.ends
+                text += row.ending.finish()
+        ended = None
+        if row.ended_by is not None:
+            ended = Continuation(row.ending.text, row.ids, row.log_probs, row.ended_by)
+        return NewToken(row.prompt, row.path, text, token, log_prob, top, ended)
+
+
+def token_limit(
+    model: LanguageModel, vocabulary: Vocabulary, prompt_len: int, settings: GenerationSettings
+) -> tuple[int, Literal["end", "length"]]:
+    """Return the maximum number of tokens after a prompt, and the value of `ended_by` there.
+
+    The number is less than 1 if the prompt is too long.
+    """
+    most, document_len = settings.max_new_tokens, vocabulary.document_len
+    if model.max_len is not None:  # the last generated token is not read again
+        most = min(most, model.max_len - prompt_len + 1)
+    if document_len and document_len - prompt_len + 1 <= most:
+        return document_len - prompt_len + 1, "end"
+    return most, "length"
+
+
+def context_settings(model: LanguageModel, settings: GenerationSettings) -> Any:
+    """Return the context settings of a model during generation or scoring; None: it attends to all it has read.
+
+    Raises: RequestError: memory_len is set for a model without memory.
+    """
+    own = getattr(model.config, "attending", None)
+    if own is None:
+        if settings.memory_len is not None:
+            raise RequestError(
+                f"memory_len is {settings.memory_len}, but a {model.config.architecture} sees all that it has"
+                " read; leave it out."
+            )
+        return None
+    memory_len = settings.memory_len or own.memory_len or _MEMORY_OF_NONE
+    return replace(own, memory_len=memory_len, ext_len=0)
+
+
+def _top(log_probs: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """Return the most probable (id, log-probability) of each row, best first."""
+    if not count:
+        return [[]] * len(log_probs)
+    values, ids = log_probs.topk(min(count, log_probs.shape[1]))
+    return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]

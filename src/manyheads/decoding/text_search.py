@@ -1,0 +1,171 @@
+"""The search for translations of texts: text to ids, an engine that searches, hypotheses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manyheads.architectures.protocols import Searchable
+from manyheads.decoding.batching import Told
+from manyheads.decoding.engines import SearchEngine
+from manyheads.decoding.grammar import Grammar, TreeGrammar
+from manyheads.decoding.hypothesis import Hypothesis, Stop
+from manyheads.decoding.model_runner import ModelRunner
+from manyheads.decoding.search import search_all
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.shortlist import Shortlist
+from manyheads.decoding.truncation import fit, source_limit
+from manyheads.errors import RequestError
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.text.sides import Side, TranslationTokenizer
+
+__all__ = ["TextSearch", "check_texts", "encode_texts"]
+
+
+@dataclass(frozen=True)
+class TextSearch:
+    """The search of a translator: this package's own, or that of another engine where there is one.
+
+    Args:
+        runner: runs the model.
+        tokenizer: of both sides.
+        shortlist: search only candidates for each batch and not the whole vocabulary; not with compiled steps.
+        engine: another runtime with the same model.
+
+    Raises: RequestError: the shortlist cannot be used with this tokenizer, or with compiled steps.
+    """
+
+    runner: ModelRunner[Searchable]
+    tokenizer: TranslationTokenizer
+    shortlist: Shortlist | None = None
+    engine: SearchEngine | None = None
+
+    def __post_init__(self) -> None:
+        if self.shortlist is None:
+            return
+        if self.runner.is_compiled:
+            raise RequestError(
+                "a shortlist changes the vocabulary of every batch, so steps with it cannot be compiled;"
+                " leave out --compile or --shortlist."
+            )
+        if isinstance(self.tokenizer, ParsingTokenizer):
+            raise RequestError("shortlists are for translators; this model is a parser, so leave out --shortlist.")
+        if self.shortlist.vocabulary != self.tokenizer.digest:
+            raise RequestError(
+                f"the shortlist was learned with another vocabulary ({self.shortlist.vocabulary[:12]}) than the model's"
+                f" ({self.tokenizer.digest[:12]}); learn it again: manyheads shortlist."
+            )
+
+    def engine_for(self, settings: DecodingSettings, longest: int = 0) -> SearchEngine | None:
+        """Return the engine that does a search with these settings instead of torch, if there is one.
+
+        Unlike `hypotheses`, it returns None for options that the engine does not support, whether or not the engine was
+        asked for by name.
+
+        Args: longest: tokens of the longest source.
+        """
+        if self.engine is None or longest > self.engine.longest_source:
+            return None
+        try:
+            return self.engine if self._engine_takes(settings) else None
+        except RequestError:
+            return None
+
+    def choose_engine(self, settings: DecodingSettings) -> str:
+        """Decide which engine searches with these settings, and return a sentence that names it and the reason.
+
+        With `auto` the first call measures both; `hypotheses` decides by itself, so this one only tells.
+
+        Raises: RequestError: the engine that was asked for has no such option.
+        """
+        self._engine_takes(settings)
+        return "engine torch" if self.engine is None else self.engine.choice
+
+    def _engine_takes(self, settings: DecodingSettings) -> bool:
+        return self.engine is not None and self.engine.takes(settings, self._by_torch)
+
+    def runs_as(self) -> str:
+        """Return how the model runs if not in float32 on the CPU by its own steps; "" if it does."""
+        if self.runner.device.type != "cpu":
+            return f"is on {self.runner.device}"
+        if self.runner.precision != "fp32":
+            return f"has precision {self.runner.precision}"
+        if self.shortlist is not None:
+            return "has a shortlist"
+        return "has compiled steps" if self.runner.is_compiled else ""
+
+    def grammar(self, settings: DecodingSettings) -> Grammar | None:
+        """Return the outputs that the options permit; None: all."""
+        if settings.well_formed and isinstance(self.tokenizer, ParsingTokenizer):
+            return TreeGrammar(self.tokenizer)
+        return None
+
+    def hypotheses(
+        self,
+        texts: Sequence[str],
+        settings: DecodingSettings,
+        stop: Stop | None,
+        first: int = 0,
+        told: Told | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each text; an empty list for an empty text.
+
+        Args: first: number of earlier texts. numbers: of the texts in messages; None: first + 1, first + 2, ...
+
+        Raises: see `Translator.translate`.
+        """
+        reader = self.tokenizer.source
+        encoded = encode_texts(texts, reader)
+        full = [place for place, ids in enumerate(encoded) if ids and texts[place].strip()]
+        sources = [[*encoded[place], reader.eos_id] for place in full]
+        named = [first + place + 1 if numbers is None else numbers[place] for place in full]
+        limit, reason = source_limit(settings, self.runner.model.max_len)
+        sources = fit(sources, named, limit, reason, too_long=settings.too_long)
+        results: list[list[Hypothesis]] = [[] for _ in texts]
+        if self.engine is not None and self._engine_takes(settings):
+            found = self.engine.search(sources, settings, stop=stop, told=told)
+        else:
+            found = self._by_torch(sources, settings, [first + place for place in full], stop, told)
+        for place, hypotheses in zip(full, found, strict=True):
+            results[place] = hypotheses
+        return results
+
+    def _by_torch(
+        self,
+        sources: Sequence[list[int]],
+        settings: DecodingSettings,
+        indices: Sequence[int] | None = None,
+        stop: Stop | None = None,
+        told: Told | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Search with our own search. indices: see `search_all`."""
+        writer = self.tokenizer.target
+        with self.runner.inference():
+            return search_all(
+                self.runner.steps,
+                sources,
+                settings,
+                pad_id=writer.pad_id,
+                bos_id=writer.bos_id,
+                eos_id=writer.eos_id,
+                device=self.runner.device,
+                indices=indices,
+                grammar=self.grammar(settings),
+                stop=stop,
+                told=told,
+                shortlist=self.shortlist,
+            )
+
+
+def encode_texts(texts: Sequence[str], side: Side) -> list[list[int]]:
+    """Return the ids of each text. Raises: RequestError: a text is not a string."""
+    check_texts(texts)
+    return side.encode_batch(list(texts))
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Raises: RequestError: a text is not a string."""
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            raise RequestError(f"text {number} is a {type(text).__name__}; texts are strings.")

@@ -1,0 +1,206 @@
+"""A translation model with its tokenizer and settings: loading, saving, moving, choosing the target language."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+import torch
+
+from manyheads.architectures.hub import resolve_model_path
+from manyheads.architectures.pretrained import read_config, read_languages, save_pretrained
+from manyheads.architectures.protocols import Searchable
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.table import ARCHITECTURES
+from manyheads.config.build import build
+from manyheads.decoding.constraints import check_ids
+from manyheads.decoding.device import Precision, choose_device
+from manyheads.decoding.engines import EngineName, open_engine
+from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.model_runner import ModelRunner, RunsModel, load_for_inference
+from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
+from manyheads.decoding.shortlist import Shortlist
+from manyheads.decoding.text_search import TextSearch
+from manyheads.decoding.truncation import check_target_limit
+from manyheads.errors import ModelFileError, RequestError
+from manyheads.text.into_language import IntoLanguage
+from manyheads.text.languages import LanguagePair
+from manyheads.text.marian import MarianTokenizer
+from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+from manyheads.text.tags import check_target
+from manyheads.text.tokenizer import Tokenizer
+
+__all__ = ["TranslationModel"]
+
+
+class TranslationModel(RunsModel[Searchable]):
+    """The model of a `Translator`, which adds the methods that take texts.
+
+    Attributes: search: the search for translations, with this package or another engine.
+    """
+
+    def __init__(
+        self,
+        model: Searchable,
+        tokenizer: TranslationTokenizer,
+        settings: DecodingSettings | None = None,
+        device: str | torch.device = "auto",
+        precision: Precision = "fp32",
+        *,
+        compile_steps: bool = False,
+        shortlist: Shortlist | None = None,
+    ) -> None:
+        self.runner = ModelRunner(model, device, precision, compile_steps=compile_steps)
+        self.tokenizer = tokenizer
+        self.settings = DecodingSettings() if settings is None else settings
+        self.search = TextSearch(self.runner, tokenizer, shortlist)
+        self.languages: tuple[LanguagePair, ...] = ()
+        self.target_lang: str | None = None
+        self._whole: Self | None = None
+
+    def __repr__(self) -> str:
+        config = getattr(self.model, "config", None)
+        name = getattr(config, "architecture", type(self.model).__name__)
+        pairs = ", ".join(f"{source} to {target}" for source, target in self.languages) or "languages not recorded"
+        ids = f"{self.tokenizer.target.vocab_size:,} ids"
+        return f"{type(self).__name__}({name}, {pairs}, {ids}, {self.device}, {self.precision})"
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "auto",
+        precision: Precision = "fp32",
+        *,
+        compile_steps: bool = False,
+        revision: str | None = None,
+        shortlist: int | None = None,
+        engine: EngineName = "torch",
+    ) -> Self:
+        """Load a translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
+
+        `revision` is a branch, tag or commit of a model on the hub.
+        With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
+        On a CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
+
+        Args:
+            shortlist: use the folder's shortlist, with so many frequent words and translations of each source word.
+            engine: what searches: `torch`; `ctranslate2`, on the CPU in fp32 and without token log-probabilities, with
+                an export that is kept beside the model; `auto`: ctranslate2 if it has all options of a call and is
+                faster in a measurement, else torch (see `TextSearch.choose_engine`).
+
+        Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: the content of a file is
+            invalid, or CTranslate2 cannot hold the model. RequestError: the engine has no such device or precision.
+            MissingExtraError: the engine is not installed.
+        """
+        folder = resolve_model_path(path, revision=revision)
+        architecture = read_config(folder).architecture
+        if ARCHITECTURES[architecture].task != "translation":
+            raise ModelFileError(
+                f"{folder} holds a {architecture}, a language model, which does not translate; generate text with it:"
+                " manyheads generate."
+            )
+        if not has_tokenizer(folder):
+            raise ModelFileError(
+                f"{folder} has no tokenizer.json, so it cannot translate text; save the model with its tokenizer."
+            )
+        tokenizer = load_tokenizer(folder)
+        model, chosen, chosen_precision = load_for_inference(folder, device, precision)
+        words: Shortlist | None = None
+        if shortlist is not None:
+            sizes = model.config.source_vocab_size, model.config.target_vocab_size
+            words = Shortlist.load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
+        _check_vocabularies(model.config, tokenizer, folder)
+        made = cls(
+            model,
+            tokenizer,
+            load_settings(folder),
+            chosen,
+            chosen_precision,
+            compile_steps=compile_steps,
+            shortlist=words,
+        )
+        made.languages = read_languages(folder)
+        other = open_engine(engine, folder, runs_plainly=made.search.runs_as())
+        made.search = replace(made.search, engine=other)
+        return made
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write a model folder that `from_pretrained` reads: weights, tokenizer, settings and languages.
+
+        An existing folder is replaced, at once and completely.
+
+        Raises: RequestError: the model is not one of this package. SaveError: it could not be written, or its weights
+            were rounded by `precision` bf16.
+        """
+        if not isinstance(self.model, Seq2Seq):
+            raise RequestError(f"a {type(self.model).__name__} has no config, so it cannot be saved as a model folder.")
+        whole = self._whole or self  # into one language, it is still a model of all of them
+        save_pretrained(
+            self.model, path, tokenizer=whole.tokenizer, generation=self.settings, languages=whole.languages
+        )
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to another device, also that of translators that `into` made. Returns: this translator.
+
+        Raises: RequestError: there is no such device, or it has no products in this precision.
+        """
+        chosen = choose_device(device)
+        if self.search.engine is not None and chosen.type != "cpu":
+            raise RequestError(
+                f"the engine of this translator runs on the CPU, not on {chosen}; load it with engine torch."
+            )
+        return super().to(chosen)
+
+    def into(self, language: str | None, option: str = "language") -> Self:
+        """Return a translator into one language, of a model that translates into several. It shares the model.
+
+        Args:
+            language: one of `tokenizer.target_languages`; None: this is a model for one pair of languages.
+            option: what messages call the language.
+
+        Raises: ConfigError: see `text.tags.check_target`.
+        """
+        whole = self._whole or self
+        needed = not isinstance(whole.tokenizer, MarianTokenizer)
+        chosen = check_target(whole.tokenizer.target_languages, language, "this model", option, is_needed=needed)
+        if chosen is None:
+            return whole
+        made = copy(whole)
+        made._whole, made.target_lang = whole, chosen
+        made.tokenizer = IntoLanguage(whole.tokenizer, chosen)
+        made.search = replace(whole.search, tokenizer=made.tokenizer)
+        made.languages = tuple(pair for pair in whole.languages if pair[1] == chosen)
+        return made
+
+    def options(self, **overrides: Unpack[DecodingOverrides]) -> DecodingSettings:
+        """Return the settings of a call. `do_sample=True` alone also sets num_beams to 1.
+
+        Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: see `check_ids`.
+        """
+        if overrides.get("do_sample") and "num_beams" not in overrides:
+            overrides["num_beams"] = 1
+        settings = self.settings
+        if overrides:
+            settings = build(DecodingSettings, {**vars(settings), **overrides}, "the decoding options")
+        token = self.tokenizer.target
+        check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
+        check_target_limit(settings, self.model.max_len)
+        return settings
+
+
+def _check_vocabularies(config: Any, tokenizer: TranslationTokenizer, folder: Path) -> None:
+    """Check that the model has a row for every id of a text, and the tokenizer a text for every id of the model.
+
+    Raises: ModelFileError: model and tokenizer do not match.
+    """
+    target = tokenizer.target
+    fewest = target.num_target_ids if isinstance(target, Tokenizer) else target.vocab_size
+    most = target.vocab_size if isinstance(target, Tokenizer) else config.target_vocab_size
+    if tokenizer.source.vocab_size > config.source_vocab_size or not fewest <= config.target_vocab_size <= most:
+        raise ModelFileError(
+            f"{folder}: the model knows {config.source_vocab_size:,} source and {config.target_vocab_size:,} target"
+            f" ids, its tokenizer {tokenizer.source.vocab_size:,} and {target.vocab_size:,}; they do not fit."
+        )
