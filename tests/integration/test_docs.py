@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import doctest
 import gzip
-import importlib
-import inspect
 import io
 import re
 import shlex
@@ -22,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from doc_names import found_in
 from doc_pages import REPOSITORY, Block, blocks_of, differing, headings_of, links_of
 from marian_models import write_peer_folder
 from official_xl import Official
@@ -36,6 +35,7 @@ from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.interop import PEERS
 
 TUTORIALS = ["attention", "transformer", "transformer-xl", "reformer"]
+SOURCES = ["annotated-transformer", "transformer-xl", "reformer", "d2l", "labml", "fused-qkv"]
 PAGES = [
     "docs/attention.md",
     "docs/converting.md",
@@ -46,6 +46,7 @@ PAGES = [
     "docs/own-training.md",
     "docs/parsing.md",
     "docs/serving.md",
+    *(f"docs/sources/{name}.md" for name in SOURCES),
     *(f"docs/tutorials/{name}.md" for name in TUTORIALS),
 ]
 
@@ -321,36 +322,6 @@ def test_there_are_symbols() -> None:
 def test_a_symbols_name_is_in_the_code(page: str, code: str) -> None:
     """A module's name, a class's attribute or field, or an argument of its constructor or call."""
     assert any(found_in(room, code.split(".")) for room in ROOMS), f"{page}: `{code}` is nowhere"
-
-
-def found_in(room: str, names: list[str]) -> bool:
-    found: Any = importlib.import_module(room)
-    for place, name in enumerate(names):
-        if inspect.ismodule(found) and not hasattr(found, name):
-            try:
-                found = importlib.import_module(f"{found.__name__}.{name}")
-            except ModuleNotFoundError:
-                return False
-        elif not inspect.isclass(found):
-            if not hasattr(found, name):
-                return False
-            found = getattr(found, name)
-        else:
-            return place == len(names) - 1 and name in names_of(found)
-    return True
-
-
-def names_of(kind: type) -> set[str]:
-    """Whatever one may write after the dot, or give by name."""
-    given = [set(inspect.signature(f).parameters) for f in (kind, getattr(kind, "forward", kind))]
-    made = {
-        name
-        for base in kind.__mro__
-        if base.__module__.startswith("manyheads")
-        for name in re.findall(r"self\.(\w+)(?:: [^=\n]+)? =|self\.(\w+), ", inspect.getsource(base))
-        for name in name
-    }
-    return set(dir(kind)).union(*given, made)
 
 
 TEXTS = [

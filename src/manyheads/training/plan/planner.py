@@ -105,7 +105,8 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStep:
-    """A run and its first step. step_seconds: of a step after it.
+    """A run and its first step. step_seconds: of a step after it. processor_seconds: the same on all threads together,
+    which other programs on the machine hardly change.
 
     shapes: every parameter's name and shape. batch: a description of each micro-batch. state_bytes: as in `Footprint`.
     peak_bytes: peak memory of the step, activations included (on a CPU: of the whole process). fault: the reason why
@@ -123,6 +124,7 @@ class FirstStep:
     peak_bytes: int
     loss: float
     step_seconds: float
+    processor_seconds: float
     fault: str | None
 
     def describe(self) -> str:
@@ -138,7 +140,8 @@ class FirstStep:
                 f"first step: {', '.join(self.batch)}; {self.steps_per_epoch:,} steps per epoch",
                 f"memory: {self.state_bytes / MIB:,.0f} MiB for weights, gradients and optimiser;"
                 f" {self.peak_bytes / MIB:,.0f} MiB at the peak of one step",
-                f"one step: {self.step_seconds:.2f} s, loss {self.loss:.4f} per token (nothing was saved)",
+                f"one step: {self.step_seconds:.2f} s, {self.processor_seconds:.2f} s of processor time, loss"
+                f" {self.loss:.4f} per token (nothing was saved)",
                 self.describe_time(),
                 *([f"the step fails: {self.fault}"] if self.fault else []),
             ]
@@ -285,7 +288,7 @@ class Planner:
             stepper = assembly.stepper()
             result = stepper.take(batches, 1, 0.0)
             peak = peak_memory_bytes(device)
-            seconds = _median_seconds(lambda step: stepper.take(batches, step, 0.0))
+            seconds, processor_seconds = _median_seconds(lambda step: stepper.take(batches, step, 0.0))
             named = named_parameters(assembly.model)
             return FirstStep(
                 config=assembly.config,
@@ -299,21 +302,25 @@ class Planner:
                 peak_bytes=peak,
                 loss=result.loss_sum / result.num_tokens,
                 step_seconds=seconds,
+                processor_seconds=processor_seconds,
                 fault=None if result.fault is None else str(result.fault),
             )
 
 
-def _median_seconds(take: Callable[[int], object]) -> float:
-    """Return the time of a step after the first one, which also prepares memory and kernels.
+def _median_seconds(take: Callable[[int], object]) -> tuple[float, float]:
+    """Return the time of a step after the first one, which also prepares memory and kernels; and the processor time of
+    all threads.
 
     Args: take: computes a step of this number.
     """
     seconds: list[float] = []
+    processor: list[float] = []
     while not seconds or (len(seconds) < 3 and sum(seconds) < 1):
-        started = time.monotonic()
+        started, used = time.monotonic(), time.process_time()
         take(2 + len(seconds))
         seconds.append(time.monotonic() - started)
-    return median(seconds)
+        processor.append(time.process_time() - used)
+    return median(seconds), median(processor)
 
 
 def _probe_lengths(length: int, degree: int) -> tuple[int, ...]:

@@ -1,0 +1,106 @@
+"""The pages of docs/sources: every name of the tables is there, and the tables hold the names that our loaders know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from doc_names import found_in, is_known, is_setting
+from doc_pages import REPOSITORY
+
+from manyheads.interop import PEERS
+
+FOLDER = REPOSITORY / "docs" / "sources"
+PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index")
+LOADERS = {
+    "annotated-transformer": ["annotated-transformer"],
+    "d2l": [name for name in PEERS if re.match(r"d2l/[A-Z]", name)],
+    "fused-qkv": ["fused-qkv/MultiheadAttention"],
+    "labml": ["labml/MultiHeadAttention", "labml/RelativeMultiHeadAttention"],
+    "reformer": ["reformer-pytorch/LSHSelfAttention", "transformers/Reformer"],
+    "transformer-xl": ["kimiyoung/TransformerXL"],
+}
+
+
+def rows(page: str) -> Iterator[list[str]]:
+    """The rows of a page's tables of names: what is there, English, Chinese, what is here."""
+    for table in re.findall(r"(?:^\|.*\n)+", (FOLDER / f"{page}.md").read_text("utf-8"), re.MULTILINE):
+        lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()]
+        if lines[0] == ["there", "English", "中文", "here"]:
+            yield from lines[2:]
+
+
+def coded(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_each_text_has_a_page_with_names() -> None:
+    assert set(PAGES) == set(LOADERS)
+    assert all(len(list(rows(page))) >= 20 for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_of_ours_is_in_the_code(page: str) -> None:
+    wrong = [name for row in rows(page) for name in coded(row[3]) if not is_known(name)]
+    assert not wrong, f"{page}: {wrong} are nowhere"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_row_is_complete(page: str) -> None:
+    """A name of theirs once, both languages, and something in place of it."""
+    names = [name for row in rows(page) for name in coded(row[0])]
+    assert sorted(set(names)) == sorted(names), f"{page}: {sorted(n for n in names if names.count(n) > 1)} twice"
+    for row in rows(page):
+        assert coded(row[0]), row
+        assert row[1], row
+        assert re.search(r"[\u4e00-\u9fff]|softmax", row[2]), row
+        assert row[3], row
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_names_that_the_loaders_read_are_listed(page: str) -> None:
+    """Arguments of constructors, and the last parts of weights' names."""
+    known = {part for row in rows(page) for name in coded(row[0]) for part in (name, *name.split("."))}
+    missing = {name for loader in LOADERS[page] for name in read_by(PEERS[loader]) if name not in known}
+    assert not missing, f"{page} lacks {sorted(missing)}"
+
+
+def read_by(peer: Any) -> set[str]:
+    """`attention.W_{q,k}.*` has W_q and W_k; numbers, stars, weight and bias are no names of a text."""
+    names = set(peer.options)
+    for theirs in vars(peer).get("layout", {}):
+        for part in theirs.split("."):
+            start, braces, rest = part.partition("{")
+            names |= {start + choice for choice in rest.rstrip("}").split(",")} if braces else {part}
+    return {name for name in names if not re.fullmatch(r"\d*|\*|weight|bias|model_type", name)}
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("nn.MultiHeadAttention", True),
+        ("nn.MultiHeadAttention.num_heads", True),
+        ("nn.MultiHeadAttention.num_head", False),
+        ("nn.masked_softmax.fully_masked", True),
+        ("nn.masked_softmax.filled_with", False),
+        ("nn.no_such_thing", False),
+        ("model.dropout", True),
+        ("--model.memory-len", True),
+        ("model.drop", False),
+        ("translate --beam 4", True),
+        ("translate --bean 4", False),
+        ("train --preset base --model.dropout 0.2", True),
+        ("train --preset base --model.drop 0.2", False),
+        ("inspect masks", True),
+        ("inspect mask", False),
+    ],
+)
+def test_names_are_told_apart(name: str, known: bool) -> None:
+    assert is_known(name) == known
+
+
+def test_a_setting_is_no_name_in_python() -> None:
+    assert is_setting("data.max_tokens")
+    assert not found_in("manyheads", ["data", "max_tokens"])
