@@ -34,9 +34,8 @@ def command_fault(arguments: list[str]) -> str:
     """What a command line names that the program has not: a command, an option or a setting; empty if nothing."""
     if arguments[0] not in COMMANDS:
         return f"there is no command {arguments[0]}"
-    command = (arguments[0],)
-    if arguments[0] == "inspect" and len(arguments) > 1:
-        command = (*command, arguments[1])
+    # The options of some commands depend on the task, which the options decide.
+    command = (arguments[0],) if arguments[0] == "train" else tuple(arguments)
     code, page = _help(command)
     if code:
         return f"manyheads {' '.join(command)} --help gives {code}"
@@ -109,5 +108,8 @@ def _help(command: tuple[str, ...]) -> tuple[int, str]:
     """The exit code and the page of `manyheads COMMAND --help`."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        code = main([*command, "--help"])
+        try:
+            code = main([*command, "--help"])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
     return code, out.getvalue()

@@ -180,6 +180,7 @@ def test_dry_run_leaves_nothing(manyheads: Program, tmp_path: Path, capsys: pyte
     shown = capsys.readouterr().out
     assert "43,392 parameters" in shown
     assert "MiB at the peak of one step" in shown
+    assert re.search(r"^one step: \d+\.\d\d s, \d+\.\d\d s of processor time, loss", shown, re.MULTILINE)
     assert not run.exists()
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -32,11 +32,14 @@ __all__ = [
     "counting_steps",
     "forget_peak",
     "peak_and_state_bytes",
+    "peak_bytes",
     "peak_resident_bytes",
     "resident_bytes",
     "state_bytes",
     "take_steps",
 ]
+
+R = TypeVar("R")
 
 _STEPS = 2
 """The first step of an optimiser creates its moments; the second has them from the beginning."""
@@ -98,11 +101,17 @@ def peak_and_state_bytes(
     """Return the peak of the bytes that torch allocates during `take_steps`, and the bytes of the state; both with
     averages.
     """
+    (state, averages), most = peak_bytes(lambda: take_steps(trial, config, length, rows, told))
+    return most + averages, state
+
+
+def peak_bytes(run: Callable[[], R]) -> tuple[R, int]:
+    """Return what `run` returns, and the peak of the bytes that torch allocates on the CPU while it runs."""
     watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with _quietly():
         watched.start()
     try:
-        state, averages = take_steps(trial, config, length, rows, told)
+        returned = run()
     finally:
         with _quietly():
             watched.stop()
@@ -112,7 +121,7 @@ def peak_and_state_bytes(
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         most = max(most, held)
-    return most + averages, state
+    return returned, most
 
 
 @contextmanager
