@@ -109,6 +109,8 @@ NOT_RUN: dict[str, str] = {
     "docs/serving.md:8": "it serves until it is stopped",
     "docs/serving.md:15": "it serves until it is stopped",
     "docs/serving.md:56": "it needs the package openai and a running server",
+    "docs/sources/reformer.md:132": "it needs the reader's model",
+    "docs/sources/transformer-xl.md:140": "it needs the published models, gigabytes",
 }
 
 

@@ -1,4 +1,4 @@
-"""docs/reproducing.md: a row for every table of the papers, commands that are understood, figures that were measured."""
+"""docs/reproducing.md: a row for every table of the papers, commands that are understood, figures that are recorded."""
 
 from __future__ import annotations
 
