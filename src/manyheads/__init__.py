@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from manyheads import nn
     from manyheads.architectures.pretrained import load
+    from manyheads.decoding.classifier import Classifier
     from manyheads.decoding.engines import SearchEngine
     from manyheads.decoding.generator import Generator
     from manyheads.decoding.parser import Parser
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Classifier": "manyheads.decoding.classifier",
     "Generator": "manyheads.decoding.generator",
     "Parser": "manyheads.decoding.parser",
     "Translator": "manyheads.decoding.translator",
     "load": "manyheads.architectures.pretrained",
 }
 
-__all__ = ["Generator", "Parser", "Translator", "__version__", "load", "nn"]
+__all__ = ["Classifier", "Generator", "Parser", "Translator", "__version__", "load", "nn"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """What every architecture of the table must hold, on its debug preset and on variants with its other parts.
 
 A newcomer is tested as soon as it stands in the table: translators as `subject`, language models with a memory of
-segments as `language_model`, those that read a sequence at once as `reformer`, all of them as `any_subject`. One that
+segments as `language_model`, those that read a sequence at once as `reformer`, classifiers as `classifier`, all of them
+as `any_subject`. One that
 cannot hold a contract, or holds it already in another variant, says so in exemptions.json:
 {"architecture/test_name": "reason"}, of one variant alone {"architecture/variant/test_name": "reason"}, of one
 parameter alone {".../test_name[parameter]": "reason"}; `*` stands for every test. The test is then skipped under that
@@ -30,7 +31,16 @@ from manyheads.nn.kernels import policy
 
 torch.set_num_threads(1)  # tensors this small only wait for one another
 
-SUBJECTS = ("subject", "language_model", "memoryless", "hashing", "reversible", "any_subject")
+SUBJECTS = (
+    "subject",
+    "language_model",
+    "memoryless",
+    "hashing",
+    "reversible",
+    "classifier",
+    "reversible_classifier",
+    "any_subject",
+)
 """Fixtures that give an architecture of the table with its settings."""
 VOCAB = 23
 PAD, BOS, EOS = 0, 1, 2
@@ -87,6 +97,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "same length, clamped": {"same_length": True, "clamp_len": 5, "head_dim": 0, "d_embed": 12},
         "absolute": {"attention": "absolute", "clamp_len": 20},
         "absolute, learned, pre-norm": {"attention": "absolute_learned", "max_len": 6, "norm_position": "pre"},
+    },
+    "transformer-classifier": {
+        "debug": {},
+        "first position, post-norm": {"pooling": "first", "norm_position": "post", "positions": "learned"},
+    },
+    "reformer-classifier": {
+        "debug": {},
+        "exact, first position, plain": {"layers": ("full",), "pooling": "first", "reversible": False},
     },
 }
 """Changes to the debug preset. `on SDPA` sends dot products there, which short sequences never reach by themselves."""
@@ -205,6 +223,23 @@ def hashing(request: pytest.FixtureRequest) -> Subject:
 )
 def reversible(request: pytest.FixtureRequest) -> Subject:
     """A language model whose layers can be reversible."""
+    torch.manual_seed(0)
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=subjects("classification"), ids=lambda subject: subject.name)
+def classifier(request: pytest.FixtureRequest) -> Subject:
+    """An encoder with a class head."""
+    torch.manual_seed(0)
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(
+    params=[one for one in subjects("classification") if getattr(one.config, "reversible", False)],
+    ids=lambda subject: subject.name,
+)
+def reversible_classifier(request: pytest.FixtureRequest) -> Subject:
+    """A classifier whose layers are reversible."""
     torch.manual_seed(0)
     return request.param  # type: ignore[no-any-return]
 

@@ -38,6 +38,7 @@ TUTORIALS = ["attention", "transformer", "transformer-xl", "reformer"]
 SOURCES = ["annotated-transformer", "transformer-xl", "reformer", "d2l", "labml", "fused-qkv"]
 PAGES = [
     "docs/attention.md",
+    "docs/classification.md",
     "docs/converting.md",
     "docs/exporting.md",
     "docs/inspecting.md",
@@ -68,6 +69,9 @@ CUTS = [
         r"(?<=train )--config recipes/wikitext-2.yaml",
         r"\g<0> --data.path data/wikitext-2 --model.cutoffs '[3, 6]' --dry-run",
     ),
+    (r"train --preset classifier-demo(?!.*--run-dir)", r"\g<0> --data.path labelled --run-dir runs/classifier-demo"),
+    (r"--preset classifier-demo", "--preset classifier-debug"),
+    (r"--valid-count 500 --test-tsv", "--valid-count 5 --vocab-size 300 --test-tsv"),
     (r"info reformer-demo --length \d+", "info reformer-debug --length 64"),
     (r"info my.yaml --length \d+", "info my.yaml --length 256"),
     (r"info runs/(\S+) --length \d+", r"info runs/\1 --length 64"),
@@ -130,6 +134,15 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "b.txt.gz").write_bytes(gzip.compress(novel[9000:18_000]))
     (place / "other.txt").write_bytes(novel[20_000:21_000])
     (place / "prompts.txt").write_text("He \nShe \n", encoding="utf-8")
+    rows = "".join(
+        f"{language}\t{text}\n" for pair in pairs[:50] for language, text in zip(("en", "de"), pair, strict=True)
+    )
+    for name in ("train.tsv", "test.tsv"):
+        (place / name).write_text(rows, encoding="utf-8", newline="\n")
+    (place / "input.txt").write_text("Guten Tag!\n\nGood day!\n", encoding="utf-8")
+    labelled = "--tsv train.tsv --valid-tsv test.tsv --test-tsv test.tsv --vocab-size 300 --output labelled"
+    with contextlib.chdir(place):
+        run_line(f"manyheads prepare --task classification {labelled}")
     (place / "wikitext-2").mkdir()
     for split in ("train", "valid", "test"):
         (place / "wikitext-2" / f"wiki.{split}.tokens").write_text(" = A title = \n \n the cat sat . \n" * 50, "utf-8")

@@ -22,6 +22,7 @@ from PIL import Image
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
+from manyheads.tasks.classification.settings import ClassificationConfig
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
@@ -50,6 +51,11 @@ SHORT_REFORMER = {
     "evaluate": "--max-tokens 300 --device cpu",
     "generate": "--max-new-tokens 8 --device cpu",
 }
+SHORT_CLASSES = {
+    "train": "--training.max-steps 2 --training.max-minutes 0 --training.save-every 1 --data.max-tokens 1024"
+    " --validation.every-steps 2 --device cpu --training.plots False",
+    "evaluate": "--device cpu",
+}
 NEWSTEST_TRAINING = ("2009", "2010", "2011", "2012")
 
 
@@ -58,10 +64,10 @@ def commands(recipe: Path) -> list[list[str]]:
     return [shlex.split(line[1:])[1:] for line in lines if re.match(r"#   manyheads ", line)]
 
 
-def config_of(recipe: Path) -> TrainConfig | TextConfig:
+def config_of(recipe: Path) -> TrainConfig | TextConfig | ClassificationConfig:
     source = load_yaml(recipe)
     config = resolve(RUNS[source.values.get("model", {}).get("architecture", "transformer")], [source])
-    assert isinstance(config, TrainConfig | TextConfig)
+    assert isinstance(config, TrainConfig | TextConfig | ClassificationConfig)
     return config
 
 
@@ -74,7 +80,7 @@ def test_a_recipe_and_its_commands_agree(recipe: Path) -> None:
     prepare, train = by_name["prepare"], by_name["train"]
     assert prepare[prepare.index("-o") + 1] == config.data.path
     assert train == ["train", "--config", f"recipes/{recipe.name}"]
-    if "--vocab-size" in prepare and isinstance(config, TrainConfig):
+    if "--vocab-size" in prepare and isinstance(config, TrainConfig | ClassificationConfig):
         assert prepare[prepare.index("--vocab-size") + 1] == str(config.tokenizer.vocab_size)
     if "average" in by_name:
         average = by_name["average"]
@@ -161,6 +167,17 @@ def lay_out_texts(folder: Path, data: Path) -> None:
             Image.fromarray(pixels).save(pictures / f"{number}.png")
 
 
+def lay_out_labelled(folder: Path, data: Path, recipe: Path) -> None:
+    """Run the script that a recipe's first lines name, and keep a few texts of each label, for it is all of Tatoeba."""
+    (folder / "tatoeba").symlink_to(data / "tatoeba")
+    [line] = re.findall(r"^#   python (recipes/labelled_texts.py .*)", recipe.read_text(encoding="utf-8"), re.MULTILINE)
+    arguments = shlex.split(line)
+    subprocess.run([sys.executable, *arguments], cwd=folder, check=True, capture_output=True)
+    for file in (folder / arguments[-1]).glob("*.tsv"):
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        file.write_text("".join(f"{line}\n" for line in lines[:: max(1, len(lines) // 300)]), encoding="utf-8")
+
+
 TOO_LARGE = ("lm1b-large",)  # 838 million parameters and their moments, and both checkpoints: 30 GB
 
 
@@ -171,8 +188,11 @@ def test_the_commands_of_a_recipe_run(recipe: Path, shared: Path, tmp_path: Path
     lay_out(tmp_path, shared)
     if is_text:
         lay_out_texts(tmp_path, shared / "data")
+    is_labelled = isinstance(config_of(recipe), ClassificationConfig)
+    if is_labelled:
+        lay_out_labelled(tmp_path, shared / "data", recipe)
     given = commands(recipe) or [["train", "--config", f"recipes/{recipe.name}"]]
-    short = SHORT_TEXT if is_text else SHORT
+    short = SHORT_CLASSES if is_labelled else SHORT_TEXT if is_text else SHORT
     if config_of(recipe).model.architecture == "reformer":
         short = SHORT_REFORMER
     program = [sys.executable, "-m", "manyheads.cli.main"]

@@ -24,6 +24,7 @@ from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 from manyheads.nn.residual import Residual
 
@@ -78,6 +79,7 @@ EQUATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], str]]] = {
     AttentionSublayer: ("changed stream", lambda _: "x + attention(LN(x')), x' the other stream"),
     SelfSublayer: ("changed stream", lambda _: "x + attention(LN(x')), x' the other stream"),
     CrossSublayer: ("changed stream", lambda _: "x + attention(LN(x'), memory), x' the other stream"),
+    TextPooling: ("text vector", lambda pool: "h₁" if pool.kind == "first" else "mean of the real positions' h"),
     FeedForwardSublayer: ("changed stream", lambda _: "x + feed-forward(LN(x')), x' the other stream"),
 }
 """Class -> the name and the equation of its output; for attention see `attention_tensors`.

@@ -13,7 +13,9 @@ from manyheads.errors import ConfigError
 __all__ = ["CardFacts", "make_card"]
 
 _PIPELINES = {"transformer": "translation", "transformer-xl": "text-generation", "reformer": "text-generation"}
+_CLASSIFIES = "text-classification"
 _BLEU = {"bleu": "BLEU", "chrf": "chrF"}
+_OF_CLASSIFIERS = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
 _OF_LANGUAGE_MODELS = {"perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
 
 
@@ -49,7 +51,8 @@ def make_card(
     Raises: ConfigError: the evaluation is not of `manyheads evaluate --json`.
     """
     architecture = config.architecture
-    pipeline = _PIPELINES.get(architecture, "text-generation")
+    labels = getattr(config, "labels", ())
+    pipeline = _CLASSIFIES if labels else _PIPELINES.get(architecture, "text-generation")
     spoken = list(dict.fromkeys(language for pair in languages for language in pair))
     known = {"language": spoken, "license": facts.licence, "datasets": list(facts.datasets)}
     head: dict[str, Any] = {
@@ -66,6 +69,7 @@ def make_card(
         head |= {"model-index": [{"name": name.rpartition("/")[2], "results": [one]}]}
     directions = ", ".join(f"{source} to {target}" for source, target in languages)
     what = f"It translates from {directions}. " if directions else ""
+    what = f"It gives a text one of the labels {', '.join(labels)}. " if labels else what
     lines = [
         *("---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", f"# {name}", ""),
         *(f"A {architecture} of manyheads with {num_parameters:,} parameters. {what}".rstrip(), ""),
@@ -86,13 +90,18 @@ def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
         if isinstance(found := evaluation.get(key), Mapping):
             arguments = {"signature": str(found.get("signature"))}
             results.append({"type": key, "name": title, "value": float(found["score"]), "args": arguments})
+    for key, title in _OF_CLASSIFIERS.items():
+        if isinstance(evaluation.get(key), float):
+            results.append({"type": key, "name": title, "value": evaluation[key]})
     records = evaluation.get("results")
     first = records[0] if isinstance(records, list) and records else None
     for key, title in _OF_LANGUAGE_MODELS.items():
         if isinstance(first, Mapping) and key in first:
             results.append({"type": key, "name": title, "value": float(first[key])})
     if not results:
-        raise ConfigError("the evaluation has neither BLEU and chrF nor perplexity; evaluate a model, then push it.")
+        raise ConfigError(
+            "the evaluation has neither BLEU and chrF, nor perplexity, nor accuracy; evaluate a model, then push it."
+        )
     return results
 
 
@@ -101,7 +110,9 @@ def _signature(result: Mapping[str, Any]) -> str:
 
 
 def _limits(config: Any, facts: CardFacts) -> list[str]:
-    if _PIPELINES.get(config.architecture) == "translation":
+    if getattr(config, "labels", ()):
+        lines = ["- It knows no other labels, and gives one of them to any text, also to one that fits none."]
+    elif _PIPELINES.get(config.architecture) == "translation":
         most = config.longest_input
         longest = f"Sources and translations have at most {most:,} tokens. " if most else ""
         lines = [f"- {longest}Each line is translated by itself, without the lines before it."]

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from manyheads.architectures.classifier import SequenceClassifier
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.protocols import ModelConfig
@@ -120,7 +121,7 @@ def _check_fit(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], where: 
 
 
 def save_pretrained(
-    model: Seq2Seq | LanguageModel,
+    model: Seq2Seq | LanguageModel | SequenceClassifier,
     path: str | Path,
     *,
     tokenizer: HasFiles | None = None,
@@ -181,8 +182,8 @@ def _unrounded_state(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
 
 def load(
     path: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, revision: str | None = None
-) -> Seq2Seq | LanguageModel:
-    """Return a composite with its weights, in evaluation mode and float32, for translation or language modelling.
+) -> Seq2Seq | LanguageModel | SequenceClassifier:
+    """Return a composite with its weights, in evaluation mode and float32, for the task of its architecture.
 
     Args:
         path: a model folder, a run folder (its model/ is used), or `owner/name` on the Hugging Face hub.
@@ -198,7 +199,7 @@ def load(
     config = read_config(folder)
     tensors = _read_weights(folder, config)
     with torch.device("meta"), _Uninitialised():
-        model: Seq2Seq | LanguageModel = build_model(config)
+        model: Seq2Seq | LanguageModel | SequenceClassifier = build_model(config)
     _check_fit(tensors, portable_state(model), str(folder / WEIGHTS))  # before allocating memory for the config's sizes
     model.to_empty(device=device)
     model.tie_weights()
@@ -328,6 +329,9 @@ print(translator.translate(["..."]))""",
     "language-modelling": """import manyheads
 model = manyheads.load(".")
 log_probs = model.log_probs(ids)  # of the token after each""",
+    "classification": """import manyheads
+classifier = manyheads.Classifier.from_pretrained(".")
+print(classifier(["..."]))""",
 }
 
 
@@ -337,13 +341,19 @@ def usage_example(task: str, languages: Sequence[LanguagePair]) -> str:
     return EXAMPLES[task].replace('from_pretrained(".")', chosen)
 
 
-def _card(model: Seq2Seq | LanguageModel, tensors: Mapping[str, Tensor], languages: Sequence[LanguagePair] = ()) -> str:
+def _card(
+    model: Seq2Seq | LanguageModel | SequenceClassifier,
+    tensors: Mapping[str, Tensor],
+    languages: Sequence[LanguagePair] = (),
+) -> str:
     name = model.config.architecture
     task = ARCHITECTURES[name].task
     known = list(dict.fromkeys(one for pair in languages for one in pair))
     header = f"language: [{', '.join(known)}]\n" if known else ""
     directions = ", ".join(f"{source} to {target}" for source, target in languages)
     translates = f"It translates from {directions}.\n\n" if directions else ""
+    if isinstance(model, SequenceClassifier):
+        translates = f"Its labels: {', '.join(model.config.labels)}.\n\n"
     return f"""---
 {header}library_name: manyheads
 tags: [{task}, {name}]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_c
 from torch import Tensor, nn
 
 __all__ = [
+    "ClassifierConfig",
     "LanguageBody",
     "LanguageModelConfig",
     "ModelConfig",
@@ -34,8 +35,8 @@ class ModelConfig(Protocol):
         """Its name in ARCHITECTURES."""
 
     @property
-    def task(self) -> Literal["translation", "language-modelling"]:
-        """The kind of model: `Seq2Seq` or `LanguageModel`."""
+    def task(self) -> Literal["translation", "language-modelling", "classification"]:
+        """The kind of model: `Seq2Seq`, `LanguageModel` or `SequenceClassifier`."""
 
     @property
     def memory_degree(self) -> int:
@@ -94,6 +95,22 @@ class LanguageModelConfig(ModelConfig, Protocol):
     @property
     def context_settings(self) -> dict[str, int]:
         """Settings besides the segment length that determine the context length of attention."""
+
+
+class ClassifierConfig(ModelConfig, Protocol):
+    """Facts about a classifier."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids; 0: that of the data."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the head's scores; empty: those of the data."""
+
+    @property
+    def pooling(self) -> str:
+        """How the states of a text become one vector; see `nn.pooling`."""
 
 
 class Output(NamedTuple):

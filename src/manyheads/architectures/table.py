@@ -10,16 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from manyheads.architectures.reformer.classifier_config import PRESETS as REFORMER_CLASSIFIER_PRESETS
+from manyheads.architectures.reformer.classifier_config import ReformerClassifierConfig
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.architectures.reformer.presets import PRESETS as REFORMER_PRESETS
 from manyheads.architectures.reformer.presets import SEQ2SEQ_PRESETS
+from manyheads.architectures.transformer.classifier_config import PRESETS as CLASSIFIER_PRESETS
+from manyheads.architectures.transformer.classifier_config import TransformerClassifierConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMER_PRESETS
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.errors import ConfigError
 
-__all__ = ["ARCHITECTURES", "Architecture", "build_model", "configs_of"]
+__all__ = ["ARCHITECTURES", "Architecture", "ModelTask", "build_model", "configs_of"]
+
+ModelTask = Literal["translation", "language-modelling", "classification"]
+"""The kind of a model: `Seq2Seq`, `LanguageModel` or `SequenceClassifier`."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +42,9 @@ class Architecture:
     builder: str
 
     @property
-    def task(self) -> Literal["translation", "language-modelling"]:
-        """Which composite it is: `Seq2Seq` or `LanguageModel`."""
-        task: Literal["translation", "language-modelling"] = self.config.task
+    def task(self) -> ModelTask:
+        """Which composite it is; see `ModelTask`."""
+        task: ModelTask = self.config.task
         return task
 
     def build(self, config: Any) -> Any:
@@ -52,16 +59,22 @@ ARCHITECTURES: dict[str, Architecture] = {
     "transformer-xl": Architecture(TransformerXLConfig, XL_PRESETS, "transformer_xl.build.build"),
     "reformer": Architecture(ReformerConfig, REFORMER_PRESETS, "reformer.build.build"),
     "reformer-seq2seq": Architecture(ReformerSeq2SeqConfig, SEQ2SEQ_PRESETS, "reformer.build.build_seq2seq"),
+    "transformer-classifier": Architecture(
+        TransformerClassifierConfig, CLASSIFIER_PRESETS, "transformer.classifier.build_classifier"
+    ),
+    "reformer-classifier": Architecture(
+        ReformerClassifierConfig, REFORMER_CLASSIFIER_PRESETS, "reformer.classifier.build_classifier"
+    ),
 }
 
 
-def configs_of(task: Literal["translation", "language-modelling"]) -> tuple[type, ...]:
+def configs_of(task: ModelTask) -> tuple[type, ...]:
     """The config classes of all architectures for a task."""
     return tuple(entry.config for entry in ARCHITECTURES.values() if entry.task == task)
 
 
 def build_model(config: Any) -> Any:
-    """Return a new composite, `Seq2Seq` or `LanguageModel`, with random weights (from torch's global generator).
+    """Return a new composite (see `ModelTask`) with random weights (from torch's global generator).
 
     Raises: ConfigError: the architecture is unknown, or the config cannot be built.
     """

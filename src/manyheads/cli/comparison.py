@@ -12,8 +12,9 @@ from manyheads.errors import ConfigError
 
 __all__ = ["compare_runs", "draw_curves", "sorted_rows", "table_lines"]
 
-_SCORES = ("valid_nll", "perplexity", "bits_per_byte", "bits_per_character", "bits_per_dim", "bleu", "chrf", "f1")
-_LARGER_IS_BETTER = ("bleu", "chrf", "f1")
+_LARGER_IS_BETTER = ("bleu", "chrf", "f1", "accuracy")
+_LOSSES = ("valid_nll", "perplexity", "bits_per_byte", "bits_per_character", "bits_per_dim")
+_SCORES = (*_LOSSES, *_LARGER_IS_BETTER)
 _COLUMNS = ("run", "data", "architecture", "parameters", "step", "epoch", "tokens", "minutes", *_SCORES)
 
 
@@ -32,7 +33,7 @@ def compare_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def sorted_rows(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Return the rows with the best first: the largest BLEU, chrF or F1, otherwise the smallest value.
+    """Return the rows with the best first: the largest BLEU, chrF, F1 or accuracy, otherwise the smallest value.
 
     Rows without the value are last.
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "evaluate": "BLEU, chrF and likelihood on held-out text, with signatures",
     "translate": "lines in, translations out; a prompt in a terminal",
     "generate": "go on from a text with a language model, as it is written",
+    "classify": "lines in, labels out, by a classifier",
     "score": "log-probabilities of given translations",
     "serve": "an HTTP server for models, with a web page",
     "inspect": "look inside: attention, shapes, positions, schedules",

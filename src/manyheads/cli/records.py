@@ -129,10 +129,12 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
 
 def _data(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.data.prepared import PreparedData, prepared_task
+    from manyheads.data.prepared_labelled import LabelledData
     from manyheads.data.prepared_text import TextData
     from manyheads.data.preparing import LANGUAGE_TASK
 
-    kind: type[PreparedData] | type[TextData] = TextData if prepared_task(path) == LANGUAGE_TASK else PreparedData
+    kinds: dict[str, Any] = {LANGUAGE_TASK: TextData, "classification": LabelledData}
+    kind = kinds.get(prepared_task(path), PreparedData)
     damaged: list[str] = []
     try:
         data = kind.open(path, verify=verify)
@@ -149,8 +151,15 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
         "tokenizer": _known(data.vocabulary) if isinstance(data, TextData) else _tokenizer(path),
         "counts": data.manifest.get("counts", {}),
     }
+    if isinstance(data, LabelledData):
+        record["labels"] = {split: _counted(counts) for split, counts in data.manifest.get("label_counts", {}).items()}
     record |= {key: data.manifest[key] for key in ("sources", "settings") if key in data.manifest}
     return record | ({"damaged": damaged} if verify else {})
+
+
+def _counted(counts: dict[str, int]) -> list[str]:
+    """`en 1,000`, for each label."""
+    return [f"{label} {count:,}" for label, count in counts.items()]
 
 
 def _directions(languages: Any) -> list[str] | None:

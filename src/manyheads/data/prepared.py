@@ -62,7 +62,7 @@ Folder = TypeVar("Folder", bound="PreparedFolder")
 
 
 def prepared_task(path: str | Path) -> str:
-    """Return the task of a folder of prepared data: `translation`, `parsing` or `language-modelling`.
+    """Return the task of a folder of prepared data: `translation`, `parsing`, `language-modelling` or `classification`.
 
     Raises: DataError: it is not a folder of prepared data.
     """
@@ -135,6 +135,8 @@ class PreparedData(PreparedFolder):
         name = prepared_task(path)
         if name == LANGUAGE_TASK:
             raise DataError(f"{path} holds a text for language models; pairs are needed here: `manyheads prepare`.")
+        if name == "classification":
+            raise DataError(f"{path} holds labelled texts for classifiers; pairs are needed here: `manyheads prepare`.")
         tokenizer, task = Tokenizer.load(path / "tokenizer.json"), None
         if name != "translation":
             task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json"))

@@ -93,6 +93,10 @@ class Generator(RunsModel[LanguageModel]):
             )
         model, chosen, chosen_precision = load_for_inference(folder, device, precision)
         if not isinstance(model, LanguageModel):
+            if model.config.task == "classification":
+                raise ModelFileError(
+                    f"{folder} holds a model that gives texts labels; use `classify`, or a Classifier."
+                )
             raise ModelFileError(f"{folder} holds a model that translates; use `translate`, or a Translator.")
         vocabulary = load_vocabulary(folder)
         if vocabulary.vocab_size > model.config.vocab_size:

@@ -97,6 +97,10 @@ class TranslationModel(RunsModel[Searchable]):
         """
         folder = resolve_model_path(path, revision=revision)
         architecture = read_config(folder).architecture
+        if ARCHITECTURES[architecture].task == "classification":
+            raise ModelFileError(
+                f"{folder} holds a {architecture}, which gives texts labels and does not translate: manyheads classify."
+            )
         if ARCHITECTURES[architecture].task != "translation":
             raise ModelFileError(
                 f"{folder} holds a {architecture}, a language model, which does not translate; generate text with it:"

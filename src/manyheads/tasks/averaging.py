@@ -8,6 +8,7 @@ from typing import Literal
 
 from manyheads.architectures.pretrained import (
     EXAMPLES,
+    GENERATION,
     load_portable_state,
     read_config,
     read_languages,
@@ -79,7 +80,7 @@ def average_run(
         model,
         output,
         tokenizer=load_tokenizer(source) if has_tokenizer(source) else None,
-        generation=load_settings(source),
+        generation=load_settings(source) if (source / GENERATION).is_file() else None,
         card=_CARD.format(
             task=task,
             architecture=config.architecture,

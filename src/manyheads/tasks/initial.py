@@ -15,6 +15,8 @@ from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import read_object
 from manyheads.files.verify import file_sha256
+from manyheads.tasks.classification.settings import ClassificationConfig
+from manyheads.tasks.classifier_presets import classifier_demo
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.presets import demo, reformer_demo, xl_demo
 from manyheads.tasks.table import RUNS
@@ -89,6 +91,8 @@ def default_layer(model: Mapping[str, Any], *, keeps_preset: bool) -> Source:
     config: RunConfig
     if RUNS[model["architecture"]] is TrainConfig:
         config = demo()
+    elif RUNS[model["architecture"]] is ClassificationConfig:
+        config = classifier_demo()
     elif model["architecture"] == "reformer":
         config = reformer_demo()
     else:

@@ -12,6 +12,7 @@ from manyheads.config.merge import field_types, tag_of, variants
 from manyheads.config.suggest import not_among
 from manyheads.data.settings import shares_of
 from manyheads.errors import ConfigError, ModelFileError
+from manyheads.tasks.classification.settings import ClassificationConfig
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED
 from manyheads.tasks.initial import check_sizes, default_layer, model_layer
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
@@ -21,7 +22,7 @@ from manyheads.training.settings import RunConfig
 
 __all__ = ["resolve_run"]
 
-_SEQ2SEQ = "-seq2seq"
+_SEQ2SEQ, _CLASSIFIER = "-seq2seq", "-classifier"
 _SIZES = (
     "d_model",
     "num_heads",
@@ -223,6 +224,9 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
     translates = any(RUNS.get(str(kind)) is TrainConfig for kind in kinds) or (not kinds and _is_of_pairs(path))
     if translates and f"{name}{_SEQ2SEQ}" in RUNS:
         name = f"{name}{_SEQ2SEQ}"
+    classifies = any(RUNS.get(str(kind)) is ClassificationConfig for kind in kinds)
+    if (classifies or (not kinds and task_of_folder(path) == "classification")) and f"{name}{_CLASSIFIER}" in RUNS:
+        name = f"{name}{_CLASSIFIER}"
     if name not in RUNS:
         mistakes.append(not_among("--architecture is", name, RUNS))
         return Source({}, "--architecture")

@@ -14,6 +14,7 @@ from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.evaluation.reading import Reading
+from manyheads.tasks.classifier_presets import classifier_debug, classifier_demo, reformer_classifier_demo
 from manyheads.tasks.paper_presets import enwik8, imagenet64, million, vanilla_lm
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
@@ -305,6 +306,9 @@ PRESETS: dict[str, Callable[..., RunConfig]] = {
     "reformer-debug": reformer_debug,
     "reformer-demo": reformer_demo,
     "duplication": duplication,
+    "classifier-debug": classifier_debug,
+    "classifier-demo": classifier_demo,
+    "reformer-classifier-demo": reformer_classifier_demo,
     "vanilla-lm": vanilla_lm,
     "million": million,
     "enwik8": enwik8,

@@ -18,6 +18,7 @@ from manyheads.config.files import load_yaml
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import MOST_BYTES, read_object
+from manyheads.tasks.classification.settings import ClassificationConfig
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
@@ -67,11 +68,18 @@ TASKS: dict[str, Task] = {
     "duplication": Task(
         "the second half of 0w0w (Kitaev et al. 2020, sec. 5.1)", TextConfig, ("manyheads.tasks.duplication", _TEXT)
     ),
+    "classification": Task(
+        "texts to labels", ClassificationConfig, ("manyheads.tasks.classification",), "classification"
+    ),
 }
 
-RUNS: dict[str, type[RunConfig]] = {
-    name: TrainConfig if entry.task == "translation" else TextConfig for name, entry in ARCHITECTURES.items()
+_RUN_OF: dict[str, type[RunConfig]] = {
+    "translation": TrainConfig,
+    "language-modelling": TextConfig,
+    "classification": ClassificationConfig,
 }
+
+RUNS: dict[str, type[RunConfig]] = {name: _RUN_OF[entry.task] for name, entry in ARCHITECTURES.items()}
 """model.architecture -> the settings of a run that trains it."""
 
 
@@ -95,6 +103,8 @@ def task_of_folder(name: str) -> str | None:
         run = RUNS.get(str(record.get("architecture")))
         if run is TextConfig:
             return "duplication" if _is_duplication(folder.absolute().parent) or _is_duplication(path) else "text"
+        if run is ClassificationConfig:
+            return "classification"
         if run is not None:
             return "parsing" if (folder / "task.json").is_file() else "translation"
     return _task_of_data(path)
@@ -115,7 +125,7 @@ def _task_of_data(folder: Path) -> str | None:
     name = task.get("name") if isinstance(task, Mapping) else None
     if name == "language-modelling":
         return "text"
-    return "parsing" if name == "parsing" else "translation"
+    return str(name) if name in ("parsing", "classification") else "translation"
 
 
 def json_or_empty(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:

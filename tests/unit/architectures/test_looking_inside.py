@@ -94,6 +94,7 @@ def test_the_trace_names_every_tensor_once_and_leaves_the_model_as_it_was() -> N
 TOLD_BY_OTHERS = {
     # What holds others, and parts whose numbers belong to the line of what holds them.
     *("Seq2Seq", "LanguageModel", "Transformer", "TransformerXL", "Reformer", "ReformerTranslator"),
+    *("SequenceClassifier", "TransformerEncoder", "ReformerEncoder"),
     *("Encoder", "Decoder", "EncoderLayer", "DecoderLayer", "RelativeLayer", "ReformerLayer"),
     *("ModuleList", "ParameterList", "Dropout", "LayerNorm", "Linear"),
 }
@@ -125,6 +126,8 @@ def test_every_architecture_shows_its_attention_in_every_layer(name: str) -> Non
     config: Any = model.config
     if ARCHITECTURES[name].task == "translation":
         counts = (config.num_encoder_layers, config.num_decoder_layers, config.num_decoder_layers)
+    elif name == "transformer-classifier":
+        counts = (config.num_layers, 0, 0)
     else:
         counts = (0, config.num_layers, 0)
     assert (len(found.encoder), len(found.decoder), len(found.cross)) == counts

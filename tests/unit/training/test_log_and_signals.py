@@ -156,7 +156,8 @@ def test_presets_are_what_they_cite() -> None:
     made: dict[str, Any] = {name: make() for name, make in PRESETS.items()}
     language = {"lm-demo", "xl-debug", "xl-demo", "reformer-debug", "reformer-demo", "duplication"}
     papers = {"vanilla-lm", "million", "enwik8", "imagenet64"}
-    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big", *language, *papers}
+    classes = {"classifier-debug", "classifier-demo", "reformer-classifier-demo"}
+    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big", *language, *papers, *classes}
     assert made["copy"].training.label_smoothing == 0
     tiny = made["tiny"]
     assert (tiny.optimiser.learning_rate, tiny.schedule.warmup_steps, tiny.data.max_tokens) == (0.005, 2000, 8192)

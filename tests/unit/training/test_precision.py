@@ -15,14 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import manyheads.training.run.precision
 from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.data.labelled_files import Labelled, LabelledList
 from manyheads.data.prepared_text import NOVEL
+from manyheads.data.preparing_labelled import prepare_labelled
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
+from manyheads.tasks.classification.settings import ClassificationConfig
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.text.settings import TokenizerSettings
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.settings import RunConfig
 
@@ -166,6 +170,15 @@ def made_small(name: str, corpus: Path, run_dir: Path) -> RunConfig:
             validation={"every_steps": 2, "bleu_sentences": 2},
             decoding={"max_len_offset": 2},
         )
+    if isinstance(config, ClassificationConfig):
+        reformer = {"max_len": 64, "chunk_len": 8, "local_chunk_len": 8}
+        return changed(  # type: ignore[no-any-return]
+            config,
+            **common,
+            data={"path": str(labelled(corpus)), "max_tokens": 128, "max_len": 16, "accumulate": 1},
+            model={**sizes, **(reformer if isinstance(config.model, ReformerConfig) else {}), "num_layers": 3},
+            validation={"every_steps": 2},
+        )
     assert isinstance(config, TextConfig)
     if isinstance(config.model, ReformerConfig):
         sizes |= {"head_dim": 16, "max_len": 64, "chunk_len": 8, "ff_chunk_len": 16}
@@ -181,6 +194,16 @@ def made_small(name: str, corpus: Path, run_dir: Path) -> RunConfig:
         model=sizes,
         validation={"every_steps": 2, "sample_tokens": 4},
     )
+
+
+def labelled(corpus: Path) -> Path:
+    """Prepared texts with labels, beside the corpus."""
+    folder = corpus.parent / "labelled"
+    if not folder.exists():
+        rows = LabelledList("made", [Labelled(f"label {number % 2}", f"word {number % 7}") for number in range(40)])
+        tokenizer = TokenizerSettings(kind="word", vocab_size=20)
+        prepare_labelled(folder, train=rows, valid=rows, tokenizer=tokenizer)
+    return folder
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
 from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.errors import ConfigError
 from manyheads.interop.exports import Check, ExportOptions
 from manyheads.interop.exports import onnx_files as files
 from manyheads.interop.exports.onnx_check import compare_language_model, compare_translation
@@ -33,6 +35,11 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     files.check_size(module)
     if isinstance(module, Seq2Seq):
         return write_translation(module, model, target, suffix_of(options))
+    if not isinstance(module, LanguageModel):
+        raise ConfigError(
+            f"the format onnx cannot hold a {module.config.architecture} (model.architecture); it holds transformer,"
+            " transformer-xl and reformer. Use the folder with manyheads itself."
+        )
     return write_language_model(module, model, target, suffix_of(options))
 
 
@@ -42,6 +49,7 @@ def deviation(model: Path, target: Path, sentences: list[list[int]], options: Ex
     module = load(model).eval()
     if isinstance(module, Seq2Seq):
         return compare_translation(module, model, target, sentences, options)
+    assert isinstance(module, LanguageModel)  # no other is written
     return compare_language_model(module, model, target, sentences, options)
 
 

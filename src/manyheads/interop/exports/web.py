@@ -35,6 +35,10 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     """
     runtime = _runtime_files(options.runtime)
     config = read_config(model)
+    if config.task == "classification":
+        raise ConfigError(
+            f"the format web translates, which a {config.architecture} cannot. Use the folder with manyheads itself."
+        )
     if not hasattr(config, "source_vocab_size"):
         raise ConfigError(f"the format web translates, which a {config.architecture} cannot; use the format onnx.")
     tokenizer = tokenizer_of(model, "web")

@@ -1,0 +1,84 @@
+"""The composite for classification: an encoder, one vector for a whole text, and a head that chooses its label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.protocols import ClassifierConfig, Output
+from manyheads.data.labelled_batch import LabelledBatch
+from manyheads.errors import ConfigError
+from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.pooling import TextPooling
+from manyheads.nn.shapes import Float, Int
+
+__all__ = ["SequenceClassifier", "check_classes"]
+
+
+class SequenceClassifier(nn.Module):
+    """An encoder with pooling and its class head, the object that is trained, saved, loaded and evaluated.
+
+        model = manyheads.load("models/genres")
+        log_probs = model.log_probs(tokens, lengths)     # (batch, labels), in the order of model.config.labels
+
+    Args:
+        body: a module: (tokens, lengths) -> hidden states. It reads no padding.
+        pooling: makes one vector of the states of a text.
+        head: with a row of weights for each label.
+        config: the architecture's, a `protocols.ClassifierConfig`, stored for files; it contains the labels.
+    """
+
+    def __init__(self, body: nn.Module, pooling: TextPooling, head: LinearHead, config: Any) -> None:
+        super().__init__()
+        self.body = body
+        self.pooling = pooling
+        self.head = head
+        self.config = config
+
+    def tie_weights(self) -> None:
+        """Do nothing: no parameters are shared."""
+
+    @property
+    def max_len(self) -> int | None:
+        """Longest text in tokens, EOS included; None: there is no limit."""
+        longest: int | None = self.config.longest_input
+        return longest
+
+    def forward(
+        self, batch: LabelledBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
+    ) -> Output:
+        """Return the loss of a batch, summed over its texts; num_tokens is the number of texts.
+
+        Args: state, chunk_tokens: not used, as there is no memory, and a text has one row of logits.
+        """
+        keep = torch.ones_like(batch.labels, dtype=torch.bool)
+        vectors = self._vectors(batch.tokens, batch.lengths)
+        loss_sum, nll_sum = self.head.loss(vectors, batch.labels, keep, label_smoothing=label_smoothing)
+        return Output(loss_sum=loss_sum, nll_sum=nll_sum, num_tokens=keep.sum())
+
+    def log_probs(
+        self, tokens: Int[Tensor, "batch len"], lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch num_labels"]:
+        """Return log-probabilities of the labels in float32.
+
+        Args:
+            tokens: ids, EOS last, padded on the right.
+            lengths: number of real ids of each row, at least 1; None: all are real.
+        """
+        if lengths is None:
+            lengths = torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
+        return self.head.log_probs(self._vectors(tokens, lengths))
+
+    def _vectors(self, tokens: Tensor, lengths: Tensor) -> Float[Tensor, "batch width"]:
+        vectors: Tensor = self.pooling(self.body(tokens, lengths), lengths)
+        return vectors
+
+
+def check_classes(config: ClassifierConfig) -> None:
+    """Check that a config is complete. Raises: ConfigError: the vocabulary size or the labels are missing."""
+    if config.vocab_size < 1:
+        raise ConfigError("model.vocab_size is not set; give the number of ids of the vocabulary.")
+    if len(config.labels) < 2:
+        raise ConfigError(f"model.labels has {len(config.labels)} labels; a classifier chooses among at least 2.")

@@ -1,0 +1,54 @@
+"""The Transformer's encoder alone, and the classifier made of it.
+
+Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.1, the left half of figure 1.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from manyheads.architectures.classifier import SequenceClassifier, check_classes
+from manyheads.architectures.transformer.classifier_config import TransformerClassifierConfig
+from manyheads.architectures.transformer.model import Encoder
+from manyheads.nn.attention.masks import Lengths
+from manyheads.nn.dropout import Dropout
+from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.pooling import TextPooling
+from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+from manyheads.nn.precision import low_precision
+from manyheads.nn.shapes import Float, Int
+
+__all__ = ["TransformerEncoder", "build_classifier"]
+
+
+class TransformerEncoder(nn.Module):
+    """Token ids to hidden states: embedding, positions, and the encoder-decoder's stack of layers.
+
+    Args: config: sizes and choices; the vocabulary size must be set.
+    """
+
+    def __init__(self, config: TransformerClassifierConfig) -> None:
+        super().__init__()
+        self.embedding = TokenEmbedding(config.vocab_size, config.d_model)
+        self.positions = (
+            LearnedPositions(config.d_model, max_len=config.max_len)
+            if config.positions == "learned"
+            else SinusoidalPositions(config.d_model)
+        )
+        self.dropout = Dropout(config.dropout)
+        self.encoder = Encoder(config.stack)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch len"], lengths: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch len d_model"]:
+        """Return the states. Rows are padded on the right; states at padding are undefined."""
+        x = self.dropout(low_precision(self.positions(self.embedding(tokens))))
+        return self.encoder(x, Lengths(lengths))  # type: ignore[no-any-return]
+
+
+def build_classifier(config: TransformerClassifierConfig) -> SequenceClassifier:
+    """Return body and head, with random weights. Raises: ConfigError: see `check_classes`."""
+    check_classes(config)
+    head = LinearHead(config.d_model, len(config.labels), bias=True)
+    return SequenceClassifier(TransformerEncoder(config), TextPooling(config.pooling, config.dropout), head, config)

@@ -1,0 +1,121 @@
+"""Config and presets of the Transformer's encoder as a classifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, Union
+
+from manyheads.architectures.transformer.config import Activation, TransformerConfig
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
+from manyheads.config.labels import check_labels
+from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.kinds import AttentionConfig
+    from manyheads.nn.pooling import Pooling
+else:
+    AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
+    Pooling = Literal["mean", "first"]
+
+__all__ = ["PRESETS", "TransformerClassifierConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerClassifierConfig:
+    """The encoder of Vaswani et al. 2017 (sec. 3.1), whose states are pooled into one vector for a linear layer.
+
+    Args:
+        architecture: identifies the architecture.
+        vocab_size: number of ids; 0: the tokenizer's.
+        labels: the labels, in the order of the scores; empty: those of the data.
+        pooling: the vector of a text: `mean` of the states of its tokens, or the state of the `first` one.
+        d_model: width of every layer.
+        num_heads: attention heads; d_model is divided among them.
+        d_ff: inner width of the feed-forward layers.
+        num_layers: layers of the encoder.
+        dropout: on the sum of embeddings and positions, on every sublayer's output, and on the vector of a text.
+        attention_dropout: on attention weights.
+        feed_forward_dropout: between the two linear layers of the feed-forward layer.
+        activation: of the feed-forward layers; `gelu` is exact, `gelu_tanh` and `quick_gelu` approximate it.
+        norm_position: `post`: LN(x + f(x)) as in the paper; `pre`: x + f(LN(x)), and one more norm after the last
+            layer.
+        positions: `sinusoidal` (sec. 3.5) or `learned`.
+        max_len: table size of learned positions, in tokens; sinusoidal ones have no limit.
+        attention: the score function.
+
+    Raises: ConfigError: sizes are not positive or not divisible, a rate is outside [0, 1), or a label is empty or
+        occurs twice.
+    """
+
+    task: ClassVar[Literal["classification"]] = "classification"
+    memory_degree: ClassVar[int] = 2
+
+    architecture: Literal["transformer-classifier"] = "transformer-classifier"
+    vocab_size: int = 0
+    labels: tuple[str, ...] = ()
+    pooling: Pooling = "mean"
+    d_model: int = 512
+    num_heads: int = 8
+    d_ff: int = 2048
+    num_layers: int = 6
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    feed_forward_dropout: float = 0.0
+    activation: Activation = "relu"
+    norm_position: Literal["post", "pre"] = "pre"
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    max_len: int = 1024
+    attention: AttentionConfig = field(default_factory=DotProductAttentionConfig)
+
+    def __post_init__(self) -> None:
+        check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "max_len")
+        check(self, "model.", between(1, MOST_LAYERS), "num_layers")
+        check(self, "model.", between(0, MOST_UNITS), "vocab_size")
+        check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "feed_forward_dropout")
+        check_labels(self.labels)
+        _ = self.stack  # its own checks
+
+    @property
+    def stack(self) -> TransformerConfig:
+        """The config of the same encoder in an encoder-decoder, from which the layers are built."""
+        return TransformerConfig(
+            source_vocab_size=self.vocab_size,
+            target_vocab_size=self.vocab_size,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_ff=self.d_ff,
+            num_encoder_layers=self.num_layers,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            feed_forward_dropout=self.feed_forward_dropout,
+            activation=self.activation,
+            norm_position=self.norm_position,
+            positions=self.positions,
+            max_len=self.max_len,
+            attention=self.attention,
+        )
+
+    @property
+    def longest_input(self) -> int | None:
+        """See `protocols.ModelConfig`: the size of the table of learned positions."""
+        return self.stack.longest_input
+
+    def lower_bounds(self) -> tuple[int, int]:
+        """See `protocols.ModelConfig`."""
+        rows = self.max_len if self.positions == "learned" else 0
+        return self.num_layers, self.d_model * max(self.vocab_size, self.d_ff, self.d_model, rows)
+
+    def describe(self) -> str:
+        """Return the sizes in one line."""
+        return (
+            f"{self.num_layers} layers, d_model {self.d_model}, {self.num_heads} heads, d_ff {self.d_ff},"
+            f" {len(self.labels)} labels"
+        )
+
+
+PRESETS: dict[str, TransformerClassifierConfig] = {
+    # A model that learns one batch in a second or two.
+    "debug": TransformerClassifierConfig(labels=("no", "yes"), d_model=32, num_heads=4, d_ff=64, num_layers=2),
+    # Three layers, for minutes of training on a CPU.
+    "small": TransformerClassifierConfig(d_model=128, num_heads=4, d_ff=512, num_layers=3),
+}

@@ -1,0 +1,46 @@
+"""The options of `manyheads classify`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.config.checks import at_least, check
+from manyheads.config.options import argument, group, option
+from manyheads.data.lines import OnBadUtf8
+from manyheads.decoding.options import DeviceOptions
+
+__all__ = ["ClassifyOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyOptions:
+    """Options of `manyheads classify`."""
+
+    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    input: str = argument("A text file, plain or gzip; - is standard input.", default="-", metavar="INPUT")
+    output: str = option("Where labels go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    scores: bool = option("Print the probability of each label after a tab.", default=False)
+    num_return_sequences: int | None = option(
+        "The N most probable labels of each line: line number, probability, label.",
+        default=None,
+        metavar="N",
+        default_is="the best one alone",
+        aliases=("--nbest",),
+    )
+    json: bool = option(
+        "One JSON object a line, with the text and the labels with their probabilities, best first.", default=False
+    )
+    max_tokens: int = option("A batch's budget: rows x longest text. A longer text does not fit.", 4096, metavar="N")
+    too_long: Literal["fail", "truncate"] = option(
+        "A text that does not fit: stop and name its line, or cut it and say how many were cut.", default="fail"
+    )
+    on_bad_utf8: OnBadUtf8 = option(
+        "A line that is not UTF-8: fail, replace its bad bytes, or skip it (an empty line comes out).", default="fail"
+    )
+    lines_at_once: int = option("Lines that are read before labels come out.", default=256, metavar="N")
+    run_on: DeviceOptions = group(DeviceOptions)
+
+    def __post_init__(self) -> None:
+        check(self, "--", at_least(1), "num_return_sequences", "lines_at_once")
+        check(self, "--", at_least(2), "max_tokens")

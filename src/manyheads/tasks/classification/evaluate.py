@@ -1,0 +1,88 @@
+"""Evaluation of a classifier: accuracy, macro F1, confusion matrix, likelihood, and what they depend on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyheads.data.labelled_files import LabelledReport
+from manyheads.data.progress import Progress, telling
+from manyheads.decoding.classifier import Classifier
+from manyheads.decoding.truncation import counted_truncations, naming_lines
+from manyheads.distributed.place import refuse_ranks
+from manyheads.evaluation.classes import Confusion
+from manyheads.tasks.classification.held_out import check_known, held_out_texts
+from manyheads.tasks.classification.options import EvaluateOptions
+from manyheads.tasks.report import machine_lines, model_line, model_record
+
+__all__ = ["ClassificationReport", "evaluate"]
+
+
+@dataclass(frozen=True)
+class ClassificationReport:
+    """See `tasks.report.Report`. nats_per_text: mean negative log-likelihood of the right labels."""
+
+    confusion: Confusion
+    nats_per_text: float
+    protocol: dict[str, Any]
+    output: list[str]
+    read: LabelledReport
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Report.to_json`."""
+        return {**self.confusion.to_json(), "nats_per_text": self.nats_per_text, "protocol": self.protocol}
+
+    def to_lines(self) -> list[str]:
+        """See `Report.to_lines`."""
+        protocol = self.protocol
+        lines = [*self.confusion.to_lines(), f"likelihood = {self.nats_per_text:.4f} nats/text"]
+        lines += ["protocol", f"  data       {protocol['data']}", f"  texts      {protocol['texts']:,}"]
+        lines += [model_line(protocol), f"  labels     {len(protocol['labels'])}, pooling {protocol['pooling']}"]
+        lines.append(f"  truncated  {protocol['truncated_texts']} texts")
+        if self.read.empty_dropped:
+            lines.append(f"  left out   {self.read.empty_dropped} lines without text or label")
+        return [*lines, *machine_lines(protocol)]
+
+
+def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
+    """Judge a classifier, and draw its confusion matrix if a file is named.
+
+    Raises: DataError: the texts cannot be read, or have a label that the model does not know. RequestError: a text is
+        too long. MissingExtraError: a picture needs matplotlib.
+    """
+    refuse_ranks("evaluate of a classifier")
+    read = LabelledReport()
+    rows, name = held_out_texts(options, read)
+    show("loading the model", 0, 0)
+    classifier = options.run_on.load(Classifier.from_pretrained, options.model)
+    right = check_known(rows, classifier, name)
+    with naming_lines(text=name), counted_truncations() as cut:
+        log_probs = classifier.log_probs(
+            [row.text for row in rows],
+            max_tokens=options.max_tokens,
+            too_long=options.too_long,
+            told=telling(show, "classifying", len(rows)),
+        )
+    chosen = log_probs.argmax(1).tolist()
+    nll = math.fsum(-float(values[number]) for values, number in zip(log_probs, right, strict=True))
+    confusion = Confusion.of(classifier.labels, zip(right, chosen, strict=True))
+    protocol = {
+        "data": name,
+        "texts": len(rows),
+        **model_record(options.model, classifier.model, classifier.device, classifier.precision),
+        "tokenizer": classifier.tokenizer.digest,
+        "labels": list(classifier.labels),
+        "pooling": classifier.model.config.pooling,
+        "max_tokens": options.max_tokens,
+        "truncated_texts": cut.count,
+    }
+    if options.picture is not None:
+        from manyheads.visualise.confusion import confusion_figure
+        from manyheads.visualise.figure import save_figure
+
+        figure = confusion_figure(confusion.counts, confusion.labels, title=f"{options.model} on {name}")
+        save_figure(figure, options.picture, [Path(options.picture).suffix[1:].lower()])
+    predicted = [classifier.labels[number] for number in chosen]
+    return ClassificationReport(confusion, nll / len(rows), protocol, predicted, read)

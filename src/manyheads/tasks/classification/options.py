@@ -1,0 +1,153 @@
+"""Options of `manyheads prepare`, `manyheads evaluate` and `manyheads score` for classification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.config.checks import at_least, check
+from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.decoding.options import DeviceOptions
+from manyheads.errors import ConfigError
+from manyheads.tasks import preparation
+from manyheads.tasks.translation.options import TokenizerOptions
+
+__all__ = ["EVALUATE", "PREPARE", "SCORE", "EvaluateOptions", "LabelledOptions", "PrepareOptions", "ScoreOptions"]
+
+_MODEL = "A model folder, a run folder, or owner/name on the Hugging Face hub."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(preparation.PrepareOptions):
+    """Options of `manyheads prepare --task classification`."""
+
+    tsv: str | None = option("Training texts, label<TAB>text; - is standard input.", default=None, metavar="FILE")
+    jsonl: str | None = option("Training texts, a JSON object a line.", default=None, metavar="FILE")
+    texts: str | None = option("Training texts, one a line, with --labels.", default=None, metavar="FILE")
+    labels: str | None = option("Their labels, line by line.", default=None, metavar="FILE")
+    valid_tsv: str | None = option("Validation texts.", default=None, metavar="FILE")
+    valid_jsonl: str | None = option("Validation texts.", default=None, metavar="FILE")
+    valid_texts: str | None = option("Validation texts, with --valid-labels.", default=None, metavar="FILE")
+    valid_labels: str | None = option("Their labels.", default=None, metavar="FILE")
+    test_tsv: str | None = option("Test texts.", default=None, metavar="FILE")
+    test_jsonl: str | None = option("Test texts.", default=None, metavar="FILE")
+    test_texts: str | None = option("Test texts, with --test-labels.", default=None, metavar="FILE")
+    test_labels: str | None = option("Their labels.", default=None, metavar="FILE")
+    text_key: str = option("Key of the text in JSONL; a.b is nested.", default="text", metavar="KEY")
+    label_key: str = option("Key of the label in JSONL.", default="label", metavar="KEY")
+    valid_count: int | None = option(
+        "Without validation files: hold back N training texts, chosen by a hash of the text; 0: no validation.",
+        default=None,
+        metavar="N",
+    )
+    on_empty: Literal["fail", "skip"] = option(
+        "A line without text or without label: fail, or skip it; counted.", default="fail"
+    )
+    vocabulary: TokenizerOptions = group(TokenizerOptions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, "--", at_least(0), "valid_count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledOptions:
+    """Options that name labelled texts."""
+
+    tsv: str | None = option("Labelled texts, label<TAB>text.", default=None, metavar="FILE")
+    jsonl: str | None = option("Labelled texts, a JSON object a line.", default=None, metavar="FILE")
+    texts: str | None = option("Texts, one a line, with --labels.", default=None, metavar="FILE")
+    labels: str | None = option("Their labels, line by line.", default=None, metavar="FILE")
+    text_key: str = option("Key of the text in JSONL; a.b is nested.", default="text", metavar="KEY")
+    label_key: str = option("Key of the label in JSONL.", default="label", metavar="KEY")
+    on_empty: Literal["fail", "skip"] = option(
+        "A line without text or without label: fail, or skip it.", default="fail"
+    )
+    on_bad_utf8: Literal["fail", "replace"] = option(
+        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
+    )
+    max_tokens: int = option("A batch's budget: rows x longest text.", default=4096, metavar="N")
+    too_long: Literal["fail", "truncate"] = option(
+        "A text that does not fit: stop and name its line, or cut it and say how many were cut.", default="fail"
+    )
+    run_on: DeviceOptions = group(DeviceOptions)
+
+    def __post_init__(self) -> None:
+        check(self, "--", at_least(2), "max_tokens")
+
+    @property
+    def inputs(self) -> tuple[str | None, ...]:
+        """Files that are read."""
+        return self.tsv, self.jsonl, self.texts, self.labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(LabelledOptions):
+    """Options of `manyheads evaluate` for a classifier."""
+
+    model: str = argument(_MODEL, metavar="MODEL")
+    data: str | None = option(
+        "A folder written by prepare, or embedded:tatoeba-languages.",
+        default=None,
+        metavar="DATA",
+        default_is="the run's",
+    )
+    split: Literal["test", "valid"] | None = option(
+        "Which part of the data.", default=None, default_is="test if there is one"
+    )
+    picture: str | None = option(
+        "Draw the confusion matrix into a file that ends in .png, .svg or .pdf.", default=None, metavar="FILE"
+    )
+    output: str | None = option("Save the predicted labels, one a line.", default=None, metavar="FILE", aliases=("-o",))
+    json: bool = option("Print one JSON object.", default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = any(path is not None for path in self.inputs)
+        if given and (self.data is not None or self.split is not None):
+            raise ConfigError("Files name the labelled texts, as --data does; leave out --data and --split.")
+        if self.picture is not None and not self.picture.lower().endswith((".png", ".svg", ".pdf")):
+            raise ConfigError(f"--picture {self.picture}: it must end in .png, .svg or .pdf.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(LabelledOptions):
+    """Options of `manyheads score` for a classifier."""
+
+    model: str = argument(_MODEL, metavar="MODEL")
+    output: str = option("Where scores go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+
+
+PREPARE = CommandPage(
+    PrepareOptions,
+    """Turn labelled texts into a folder of tokens that train reads. Each split is a TSV file (label<TAB>text), a JSONL
+file, or two files, texts and labels: plain or gzip, UTF-8, one text a line. The labels are those of the training texts,
+sorted; a label that only other texts have is refused. One tokenizer is trained on the training texts, unless
+--tokenizer names one.""",
+    (
+        "manyheads prepare --task classification --tsv train.tsv --valid-count 500 --test-tsv test.tsv -o data/news",
+        "manyheads prepare --task classification --jsonl train.jsonl --text-key body --label-key topic"
+        " --valid-jsonl valid.jsonl -o data/news",
+    ),
+)
+
+EVALUATE = CommandPage(
+    EvaluateOptions,
+    """Judge a classifier on held-out texts: accuracy with its 95% interval, macro F1, scores of each label, the
+confusion matrix, and the protocol. Texts come from files or --data; without either, from what the run was trained
+with.""",
+    (
+        "manyheads evaluate runs/genres",
+        "manyheads evaluate runs/genres --tsv test.tsv --picture confusion.png --output predicted.txt",
+    ),
+)
+
+SCORE = CommandPage(
+    ScoreOptions,
+    """Log-probabilities (in nats) that a classifier gives to known labels. Each text gives a line of two tab-separated
+columns: the log-probability, and the rank of the label among all, from 1.""",
+    (
+        "manyheads score runs/genres --tsv test.tsv",
+        "manyheads score runs/genres --texts texts.txt --labels labels.txt --output scores.tsv",
+    ),
+)

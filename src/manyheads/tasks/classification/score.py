@@ -1,0 +1,47 @@
+"""Log-probabilities of given labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from manyheads.data.labelled_files import LabelledReport
+from manyheads.data.line_source import GivenItems
+from manyheads.data.progress import Progress, telling
+from manyheads.decoding.classifier import Classifier
+from manyheads.distributed.sharded_lines import model_identity
+from manyheads.tasks.classification.held_out import check_known, given_texts
+from manyheads.tasks.classification.options import ScoreOptions
+from manyheads.tasks.report import LineWork
+
+__all__ = ["score"]
+
+_BLOCK = 2048
+
+
+def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[int, str]]:
+    """Load the model. Raises: DataError: the files cannot be read, or have a label that the model does not know."""
+    report = LabelledReport()
+    rows, name = given_texts(options, report)
+    show("loading the model", 0, 0)
+    classifier = options.run_on.load(Classifier.from_pretrained, options.model)
+    items = list(zip(check_known(rows, classifier, name), (row.text for row in rows), strict=True))
+
+    def work(first: int, some: list[tuple[int, str]]) -> Iterator[str]:
+        found = classifier.log_probs(
+            [text for _, text in some],
+            max_tokens=options.max_tokens,
+            too_long=options.too_long,
+            first_number=first + 1,
+            told=telling(show, "scoring", len(items), first),
+        )
+        for values, (number, _) in zip(found, some, strict=True):
+            yield f"{float(values[number]):.6f}\t{1 + int((values > values[number]).sum())}"
+
+    identity = {
+        "command": "score",
+        "model": model_identity(options.model),
+        "form": (options.on_bad_utf8, options.on_empty, options.max_tokens, options.too_long),
+        "precision": classifier.precision,
+    }
+    files = [path for path in options.inputs if path is not None]
+    return LineWork(GivenItems(items, _BLOCK, files, report), work, identity, {"text": name})
