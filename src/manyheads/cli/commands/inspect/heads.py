@@ -1,0 +1,76 @@
+"""`manyheads inspect heads MODEL`: which heads a translator needs, and where each looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
+from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import say
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.decoding.options import InspectionDeviceOptions
+from manyheads.tasks.translation.head_options import PairsOptions
+
+__all__ = ["PAGE", "HeadsOptions", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsOptions:
+    """Options of `manyheads inspect heads`."""
+
+    model: str = argument("A model folder or a run folder of a translator (architecture transformer).", metavar="MODEL")
+    json: bool = option("Print a JSON object with the figures of every head.", default=False)
+    output: tuple[str, ...] = picture_option("heads.png")
+    text: PairsOptions = group(PairsOptions)
+    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
+
+
+PAGE = CommandPage(
+    HeadsOptions,
+    """Judge every attention head of a translator on sentence pairs, and draw the figures as maps.
+importance: how much the loss changes with the head's factor (Michel et al. 2019), per token; and divided by the norm
+of its layer. ablation: nats a token that are lost without the head. entropy: of its weights in bits. confidence: its
+largest weight. position: the distance at which that weight is most often, and how often (Voita et al. 2019).""",
+    (
+        "manyheads inspect heads runs/demo",
+        "manyheads inspect heads runs/demo --source test.en --reference test.de --pairs 500 --json --output heads.svg",
+    ),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Judge, print and draw. Returns: the exit code. The table and the paths of pictures go to standard output."""
+    set_up_machine()
+    options = parse(PAGE, arguments, "inspect heads")
+    check_kinds(options.output)
+    from manyheads.tasks.translation.heads import head_report, pairs_of, translator_of
+    from manyheads.visualise.heads import heads_figure
+
+    pairs = pairs_of(options.text, options.model)
+    with showing_if_long() as show:
+        report = head_report(translator_of(options.model, options.run_on.load), pairs, show)
+    rows = report.rows()
+    figure = heads_figure(rows, title=f"Heads of {options.model}, on {report.num_pairs:,} pairs")
+    if options.json:
+        say(json.dumps({"pairs": report.num_pairs, "nats_per_token": report.nats, "heads": rows}, indent=2))
+    else:
+        say("\n".join([f"{report.num_pairs:,} pairs, {report.nats:.4f} nats a token with all heads", *_table(rows)]))
+    write_figure(figure, options.output)
+    return 0
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """Columns, most important head first."""
+    lines = ["head           importance  normalised  ablation  entropy  confidence  position"]
+    for row in sorted(rows, key=lambda one: -one["normalised"]):
+        offset = "" if row["offset"] is None else f"{row['offset']:+d} in {100 * row['offset_share']:.0f}%"
+        lines.append(
+            f"{row['head']:<13}  {row['importance']:>10.4f}  {row['normalised']:>10.3f}  {row['ablation']:>+8.4f}"
+            f"  {row['entropy']:>7.2f}  {row['confidence']:>10.2f}  {offset}".rstrip()
+        )
+    return lines

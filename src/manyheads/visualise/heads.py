@@ -1,0 +1,90 @@
+"""Pictures of heads: their figures as maps, and BLEU by the share of heads that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.errors import ShapeError
+from manyheads.visualise.figure import COLOURS, INK, MUTED, add_colour_bar, new_figure, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["heads_figure", "pruning_figure"]
+
+_PANELS = (
+    ("normalised", "Importance, by gradient", "{:.2f}"),
+    ("ablation", "Nats a token more without it", "{:+.3f}"),
+    ("entropy", "Entropy of the weights, bits", "{:.1f}"),
+    ("offset_share", "Share of the usual distance", "{:.2f}"),
+)
+_MOST_NUMBERED = 12
+"""Heads of a layer whose cells still hold a number that can be read."""
+
+
+def heads_figure(rows: Sequence[Mapping[str, Any]], *, title: str = "Heads") -> Figure:
+    """Draw four maps: layers of all stacks below each other, heads beside each other.
+
+    Args: rows: one record per head: `head` (its name, STACK.LAYER.HEAD) and normalised, ablation, entropy, offset and
+        offset_share, which may be None.
+
+    Raises: ShapeError: there is no head. MissingExtraError: no matplotlib.
+    """
+    if not rows:
+        raise ShapeError("there is no head to draw.")
+    layers = list(dict.fromkeys(row["head"].rpartition(".")[0] for row in rows))
+    most = max(int(row["head"].rpartition(".")[2]) for row in rows)
+    figure = new_figure(max(2.2 + 0.75 * most, 4.2) * len(_PANELS), 1.6 + 0.36 * len(layers), title)
+    panels = figure.subplots(1, len(_PANELS))
+    for axes, (key, name, shown) in zip(panels, _PANELS, strict=True):
+        values = np.full((len(layers), most), np.nan)
+        labels: dict[tuple[int, int], str] = {}
+        for row in rows:
+            layer, _, number = row["head"].rpartition(".")
+            place = layers.index(layer), int(number) - 1
+            if row[key] is not None:
+                values[place] = row[key]
+                far = f" at {row['offset']:+d}" if key == "offset_share" else ""
+                labels[place] = shown.format(row[key]) + far
+        _map(figure, axes, values, labels if most <= _MOST_NUMBERED else {})
+        style_axes(axes, title=name, x_label="head", grid=False)
+        axes.set_xticks(range(most), [str(number + 1) for number in range(most)])
+        axes.set_yticks(range(len(layers)), layers)
+        for side in axes.spines.values():
+            side.set_visible(False)
+    return figure
+
+
+def _map(figure: Figure, axes: Axes, values: Any, labels: Mapping[tuple[int, int], str]) -> None:
+    top = max(float(np.nanmax(values)), 1e-9) if not np.isnan(values).all() else 1.0
+    low = min(0.0, float(np.nanmin(values))) if not np.isnan(values).all() else 0.0
+    image = axes.imshow(values, cmap="Blues", vmin=low, vmax=top, aspect="auto", interpolation="nearest")
+    for (row, column), label in labels.items():
+        dark = values[row, column] - low > 0.6 * (top - low)
+        axes.text(column, row, label, ha="center", va="center", fontsize=7.5, color="white" if dark else INK)
+    add_colour_bar(figure, image, axes, pad=0.02)
+
+
+def pruning_figure(points: Sequence[Mapping[str, Any]], *, title: str = "BLEU by the share of pruned heads") -> Figure:
+    """Draw the curve. points: `share` of heads that are kept, and `bleu`, of each.
+
+    Raises: ShapeError: there is no point. MissingExtraError: no matplotlib.
+    """
+    if not points:
+        raise ShapeError("there is no point to draw.")
+    figure = new_figure(7.5, 4.4)
+    axes = figure.subplots()
+    pruned = [100 * (1 - point["share"]) for point in points]
+    axes.plot(pruned, [point["bleu"] for point in points], color=COLOURS[0], marker="o", linewidth=2.0)
+    for place, point in zip(pruned, points, strict=True):
+        label = f"{point['bleu']:.1f}"
+        axes.annotate(
+            label, (place, point["bleu"]), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8, color=MUTED
+        )
+    style_axes(axes, title=title, x_label="heads pruned, in percent", y_label="BLEU")
+    axes.set_ylim(bottom=0, top=1.12 * max(1.0, *(point["bleu"] for point in points)))
+    return figure
