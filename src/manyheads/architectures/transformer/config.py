@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
+from manyheads.architectures.head_names import HEAD_KINDS, HeadKind
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
@@ -14,12 +16,7 @@ if TYPE_CHECKING:
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
 
-__all__ = ["HEAD_KINDS", "Activation", "HeadKind", "TransformerConfig"]
-
-HeadKind = Literal["encoder", "decoder", "cross"]
-"""Self-attention of the encoder and of the decoder, and attention of the decoder to the source."""
-
-HEAD_KINDS: tuple[HeadKind, ...] = ("encoder", "decoder", "cross")
+__all__ = ["Activation", "TransformerConfig"]
 
 # fmt: off
 Activation = Literal[
@@ -142,12 +139,24 @@ class TransformerConfig:
         """Return the number of attention heads in that stack."""
         return (stack == "decoder" and self.num_decoder_heads) or self.num_heads
 
-    def layer_heads(self, kind: HeadKind, layer: int) -> int:
+    def heads_in_layer(self, kind: HeadKind, layer: int) -> int:
         """Return the number of heads of one attention layer. kind: encoder and decoder: self-attention. layer: from
         0.
         """
         counts: tuple[int, ...] = getattr(self, f"{kind}_heads")
         return counts[layer] if counts else self.heads_of("encoder" if kind == "encoder" else "decoder")
+
+    def heads_by_layer(self) -> dict[HeadKind, tuple[int, ...]]:
+        """See `head_names.PrunableConfig`."""
+        layers = (self.num_encoder_layers, self.num_decoder_layers, self.num_decoder_layers)
+        return {
+            kind: tuple(self.heads_in_layer(kind, layer) for layer in range(count))
+            for kind, count in zip(HEAD_KINDS, layers, strict=True)
+        }
+
+    def with_heads(self, counts: Mapping[HeadKind, tuple[int, ...]]) -> TransformerConfig:
+        """See `head_names.PrunableConfig`."""
+        return replace(self, **{f"{kind}_heads": tuple(of_layers) for kind, of_layers in counts.items()})  # type: ignore[arg-type]
 
     def _check_layer_heads(self) -> None:
         """Raises: ConfigError: another number of layers, or more heads in one than there are."""
@@ -201,7 +210,7 @@ class TransformerConfig:
 
     def lower_bounds(self) -> tuple[int, int]:
         """See `protocols.ModelConfig`."""
-        heads = max((self.layer_heads("encoder", layer) for layer in range(self.num_encoder_layers)), default=0)
+        heads = max((self.heads_in_layer("encoder", layer) for layer in range(self.num_encoder_layers)), default=0)
         inner = (heads * self.head_dim_of("encoder"), heads * self.value_dim_of("encoder"))
         sizes = (self.source_vocab_size, self.target_vocab_size, self.d_ff, self.decoder_d_ff, self.d_model, *inner)
         return self.num_encoder_layers + self.num_decoder_layers, self.d_model * max(sizes)

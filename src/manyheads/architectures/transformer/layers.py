@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.nn.attention.decoder_state import PlannedLayer
-from manyheads.nn.attention.head_masks import NoHeads
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.no_heads import NoHeads
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.norm import build_norm
 from manyheads.nn.residual import Residual
@@ -29,7 +29,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: TransformerConfig, index: int = 0) -> None:
         super().__init__()
-        self.self_attn = _attention(config, "encoder", config.layer_heads("encoder", index))
+        self.self_attn = _attention(config, "encoder", config.heads_in_layer("encoder", index))
         self.feed_forward = _feed_forward(config, "encoder")
         self.self_attn_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
@@ -47,8 +47,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: TransformerConfig, index: int = 0) -> None:
         super().__init__()
-        self.self_attn = _attention(config, "decoder", config.layer_heads("decoder", index))
-        self.cross_attn = _attention(config, "decoder", config.layer_heads("cross", index))
+        self.self_attn = _attention(config, "decoder", config.heads_in_layer("decoder", index))
+        self.cross_attn = _attention(config, "decoder", config.heads_in_layer("cross", index))
         self.feed_forward = _feed_forward(config, "decoder")
         self.self_attn_residual = _residual(config)
         self.cross_attn_residual = _residual(config)

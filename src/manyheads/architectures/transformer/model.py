@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from manyheads.architectures.head_names import HeadKind
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer
 from manyheads.architectures.transformer.state import PlannedStep
@@ -154,6 +155,15 @@ class Transformer(nn.Module):
         """Compute `encode`, then `decode`: (batch, target_len, d_model). head_masks: factors of the heads."""
         memory = self.encode(source, source_lengths, head_masks)
         return self.decode(target, memory, source_lengths, head_masks)
+
+    def attention_layers(self) -> dict[HeadKind, list[nn.Module]]:
+        """Return the attention modules of all layers, by kind, in the order of `config.heads_by_layer`."""
+        decoder = [cast(DecoderLayer, layer) for layer in self.decoder.layers]
+        return {
+            "encoder": [cast(EncoderLayer, layer).self_attn for layer in self.encoder.layers],
+            "decoder": [layer.self_attn for layer in decoder],
+            "cross": [layer.cross_attn for layer in decoder],
+        }
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Return the state before the first target token: one row per sentence."""

@@ -192,7 +192,8 @@ class MultiHeadAttention(nn.Module):
         """
         if query.dim() == 2:
             key, value = (None if x is None else x[None] for x in (key, value))
-            answer = self.forward(query[None], key, value, mask=mask, state=state, need_weights=need_weights, head_mask=head_mask)
+            options = {"mask": mask, "state": state, "need_weights": need_weights, "head_mask": head_mask}
+            answer = self.forward(query[None], key, value, **options)  # type: ignore[arg-type]
             return answer[0][0], answer[1], *(weights[0] for weights in answer[2:])  # type: ignore[return-value]
         if query.dim() != 3:
             raise ShapeError(
