@@ -7,27 +7,35 @@ arXiv:1905.09418, sec. 4 and 5 (confidence, positional heads).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyheads.architectures.attentions import attentions_of
+from manyheads.architectures.head_names import Head, all_heads
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.pruning import masks_without
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.pruning import Head, heads_of, masks_without
-from manyheads.data.batch import PairBatch
+from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
-from manyheads.evaluation.likelihood import evaluate_likelihood, evaluation_mode
+from manyheads.evaluation.likelihood import evaluation_mode
+from manyheads.nn.attention.head_masks import HeadMasks
+from manyheads.nn.attention.observing import observe
 
 __all__ = [
     "HeadLook",
     "head_ablations",
     "head_importance",
     "head_looks",
-    "least_important",
+    "nats_per_token",
     "normalised_importance",
 ]
+
+Model = Seq2Seq | LanguageModel
+Batches = Sequence[PairBatch] | Sequence[SegmentBatch]
+"""Pairs for a `Seq2Seq`, or the consecutive segments of a text for a `LanguageModel`, which remembers the last one."""
 
 
 @dataclass(frozen=True)
@@ -44,50 +52,75 @@ class HeadLook:
     offset_share: float | None = None
 
 
-def head_importance(
-    model: Seq2Seq, batches: Iterable[PairBatch], *, device: torch.device | str = "cpu"
-) -> dict[Head, float]:
+def head_importance(model: Model, batches: Batches, *, device: torch.device | str = "cpu") -> dict[Head, float]:
     """Return how much the loss changes with each head's factor, to first order.
 
     Paper: Michel et al. 2019, eq. 2: I_h = E_x |dL(x) / dxi_h|, where xi_h is the factor of head h, at 1. The loss
-        L(x) of a sentence is summed over its tokens here, and I_h is per token.
+        L(x) of a sentence, or of a segment of a lane, is summed over its tokens here, and I_h is per token.
     Raises: DataError: there is no token.
     """
-    heads, sums, num_tokens = heads_of(model.config), dict[Head, float](), 0
+    heads, num_tokens = all_heads(model.config), 0
+    sums = dict.fromkeys(heads, 0.0)
+    state: Any = None
     with evaluation_mode(model), torch.enable_grad():
         for batch in batches:
-            here = batch.to(device)
-            masks = masks_without(model.config, (), next(model.parameters()), rows=len(batch.sample_ids))
-            leaves = [leaf.requires_grad_() for layers in masks if layers is not None for leaf in layers]
-            # Each sentence has factors of its own, so one backward pass gives the gradients of all sentences.
-            loss = model(here, head_masks=masks).loss_sum
-            found = torch.autograd.grad(loss, [leaf for leaf in leaves if leaf.numel()])
-            changes = torch.cat([gradient.abs().sum(0) for gradient in found]).tolist()
+            masks = masks_without(model, rows=len(batch.sample_ids))
+            # Each row has factors of its own, so one backward pass gives the gradients of all rows.
+            leaves = [leaf.requires_grad_() for leaf in _factors(masks) if leaf.numel()]
+            output = model(batch.to(device), state, head_masks=masks)
+            state = output.state
+            found = torch.autograd.grad(output.loss_sum, leaves) if leaves else ()
+            changes = [change for gradient in found for change in gradient.abs().sum(0).tolist()]
             for head, change in zip(heads, changes, strict=True):
-                sums[head] = sums.get(head, 0.0) + change
+                sums[head] += change
             num_tokens += batch.num_target_tokens()
-    if not num_tokens:
-        raise DataError("there is no target token, so heads cannot be judged; give at least one sentence pair.")
+    _check_tokens(num_tokens)
     return {head: total / num_tokens for head, total in sums.items()}
+
+
+def _factors(masks: HeadMasks) -> Iterator[Tensor]:
+    for layers in masks:
+        yield from layers or ()
+
+
+def _check_tokens(num_tokens: int) -> None:
+    if not num_tokens:
+        raise DataError("there is no target token, so heads cannot be judged; give at least one sentence.")
 
 
 def normalised_importance(importance: dict[Head, float]) -> dict[Head, float]:
     """Return the importance of each head divided by the l2 norm of its layer, as before pruning (sec. 4.1)."""
-    norms: dict[tuple[str, int], float] = {}
+    norms: dict[str, float] = {}
     for head, value in importance.items():
-        norms[head.kind, head.layer] = math.hypot(norms.get((head.kind, head.layer), 0.0), value)
-    return {head: value / (norms[head.kind, head.layer] or 1.0) for head, value in importance.items()}
+        norms[head.layer_name] = math.hypot(norms.get(head.layer_name, 0.0), value)
+    return {head: value / (norms[head.layer_name] or 1.0) for head, value in importance.items()}
 
 
-def least_important(importance: dict[Head, float], count: int) -> list[Head]:
-    """Return the heads to be pruned first, by normalised importance; of equal ones the earlier."""
-    ranks = normalised_importance(importance)
-    return sorted(ranks, key=lambda head: ranks[head])[:count]
+@torch.no_grad()
+def nats_per_token(
+    model: Model, batches: Batches, removed: Sequence[Head] = (), *, device: torch.device | str = "cpu"
+) -> float:
+    """Return the mean negative log-likelihood, with some heads masked.
+
+    Raises: DataError: there is no token.
+    """
+    masks = masks_without(model, removed) if removed else None
+    sums: list[Tensor] = []
+    num_tokens = 0
+    state: Any = None
+    with evaluation_mode(model):
+        for batch in batches:
+            output = model(batch.to(device), state, head_masks=masks)
+            state = output.state
+            sums.append(output.nll_sum)  # read at the end, because each read waits for the GPU
+            num_tokens += batch.num_target_tokens()
+    _check_tokens(num_tokens)
+    return math.fsum(float(value) for value in sums) / num_tokens
 
 
 def head_ablations(
-    model: Seq2Seq,
-    batches: Sequence[PairBatch],
+    model: Model,
+    batches: Batches,
     *,
     device: torch.device | str = "cpu",
     told: Callable[[int], None] | None = None,
@@ -97,48 +130,55 @@ def head_ablations(
     Paper: Michel et al. 2019, sec. 3.2, with the likelihood in place of BLEU.
     Args: told: told after each head how many are done.
     """
-    like = next(model.parameters())
-
-    def nats(*removed: Head) -> float:
-        masks = masks_without(model.config, removed, like)
-        return evaluate_likelihood(lambda batch: model(batch, head_masks=masks), batches, device=device).nats_per_token
-
-    with evaluation_mode(model):
-        whole, found = nats(), dict[Head, float]()
-        for head in heads_of(model.config):
-            found[head] = nats(head) - whole
-            if told is not None:
-                told(len(found))
+    whole, found = nats_per_token(model, batches, device=device), dict[Head, float]()
+    for head in all_heads(model.config):
+        found[head] = nats_per_token(model, batches, [head], device=device) - whole
+        if told is not None:
+            told(len(found))
     return whole, found
 
 
-def head_looks(
-    model: Seq2Seq, batches: Iterable[PairBatch], *, device: torch.device | str = "cpu"
-) -> dict[Head, HeadLook]:
+@torch.no_grad()
+def head_looks(model: Model, batches: Batches, *, device: torch.device | str = "cpu") -> dict[Head, HeadLook]:
     """Return where each head looks. Padding does not count.
 
     Paper: Voita et al. 2019: confidence is the average of a head's largest weight (sec. 4; theirs leaves out the end
         of the sentence), and a head is positional if its largest weight is at one distance at least 90% of the time
         (sec. 5.1).
+    Raises: DataError: there is no token.
     """
-    tallies: dict[tuple[str, int], _Tally] = {}
+    names = {id(module): name for name, module in model.named_modules()}
+    layers = {
+        (kind, number): names[id(module)]
+        for kind, modules in model.body.attention_layers().items()  # type: ignore[operator]
+        for number, module in enumerate(modules)
+    }
+    tallies = {key: _Tally(is_self=key[0] != "cross") for key in layers}
+    state: Any = None
+    num_tokens = 0
     with evaluation_mode(model):
         for batch in batches:
             here = batch.to(device)
-            found = attentions_of(model, here.source, here.source_lengths, here.target_input)
-            lengths = {"encoder": here.source_lengths, "decoder": here.target_lengths - 1}
-            lengths["cross"] = lengths["decoder"]
-            for kind, queries in lengths.items():
-                # A layer without heads has no weights, and `found` skips it.
-                layers = sorted({head.layer for head in heads_of(model.config) if head.kind == kind})
-                for layer, weights in zip(layers, getattr(found, kind), strict=True):
-                    real = torch.arange(weights.shape[2], device=weights.device) < queries[:, None]
-                    tallies.setdefault((kind, layer), _Tally(is_self=kind != "cross")).add(weights, real)
-    return {head: tallies[head.kind, head.layer].look(head.number - 1) for head in heads_of(model.config)}
+            with observe(model) as record:
+                state = model(here, state).state
+            num_tokens += batch.num_target_tokens()
+            for (kind, number), tally in tallies.items():
+                weights = record[layers[kind, number]][-1]
+                real = torch.arange(weights.shape[2], device=weights.device) < _num_queries(here, kind)[:, None]
+                tally.add(weights, real)
+    _check_tokens(num_tokens)
+    return {head: tallies[head.kind, head.layer].look(head.number) for head in all_heads(model.config)}
+
+
+def _num_queries(batch: PairBatch | SegmentBatch, kind: str) -> Tensor:
+    """Return the number of real queries of every row."""
+    if isinstance(batch, SegmentBatch):
+        return batch.lengths
+    return batch.source_lengths if kind == "encoder" else batch.target_lengths - 1
 
 
 class _Tally:
-    """Sums of one layer. is_self: queries and keys are one sequence."""
+    """Sums of one layer. is_self: queries and keys are one sequence, and the queries are the last of the keys."""
 
     def __init__(self, *, is_self: bool) -> None:
         self._is_self = is_self
@@ -149,20 +189,23 @@ class _Tally:
 
     def add(self, weights: Tensor, real: Tensor) -> None:
         """Add weights (batch, heads, q_len, k_len) at the real queries (batch, q_len)."""
+        if not weights.shape[1]:
+            return
         rows = weights.float().transpose(0, 1)[:, real]  # (heads, queries, k_len)
         self._count += rows.shape[1]
-        self._entropy.append(torch.special.entr(rows).sum((1, 2)).cpu() / math.log(2))
+        self._entropy.append(torch.special.entr(rows).sum((1, 2)).double().cpu() / math.log(2))
         largest, places = rows.max(dim=2)
-        self._largest.append(largest.sum(1).cpu())
+        self._largest.append(largest.sum(1).double().cpu())
         if self._is_self:
             self._offsets = self._offsets or [{} for _ in range(rows.shape[0])]
-            queries = torch.arange(weights.shape[2], device=weights.device).expand(real.shape)[real]
+            first = weights.shape[3] - weights.shape[2]  # after memory
+            queries = torch.arange(first, weights.shape[3], device=weights.device).expand(real.shape)[real]
             for tally, offsets in zip(self._offsets, places - queries, strict=True):
                 for offset, times in zip(*(x.tolist() for x in offsets.unique(return_counts=True)), strict=True):
                     tally[offset] = tally.get(offset, 0) + times
 
     def look(self, number: int) -> HeadLook:
-        """Return the means of one head, numbered from 0."""
+        """Return the means of one head."""
         entropy, largest = (float(torch.stack(sums)[:, number].sum()) for sums in (self._entropy, self._largest))
         if not self._is_self:
             return HeadLook(entropy / self._count, largest / self._count)

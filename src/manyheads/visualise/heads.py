@@ -1,4 +1,4 @@
-"""Pictures of heads: their figures as maps, and BLEU by the share of heads that are kept."""
+"""Pictures of heads: their figures as maps, and the score by the share of heads that are pruned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.visualise.figure import COLOURS, INK, MUTED, add_colour_bar, new_figure, style_axes
+from manyheads.visualise.figure import COLOURS, INK, MUTED, add_colour_bar, new_figure, plain_text, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,32 +27,32 @@ _MOST_NUMBERED = 12
 
 
 def heads_figure(rows: Sequence[Mapping[str, Any]], *, title: str = "Heads") -> Figure:
-    """Draw four maps: layers of all stacks below each other, heads beside each other.
+    """Draw four maps: layers of all stacks below each other, heads beside each other, counted from 0.
 
-    Args: rows: one record per head: `head` (its name, STACK.LAYER.HEAD) and normalised, ablation, entropy, offset and
-        offset_share, which may be None.
+    Args: rows: one record per head: `head` (its name, such as `encoder.0.self:1`) and normalised, ablation, entropy,
+        offset and offset_share, which may be None.
 
     Raises: ShapeError: there is no head. MissingExtraError: no matplotlib.
     """
     if not rows:
         raise ShapeError("there is no head to draw.")
-    layers = list(dict.fromkeys(row["head"].rpartition(".")[0] for row in rows))
-    most = max(int(row["head"].rpartition(".")[2]) for row in rows)
+    layers = list(dict.fromkeys(row["head"].rpartition(":")[0] for row in rows))
+    most = 1 + max(int(row["head"].rpartition(":")[2]) for row in rows)
     figure = new_figure(max(2.2 + 0.75 * most, 4.2) * len(_PANELS), 1.6 + 0.36 * len(layers), title)
     panels = figure.subplots(1, len(_PANELS))
     for axes, (key, name, shown) in zip(panels, _PANELS, strict=True):
         values = np.full((len(layers), most), np.nan)
         labels: dict[tuple[int, int], str] = {}
         for row in rows:
-            layer, _, number = row["head"].rpartition(".")
-            place = layers.index(layer), int(number) - 1
+            layer, _, number = row["head"].rpartition(":")
+            place = layers.index(layer), int(number)
             if row[key] is not None:
                 values[place] = row[key]
                 far = f" at {row['offset']:+d}" if key == "offset_share" else ""
                 labels[place] = shown.format(row[key]) + far
         _map(figure, axes, values, labels if most <= _MOST_NUMBERED else {})
         style_axes(axes, title=name, x_label="head", grid=False)
-        axes.set_xticks(range(most), [str(number + 1) for number in range(most)])
+        axes.set_xticks(range(most), [str(number) for number in range(most)])
         axes.set_yticks(range(len(layers)), layers)
         for side in axes.spines.values():
             side.set_visible(False)
@@ -69,22 +69,42 @@ def _map(figure: Figure, axes: Axes, values: Any, labels: Mapping[tuple[int, int
     add_colour_bar(figure, image, axes, pad=0.02)
 
 
-def pruning_figure(points: Sequence[Mapping[str, Any]], *, title: str = "BLEU by the share of pruned heads") -> Figure:
-    """Draw the curve. points: `share` of heads that are kept, and `bleu`, of each.
+def pruning_figure(points: Sequence[Mapping[str, Any]], *, note: str = "") -> Figure:
+    """Draw the score by the share of pruned heads, one curve for each order of pruning.
+
+    Args: points: `by`, `share` of heads that are pruned, and `bleu` or `perplexity`, of each. note: below the title.
 
     Raises: ShapeError: there is no point. MissingExtraError: no matplotlib.
     """
     if not points:
         raise ShapeError("there is no point to draw.")
-    figure = new_figure(7.5, 4.4)
+    measure, name = ("bleu", "BLEU") if "bleu" in points[0] else ("perplexity", "Perplexity")
+    figure = new_figure(7.5, 4.6, f"{name} by the share of pruned heads")
     axes = figure.subplots()
-    pruned = [100 * (1 - point["share"]) for point in points]
-    axes.plot(pruned, [point["bleu"] for point in points], color=COLOURS[0], marker="o", linewidth=2.0)
-    for place, point in zip(pruned, points, strict=True):
-        label = f"{point['bleu']:.1f}"
-        axes.annotate(
-            label, (place, point["bleu"]), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8, color=MUTED
-        )
-    style_axes(axes, title=title, x_label="heads pruned, in percent", y_label="BLEU")
-    axes.set_ylim(bottom=0, top=1.12 * max(1.0, *(point["bleu"] for point in points)))
+    orders = list(dict.fromkeys(point["by"] for point in points))
+    for number, by in enumerate(orders):
+        own = sorted((point for point in points if point["by"] == by), key=lambda point: float(point["share"]))
+        shares, scores = [100 * point["share"] for point in own], [point[measure] for point in own]
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(shares, scores, color=colour, marker="o", markersize=4.5, linewidth=2.0, label=f"by {by}")
+        if len(orders) > 1:
+            continue
+        for share, score in zip(shares, scores, strict=True):
+            axes.annotate(
+                f"{score:.1f}",
+                (share, score),
+                xytext=(0, 7),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=MUTED,
+            )
+    style_axes(axes, x_label="heads pruned, in percent", y_label=name)
+    plain_text([axes.set_title(note, loc="left", fontsize=9, color=MUTED)])
+    axes.legend(frameon=False, fontsize=8.5)
+    highest = max(point[measure] for point in points)
+    if measure == "bleu":
+        axes.set_ylim(bottom=0, top=1.12 * max(1.0, highest))
+    elif highest > 10 * min(point[measure] for point in points):
+        axes.set_yscale("log")
     return figure

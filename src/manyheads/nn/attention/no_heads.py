@@ -145,8 +145,10 @@ class NoRelativeHeads(nn.Module):
 
     def project_positions(self, distances: Tensor) -> tuple[Tensor, Tensor | None]:
         """See `RelativeAttention.project_positions`. distances: encoded, or whole numbers if they are learned."""
-        like = torch.zeros((), device=distances.device) if self.learned else distances
-        return like.new_zeros(0, len(distances), self.head_dim), like.new_zeros(0, len(distances)) if self.learned else None
+        count = len(distances)
+        if not self.learned:
+            return distances.new_zeros(0, count, self.head_dim), None
+        return torch.zeros(0, count, self.head_dim, device=distances.device), torch.zeros(0, count).to(distances.device)
 
     def attend(
         self,

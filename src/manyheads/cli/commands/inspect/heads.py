@@ -1,4 +1,4 @@
-"""`manyheads inspect heads MODEL`: which heads a translator needs, and where each looks."""
+"""`manyheads inspect heads MODEL`: which heads a model needs, and where each looks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
-from manyheads.tasks.translation.head_options import PairsOptions
+from manyheads.tasks.heads.options import HeadTextOptions
 
 __all__ = ["PAGE", "HeadsOptions", "run"]
 
@@ -23,22 +23,23 @@ __all__ = ["PAGE", "HeadsOptions", "run"]
 class HeadsOptions:
     """Options of `manyheads inspect heads`."""
 
-    model: str = argument("A model folder or a run folder of a translator (architecture transformer).", metavar="MODEL")
+    model: str = argument("A model folder or a run folder: a transformer or a transformer-xl.", metavar="MODEL")
     json: bool = option("Print a JSON object with the figures of every head.", default=False)
     output: tuple[str, ...] = picture_option("heads.png")
-    text: PairsOptions = group(PairsOptions)
+    text: HeadTextOptions = group(HeadTextOptions)
     run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
 
 
 PAGE = CommandPage(
     HeadsOptions,
-    """Judge every attention head of a translator on sentence pairs, and draw the figures as maps.
-importance: how much the loss changes with the head's factor (Michel et al. 2019), per token; and divided by the norm
-of its layer. ablation: nats a token that are lost without the head. entropy: of its weights in bits. confidence: its
-largest weight. position: the distance at which that weight is most often, and how often (Voita et al. 2019).""",
+    """Judge every attention head of a model on a text, and draw the figures as maps. importance: how much the
+loss changes with the head's factor (Michel et al. 2019), per token; and divided by the norm of its layer. ablation:
+nats a token that are lost without the head. entropy: of its weights in bits. confidence: its largest weight. position:
+the distance at which that weight is most often, and how often (Voita et al. 2019).""",
     (
         "manyheads inspect heads runs/demo",
-        "manyheads inspect heads runs/demo --source test.en --reference test.de --pairs 500 --json --output heads.svg",
+        "manyheads inspect heads runs/demo --source test.en --reference test.de --pairs 500 --output heads.svg",
+        "manyheads inspect heads runs/xl-demo --split test --json",
     ),
 )
 
@@ -48,29 +49,30 @@ def run(arguments: Sequence[str]) -> int:
     set_up_machine()
     options = parse(PAGE, arguments, "inspect heads")
     check_kinds(options.output)
-    from manyheads.tasks.translation.heads import head_report, pairs_of, translator_of
+    from manyheads.tasks.heads.judging import head_report
+    from manyheads.tasks.heads.subject import open_subject
     from manyheads.visualise.heads import heads_figure
 
-    pairs = pairs_of(options.text, options.model)
     with showing_if_long() as show:
-        report = head_report(translator_of(options.model, options.run_on.load), pairs, show)
+        subject = open_subject(options.model, options.run_on.load)
+        report = head_report(subject, subject.text(options.text), show)
     rows = report.rows()
-    figure = heads_figure(rows, title=f"Heads of {options.model}, on {report.num_pairs:,} pairs")
+    figure = heads_figure(rows, title=f"Heads of {options.model}, on {report.text}")
     if options.json:
-        say(json.dumps({"pairs": report.num_pairs, "nats_per_token": report.nats, "heads": rows}, indent=2))
+        say(json.dumps({"text": report.text, "nats_per_token": report.nats, "heads": rows}, indent=2))
     else:
-        say("\n".join([f"{report.num_pairs:,} pairs, {report.nats:.4f} nats a token with all heads", *_table(rows)]))
+        say("\n".join([f"{report.text}: {report.nats:.4f} nats a token with all heads", *_table(rows)]))
     write_figure(figure, options.output)
     return 0
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
     """Columns, most important head first."""
-    lines = ["head           importance  normalised  ablation  entropy  confidence  position"]
+    lines = ["head               importance  normalised  ablation  entropy  confidence  position"]
     for row in sorted(rows, key=lambda one: -one["normalised"]):
         offset = "" if row["offset"] is None else f"{row['offset']:+d} in {100 * row['offset_share']:.0f}%"
         lines.append(
-            f"{row['head']:<13}  {row['importance']:>10.4f}  {row['normalised']:>10.3f}  {row['ablation']:>+8.4f}"
+            f"{row['head']:<17}  {row['importance']:>10.4f}  {row['normalised']:>10.3f}  {row['ablation']:>+8.4f}"
             f"  {row['entropy']:>7.2f}  {row['confidence']:>10.2f}  {offset}".rstrip()
         )
     return lines
