@@ -6,12 +6,12 @@ Paper: Michel et al. 2019, "Are Sixteen Heads Really Better than One?", arXiv:19
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from manyheads.architectures.head_names import Head, all_heads, kept_heads, prunable
+from manyheads.architectures.head_names import Head, HeadKind, all_heads, kept_heads, prunable
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
@@ -19,9 +19,19 @@ from manyheads.errors import RequestError
 from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.attention.no_heads import copy_heads
 
-__all__ = ["masks_without", "prune"]
+__all__ = ["attention_layers", "masks_without", "prune"]
 
-Model = TypeVar("Model", Seq2Seq, LanguageModel)
+Model = TypeVar("Model", bound=Seq2Seq | LanguageModel)
+
+
+def attention_layers(model: Seq2Seq | LanguageModel) -> dict[HeadKind, list[nn.Module]]:
+    """Return the attention modules of all layers, by kind, in the order of `config.heads_by_layer`.
+
+    Raises: RequestError: heads of this architecture cannot be masked.
+    """
+    prunable(model.config)
+    layers: dict[HeadKind, list[nn.Module]] = cast(Any, model.body).attention_layers()
+    return layers
 
 
 def masks_without(
@@ -61,7 +71,7 @@ def prune(model: Model, removed: Collection[Head]) -> Model:
     kept = kept_heads(config, removed)
     smaller: Model = build_model(config.with_heads({kind: tuple(map(len, layers)) for kind, layers in kept.items()}))
     smaller.to(next(model.parameters()).device)
-    old, new = model.body.attention_layers(), smaller.body.attention_layers()  # type: ignore[operator]
+    old, new = attention_layers(model), attention_layers(smaller)
     inside: set[int] = set()
     for kind, layers in kept.items():
         for layer, numbers in enumerate(layers):

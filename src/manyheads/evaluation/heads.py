@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.architectures.head_names import Head, all_heads
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pruning import masks_without
+from manyheads.architectures.pruning import attention_layers, masks_without
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
@@ -150,7 +150,7 @@ def head_looks(model: Model, batches: Batches, *, device: torch.device | str = "
     names = {id(module): name for name, module in model.named_modules()}
     layers = {
         (kind, number): names[id(module)]
-        for kind, modules in model.body.attention_layers().items()  # type: ignore[operator]
+        for kind, modules in attention_layers(model).items()
         for number, module in enumerate(modules)
     }
     tallies = {key: _Tally(is_self=key[0] != "cross") for key in layers}

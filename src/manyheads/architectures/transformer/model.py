@@ -76,9 +76,8 @@ class Decoder(nn.Module):
         """Project the encoder's output once for all steps."""
         states = []
         for layer in self._layers():
-            attention = layer.cross_attn
-            key, value = attention.project_memory(memory)
-            past = attention.empty_state(memory.shape[0], like=key)
+            key, value = layer.cross_attn.project_memory(memory)
+            past = layer.self_attn.empty_state(memory.shape[0], like=key)
             states.append(DecoderLayerState(past=past, memory_key=key.contiguous(), memory_value=value.contiguous()))
         return tuple(states)
 

@@ -42,7 +42,8 @@ def copy_heads(old: nn.Module, new: nn.Module, kept: Sequence[int]) -> None:
             parameter.copy_(before[name])
             continue
         axis = _AXES[name.partition(".")[0]]
-        by_head = before[name].unflatten(axis, (cast(int, old.num_heads), -1))
+        shape = before[name].shape
+        by_head = before[name].view(*shape[:axis], cast(int, old.num_heads), -1, *shape[axis + 1 :])
         chosen = by_head.index_select(axis, torch.tensor(kept, device=parameter.device))
         parameter.copy_(chosen.flatten(axis, axis + 1))
 

@@ -95,8 +95,8 @@ def _score(
     assert isinstance(subject.reader, Translator)
     whole = subject.reader
     smaller = Translator(model, whole.tokenizer, whole.settings, whole.device)  # type: ignore[arg-type]
-    beams = {} if settings.num_beams is None else {"num_beams": settings.num_beams}
-    texts = smaller.translate([source for source, _ in judged.pairs], too_long="truncate", **beams)
+    beams = settings.num_beams or whole.settings.num_beams
+    texts = smaller.translate([source for source, _ in judged.pairs], too_long="truncate", num_beams=beams)
     score = corpus_bleu(texts, [reference for _, reference in judged.pairs], tokenize=settings.tokenize)
     return {**parameters, "bleu": score.value, "signature": score.signature}
 
