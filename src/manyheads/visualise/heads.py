@@ -38,9 +38,9 @@ def heads_figure(rows: Sequence[Mapping[str, Any]], *, title: str = "Heads") -> 
         raise ShapeError("there is no head to draw.")
     layers = list(dict.fromkeys(row["head"].rpartition(":")[0] for row in rows))
     most = 1 + max(int(row["head"].rpartition(":")[2]) for row in rows)
-    figure = new_figure(max(2.2 + 0.75 * most, 4.2) * len(_PANELS), 1.6 + 0.36 * len(layers), title)
-    panels = figure.subplots(1, len(_PANELS))
-    for axes, (key, name, shown) in zip(panels, _PANELS, strict=True):
+    figure = new_figure(max(2.2 + 0.75 * most, 4.2) * 2, 1.2 + 2 * (0.9 + 0.3 * len(layers)), title)
+    panels = figure.subplots(2, 2)
+    for axes, (key, name, shown) in zip(panels.flat, _PANELS, strict=True):
         values = np.full((len(layers), most), np.nan)
         labels: dict[tuple[int, int], str] = {}
         for row in rows:
@@ -48,7 +48,7 @@ def heads_figure(rows: Sequence[Mapping[str, Any]], *, title: str = "Heads") -> 
             place = layers.index(layer), int(number)
             if row[key] is not None:
                 values[place] = row[key]
-                far = f" at {row['offset']:+d}" if key == "offset_share" else ""
+                far = f" at {row['offset']:+d}".replace("+0", "0") if key == "offset_share" else ""
                 labels[place] = shown.format(row[key]) + far
         _map(figure, axes, values, labels if most <= _MOST_NUMBERED else {})
         style_axes(axes, title=name, x_label="head", grid=False)
@@ -86,7 +86,15 @@ def pruning_figure(points: Sequence[Mapping[str, Any]], *, note: str = "") -> Fi
         own = sorted((point for point in points if point["by"] == by), key=lambda point: float(point["share"]))
         shares, scores = [100 * point["share"] for point in own], [point[measure] for point in own]
         colour = COLOURS[number % len(COLOURS)]
-        axes.plot(shares, scores, color=colour, marker="o", markersize=4.5, linewidth=2.0, label=f"by {by}")
+        axes.plot(
+            shares,
+            scores,
+            color=colour,
+            marker="o",
+            markersize=4.5,
+            linewidth=2.0,
+            label="at random" if by == "random" else f"by {by}",
+        )
         if len(orders) > 1:
             continue
         for share, score in zip(shares, scores, strict=True):
