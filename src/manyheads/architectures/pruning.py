@@ -81,7 +81,8 @@ def prune(model: Model, removed: Collection[Head]) -> Model:
     for name, parameter in model.named_parameters():
         if id(parameter) not in inside:
             own[name].copy_(parameter)
-    return smaller.train(model.training)
+    smaller.train(model.training)
+    return smaller
 
 
 def _check(removed: Collection[Head], known: Collection[Head]) -> None:

@@ -30,7 +30,7 @@ from manyheads.evaluation.heads import (
 def model() -> Seq2Seq:
     torch.manual_seed(0)
     built: Seq2Seq = build_model(dataclasses.replace(debug(), source_vocab_size=20, target_vocab_size=20))
-    return built.eval()
+    return built.double().eval()
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def batch() -> PairBatch:
 
 def test_importance_is_the_change_of_the_loss(model: Seq2Seq, batch: PairBatch) -> None:
     found = head_importance(model, [batch])
-    step, tokens = 1e-2, batch.num_target_tokens()
+    step, tokens = 1e-4, batch.num_target_tokens()  # short, because ReLU has kinks
     for head in (Head("encoder", 0, 1), Head("decoder", 1, 3), Head("cross", 0, 0)):
         changes = []
         for row in range(3):
@@ -54,7 +54,7 @@ def test_importance_is_the_change_of_the_loss(model: Seq2Seq, batch: PairBatch) 
                 with torch.no_grad():
                     losses.append(float(model(one, head_masks=masks).loss_sum))
             changes.append(abs(losses[1] - losses[0]) / (2 * step))
-        assert found[head] == pytest.approx(sum(changes) / tokens, rel=0.02, abs=2e-5)
+        assert found[head] == pytest.approx(sum(changes) / tokens, rel=0.005, abs=2e-5)
     assert list(found) == all_heads(model.config)
     norms = normalised_importance(found)
     assert math.hypot(*(norms[head] for head in norms if head[:2] == ("cross", 1))) == pytest.approx(1)
@@ -118,14 +118,14 @@ def language_model() -> LanguageModel:
     built: LanguageModel = build_model(config)
     for parameter in built.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return built.eval()
+    return built.double().eval()
 
 
 def test_heads_of_a_language_model_are_judged_with_its_memory(language_model: LanguageModel) -> None:
     found, looks = head_importance(language_model, SEGMENTS), head_looks(language_model, SEGMENTS)
     assert list(found) == list(looks) == all_heads(language_model.config)
     tokens = sum(batch.num_target_tokens() for batch in SEGMENTS)
-    head, step, changes = Head("decoder", 1, 0), 1e-2, 0.0
+    head, step, changes = Head("decoder", 1, 0), 1e-4, 0.0
     for row in range(2):
         # Factors of the second segment's row only: memory has no gradient.
         with torch.no_grad():
@@ -139,7 +139,7 @@ def test_heads_of_a_language_model_are_judged_with_its_memory(language_model: La
                     losses.append(float(language_model(batch, state, head_masks=masks).loss_sum))
                 state = language_model(batch, state).state
                 changes += abs(losses[1] - losses[0]) / (2 * step)
-    assert found[head] == pytest.approx(changes / tokens, rel=0.02, abs=2e-5)
+    assert found[head] == pytest.approx(changes / tokens, rel=0.005, abs=2e-5)
     whole = nats_per_token(language_model, SEGMENTS)
     first = float(language_model(SEGMENTS[1]).nll_sum)  # without memory
     with torch.no_grad():
