@@ -70,7 +70,11 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     """Columns, most important head first."""
     lines = ["head               importance  normalised  ablation  entropy  confidence  position"]
     for row in sorted(rows, key=lambda one: -one["normalised"]):
-        offset = "" if row["offset"] is None else f"{row['offset']:+d} in {100 * row['offset_share']:.0f}%".replace("+0 ", "0 ")
+        offset = (
+            ""
+            if row["offset"] is None
+            else f"{row['offset']:+d} in {100 * row['offset_share']:.0f}%".replace("+0 ", "0 ")
+        )
         lines.append(
             f"{row['head']:<17}  {row['importance']:>10.4f}  {row['normalised']:>10.3f}  {row['ablation']:>+8.4f}"
             f"  {row['entropy']:>7.2f}  {row['confidence']:>10.2f}  {offset}".rstrip()
