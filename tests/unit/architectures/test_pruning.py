@@ -15,7 +15,7 @@ from manyheads.architectures.pruning import attention_layers, masks_without, pru
 from manyheads.architectures.reformer.presets import SEQ2SEQ_PRESETS
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.presets import debug
+from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.head_masks import HeadMasks
@@ -35,7 +35,7 @@ def built(config: Any) -> Any:
 
 
 def translator(**changes: Any) -> Any:
-    return built(dataclasses.replace(debug(), source_vocab_size=30, target_vocab_size=30, **changes))
+    return built(dataclasses.replace(PRESETS["debug"], source_vocab_size=30, target_vocab_size=30, **changes))
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -169,7 +169,7 @@ def test_mistakes() -> None:
     with pytest.raises(RequestError, match=r"there is no head encoder\.2\.self:0"):
         prune(model, [Head("encoder", 2, 0)])
     with pytest.raises(RequestError, match="this model is a reformer-seq2seq, whose heads can be neither"):
-        prunable(SEQ2SEQ_PRESETS["debug"]())
+        prunable(SEQ2SEQ_PRESETS["debug"])
     with pytest.raises(ConfigError, match=r"cross_heads is \[1, 2\]; give 6 numbers"):
         TransformerConfig(cross_heads=(1, 2))
     with pytest.raises(ConfigError, match="from 0 to 8"):

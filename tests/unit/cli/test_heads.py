@@ -215,7 +215,7 @@ def test_other_models_are_refused_by_name(
 ) -> None:
     folder = tmp_path / "reformer"
     save_pretrained(
-        build_model(dataclasses.replace(REFORMERS["debug"](), vocab_size=256)), folder, tokenizer=ByteVocabulary()
+        build_model(dataclasses.replace(REFORMERS["debug"], vocab_size=256)), folder, tokenizer=ByteVocabulary()
     )
     for command in (
         ("prune", folder, "--heads", "decoder.0.self:0", "--output", tmp_path / "x"),

@@ -13,7 +13,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pruning import masks_without
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
-from manyheads.architectures.transformer.presets import debug
+from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
@@ -29,7 +29,7 @@ from manyheads.evaluation.heads import (
 @pytest.fixture(scope="module")
 def model() -> Seq2Seq:
     torch.manual_seed(0)
-    built: Seq2Seq = build_model(dataclasses.replace(debug(), source_vocab_size=20, target_vocab_size=20))
+    built: Seq2Seq = build_model(dataclasses.replace(PRESETS["debug"], source_vocab_size=20, target_vocab_size=20))
     return built.double().eval()
 
 

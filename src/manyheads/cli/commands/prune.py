@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.command import command
 from manyheads.cli.lines.output import check_model_output
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
@@ -63,10 +62,10 @@ how much each matters, `manyheads inspect pruning MODEL` the score by the share.
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "prune")
+def run(options: PruneOptions) -> int:
     """Prune. Returns: the exit code."""
     set_up_machine()
-    options = parse(PAGE, arguments, "prune")
     output = Path(options.output)
     check_model_output(output, options.replace)
     from manyheads.architectures.head_names import Head

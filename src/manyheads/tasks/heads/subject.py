@@ -21,7 +21,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.heads.options import HeadTextOptions
-from manyheads.tasks.held_out import copy_settings, held_out_pairs, own_data, run_section
+from manyheads.tasks.held_out import copy_settings, own_data, pairs_of_split, run_section
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.tasks.translation.likelihood import reference_batches
@@ -85,7 +85,7 @@ class Subject:
             name = options.source
         else:
             data, seed = (options.data, 1) if options.data is not None else own_data(self.name)
-            read = lambda which: held_out_pairs(data, which, seed, copy_settings(self.name))  # noqa: E731
+            read = lambda which: pairs_of_split(data, which, seed, copy_settings(self.name))  # noqa: E731
             found, chosen = _either(read, options.split, split)
             name = f"{data} {chosen}"
         if not found:

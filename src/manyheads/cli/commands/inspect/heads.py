@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
+from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
@@ -44,10 +43,10 @@ the distance at which that weight is most often, and how often (Voita et al. 201
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "inspect heads")
+def run(options: HeadsOptions) -> int:
     """Judge, print and draw. Returns: the exit code. The table and the paths of pictures go to standard output."""
     set_up_machine()
-    options = parse(PAGE, arguments, "inspect heads")
     check_kinds(options.output)
     from manyheads.tasks.heads.judging import head_report
     from manyheads.tasks.heads.subject import open_subject

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.inspect.picture_files import check_kinds, picture_option, write_figure
+from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
@@ -77,10 +76,10 @@ command goes on where it was stopped.""",
 )
 
 
-def run(arguments: Sequence[str]) -> int:
+@command(PAGE, "inspect pruning")
+def run(options: PruningOptions) -> int:
     """Prune, measure and draw. Returns: the exit code. Points and the paths of pictures go to standard output."""
     set_up_machine()
-    options = parse(PAGE, arguments, "inspect pruning")
     check_kinds(options.output)
     from manyheads.tasks.heads.curve import CurveSettings, pruning_curve
     from manyheads.tasks.heads.subject import open_subject
