@@ -121,7 +121,7 @@ ASKING = {
     "manyheads.cli.machine_report": "prints what the machine has",
     "manyheads.decoding.compiled": "a compiler is needed on CPUs only",
     "manyheads.decoding.device": "chooses the device",
-    "manyheads.decoding.translator": "another engine runs on CPUs only",
+    "manyheads.decoding.text_search": "another engine runs on CPUs only",
     "manyheads.distributed.place": "the GPU of this rank",
     "manyheads.distributed.group": "tensors of NCCL are on GPUs",
     "manyheads.nn.kernels.consistency": "autocast",

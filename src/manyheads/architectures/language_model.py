@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from manyheads.architectures.protocols import LanguageBody, Output
 from manyheads.data.batch import SegmentBatch
 from manyheads.errors import ShapeError
+from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import policy
@@ -52,6 +53,7 @@ class LanguageModel(nn.Module):
         label_smoothing: float = 0.0,
         chunk_tokens: int = 2048,
         num_sampled: int = 0,
+        head_masks: HeadMasks | None = None,
     ) -> Output:
         """Return the loss of a segment of every lane, summed over scored targets, and the state for the next segment.
 
@@ -59,8 +61,9 @@ class LanguageModel(nn.Module):
             state: the state after the previous segment, which is consumed; lanes in `batch.resets` are reset. None:
                 empty.
             label_smoothing, chunk_tokens, num_sampled: see the head's `loss`.
+            head_masks: factors of the heads of a Transformer-XL; None: all are 1.
         """
-        hidden, state = self._read(batch, state)
+        hidden, state = self._read(batch, state, **({} if head_masks is None else {"head_masks": head_masks}))
         loss_sum, nll_sum = self.head.loss(
             hidden,
             batch.targets,
@@ -175,11 +178,11 @@ class LanguageModel(nn.Module):
         """See `protocols.PlansSteps`."""
         return self.head.log_probs(self.body.compute(step)[:, -1])  # type: ignore[attr-defined]
 
-    def _read(self, batch: SegmentBatch, state: Any) -> tuple[Tensor, Any]:
+    def _read(self, batch: SegmentBatch, state: Any, **options: Any) -> tuple[Tensor, Any]:
         if state is not None and _any(batch.resets):
             state = state.reset(batch.resets)
         lengths = batch.lengths if _any(batch.lengths != batch.tokens.shape[1]) else None
-        hidden, state = self.body(batch.tokens, lengths, state)
+        hidden, state = self.body(batch.tokens, lengths, state, **options)
         return hidden, state
 
 

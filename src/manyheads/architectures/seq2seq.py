@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
+from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind
@@ -48,19 +49,21 @@ class Seq2Seq(nn.Module):
         chunk_tokens: int = 2048,
         r_drop: float = 0.0,
         num_sampled: int = 0,
+        head_masks: HeadMasks | None = None,
     ) -> Output:
         """Return the loss of a batch with teacher forcing, summed over target tokens (with EOS, without BOS and
         padding).
 
         With `r_drop` every pair is computed twice with different dropout, and the loss penalises the difference: see
         `nn.kernels.consistency`. With `num_sampled` candidates replace the vocabulary: see `nn.heads.sampled`.
+        With `head_masks` each head's output is multiplied by its factor; of a `Transformer` only, and not with r_drop.
         """
-        again = None
+        again, masks = None, {} if head_masks is None else {"head_masks": head_masks}
         if r_drop:
             both = batch.twice()
             hidden, again = self.body(both.source, both.source_lengths, both.target_input).chunk(2)
         else:
-            hidden = self.body(batch.source, batch.source_lengths, batch.target_input)
+            hidden = self.body(batch.source, batch.source_lengths, batch.target_input, **masks)
         labels = batch.target_labels
         steps = torch.arange(labels.shape[1], device=labels.device)
         keep = steps[None, :] < batch.target_lengths[:, None] - 1

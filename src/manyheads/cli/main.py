@@ -34,6 +34,7 @@ COMMANDS = {
     "serve": "an HTTP server for models, with a web page",
     "inspect": "look inside: attention, shapes, positions, schedules",
     "shortlist": "learn which words translate which, for a faster search",
+    "prune": "a smaller model without some of its attention heads",
     "average": "average the weights of a run's checkpoints into a model",
     "convert": "models of other implementations into ours, and back",
     "export": "a model in the formats of other runtimes",

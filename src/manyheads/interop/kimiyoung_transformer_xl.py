@@ -128,6 +128,7 @@ class OfficialTransformerXL(Peer):
         clamped = clamp_len == 0 or (config.attention == "absolute_learned" and clamp_len > 0)
         cls.refuse(
             {
+                config.uneven_heads: config.uneven_heads,
                 in_heads: config.attention == "absolute_learned" and width != config.d_model,
                 "share_biases false and relative attention": unshared,
                 tables: tgt_len < 0,

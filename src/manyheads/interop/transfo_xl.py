@@ -93,7 +93,8 @@ class TransfoXL(Peer):
     def describe(cls, module: LanguageModel) -> dict[str, Any]:
         config = module.config
         cls.demand(config, {"attention": "relative", "ext_len": 0})
-        cls.refuse({"clamp_len 0, which it treats as no limit": config.clamp_len == 0})
+        no_limit = "clamp_len 0, which it treats as no limit"
+        cls.refuse({config.uneven_heads: config.uneven_heads, no_limit: config.clamp_len == 0})
         tied = list(config.tie_projections) or [False] * (len(config.cutoffs) + 1)
         return {
             "vocab_size": config.vocab_size,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from manyheads.nn.attention.additive import AdditiveAttention, AdditiveScore
     from manyheads.nn.attention.dot_product import DotProductAttention
+    from manyheads.nn.attention.head_masks import HeadMasks
     from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.lsh import LSHSelfAttention
     from manyheads.nn.attention.lsh_settings import LSHSettings
@@ -49,6 +50,7 @@ _LAZY = {
     "Dense": "attention.masks",
     "DotProductAttention": "attention.dot_product",
     "FeedForward": "feed_forward",
+    "HeadMasks": "attention.head_masks",
     "KeyPadding": "attention.masks",
     "KeyValueState": "attention.state",
     "LSHSelfAttention": "attention.lsh",
@@ -88,6 +90,7 @@ __all__ = [
     "Dense",
     "DotProductAttention",
     "FeedForward",
+    "HeadMasks",
     "KeyPadding",
     "KeyValueState",
     "LSHSelfAttention",

@@ -147,7 +147,7 @@ def write(state: XLState, keys: Tensor, values: Tensor) -> XLState:
 
 def test_appending_copies_a_position_a_constant_number_of_times() -> None:
     """Also while the memory grows without bound: doubling, not one more each time."""
-    memory = KeyValues.zeros(1, 1, 1, 1, 0, torch.zeros(1))
+    memory = KeyValues.zeros(1, (1,), 1, 0, torch.zeros(1))
     state = XLState(torch.zeros(1, dtype=torch.int64), memory, Attending(memory_len=10**9))
     with Count() as count:
         for _ in range(1000):
@@ -157,7 +157,7 @@ def test_appending_copies_a_position_a_constant_number_of_times() -> None:
 
 
 def test_keys_of_unlike_lanes_are_aligned_and_roll() -> None:
-    memory = KeyValues.zeros(2, 1, 1, 2, 0, torch.zeros(1))
+    memory = KeyValues.zeros(2, (1,), 2, 0, torch.zeros(1))
     state = XLState(torch.zeros(2, dtype=torch.int64), memory, Attending(memory_len=3))
     for first, lengths in ((0, [2, 1]), (10, [0, 2]), (20, [1, 0]), (30, [2, 2])):
         new = numbered(2, first, 2)[:, None]

@@ -50,7 +50,8 @@ def served(greedy_folder: Path, settings: ServingSettings) -> Iterator[tuple[Tes
     app = build_app(replace(settings, models=(str(greedy_folder),), engine="ctranslate2"))
     with TestClient(app) as client:
         reader = app.state.service.models["en-de"].reader
-        reader._engine = counted = Counted(reader._engine)
+        counted = Counted(reader.search.engine)
+        reader.search = replace(reader.search, engine=counted)
         yield client, counted
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
+from manyheads.architectures.head_names import HEAD_KINDS, HeadKind
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
@@ -39,6 +41,10 @@ class TransformerConfig:
         value_dim: d_v, width of values in a head; null: d_model / num_heads.
         d_ff: inner width of the feed-forward layers.
         num_decoder_heads: heads of the decoder; 0: num_heads.
+        encoder_heads: heads of each encoder layer, if some were pruned, for example [8, 0, 5]; their width stays that
+            of num_heads. A layer without heads is its residual. Empty: num_heads in each.
+        decoder_heads: the same for the decoder's self-attention.
+        cross_heads: the same for the decoder's attention to the source.
         decoder_d_ff: d_ff of the decoder; 0: d_ff.
         num_encoder_layers: layers of the encoder.
         num_decoder_layers: layers of the decoder.
@@ -79,6 +85,9 @@ class TransformerConfig:
     value_dim: int | None = None
     d_ff: int = 2048
     num_decoder_heads: int = 0
+    encoder_heads: tuple[int, ...] = ()
+    decoder_heads: tuple[int, ...] = ()
+    cross_heads: tuple[int, ...] = ()
     decoder_d_ff: int = 0
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
@@ -117,6 +126,7 @@ class TransformerConfig:
                     " model.head_dim and model.value_dim.",
                     fields=("d_model", name),
                 )
+        self._check_layer_heads()
         if self.tie_embeddings in ("all", "embeddings") and self.source_vocab_size != self.target_vocab_size:
             raise ConfigError(
                 f"model.tie_embeddings is {self.tie_embeddings!r} but source_vocab_size {self.source_vocab_size}"
@@ -129,6 +139,38 @@ class TransformerConfig:
         """Return the number of attention heads in that stack."""
         return (stack == "decoder" and self.num_decoder_heads) or self.num_heads
 
+    def heads_in_layer(self, kind: HeadKind, layer: int) -> int:
+        """Return the number of heads of one attention layer. kind: encoder and decoder: self-attention. layer: from
+        0.
+        """
+        counts: tuple[int, ...] = getattr(self, f"{kind}_heads")
+        return counts[layer] if counts else self.heads_of("encoder" if kind == "encoder" else "decoder")
+
+    def heads_by_layer(self) -> dict[HeadKind, tuple[int, ...]]:
+        """See `head_names.PrunableConfig`."""
+        layers = (self.num_encoder_layers, self.num_decoder_layers, self.num_decoder_layers)
+        return {
+            kind: tuple(self.heads_in_layer(kind, layer) for layer in range(count))
+            for kind, count in zip(HEAD_KINDS, layers, strict=True)
+        }
+
+    def with_heads(self, counts: Mapping[HeadKind, tuple[int, ...]]) -> TransformerConfig:
+        """See `head_names.PrunableConfig`."""
+        return replace(self, **{f"{kind}_heads": tuple(of_layers) for kind, of_layers in counts.items()})  # type: ignore[arg-type]
+
+    def _check_layer_heads(self) -> None:
+        """Raises: ConfigError: another number of layers, or more heads in one than there are."""
+        for kind in HEAD_KINDS:
+            stack: Literal["encoder", "decoder"] = "encoder" if kind == "encoder" else "decoder"
+            counts, layers = getattr(self, f"{kind}_heads"), getattr(self, f"num_{stack}_layers")
+            most = self.heads_of(stack)
+            if counts and (len(counts) != layers or not all(0 <= count <= most for count in counts)):
+                raise ConfigError(
+                    f"model.{kind}_heads is {list(counts)}; give {layers} numbers, one for each layer of the {stack},"
+                    f" from 0 to {most}, its number of heads.",
+                    fields=(f"{kind}_heads", f"num_{stack}_layers"),
+                )
+
     def head_dim_of(self, stack: Literal["encoder", "decoder"]) -> int:
         """Return d_k in that stack."""
         return self.head_dim or self.d_model // self.heads_of(stack)
@@ -139,13 +181,17 @@ class TransformerConfig:
 
     @property
     def undivided(self) -> str:
-        """The first of head_dim and value_dim that is not d_model / num_heads in both stacks, and its value; "" if none
-        is. Most other programs divide d_model among the heads.
+        """The first of head_dim and value_dim that is not d_model / num_heads in both stacks, or the heads of layers if
+        some are pruned, with its value; "" if there is none. Most other programs divide d_model among the heads.
         """
         for name in ("head_dim", "value_dim"):
             width = getattr(self, name)
             if width and any(width * self.heads_of(stack) != self.d_model for stack in ("encoder", "decoder")):
                 return f"{name} {width}"
+        for kind in HEAD_KINDS:
+            counts = getattr(self, f"{kind}_heads")
+            if any(count != self.heads_of("encoder" if kind == "encoder" else "decoder") for count in counts):
+                return f"{kind}_heads {list(counts)}"
         return ""
 
     def d_ff_of(self, stack: Literal["encoder", "decoder"]) -> int:
@@ -164,14 +210,18 @@ class TransformerConfig:
 
     def lower_bounds(self) -> tuple[int, int]:
         """See `protocols.ModelConfig`."""
-        inner = (self.num_heads * self.head_dim_of("encoder"), self.num_heads * self.value_dim_of("encoder"))
+        heads = max((self.heads_in_layer("encoder", layer) for layer in range(self.num_encoder_layers)), default=0)
+        inner = (heads * self.head_dim_of("encoder"), heads * self.value_dim_of("encoder"))
         sizes = (self.source_vocab_size, self.target_vocab_size, self.d_ff, self.decoder_d_ff, self.d_model, *inner)
         return self.num_encoder_layers + self.num_decoder_layers, self.d_model * max(sizes)
 
     def describe(self) -> str:
         """Return the sizes in one line."""
         heads = f"{self.num_heads} heads"
-        if self.undivided:
+        counts = [count for kind in HEAD_KINDS for count in getattr(self, f"{kind}_heads")]
+        if counts:
+            heads += f" ({sum(counts)} left in the layers)"
+        elif self.undivided:
             heads += f" of {self.head_dim_of('encoder')} (values {self.value_dim_of('encoder')})"
         return (
             f"{self.num_encoder_layers} + {self.num_decoder_layers} layers, d_model {self.d_model},"

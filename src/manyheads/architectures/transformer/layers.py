@@ -13,6 +13,7 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.nn.attention.decoder_state import PlannedLayer
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.no_heads import NoHeads
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.norm import build_norm
 from manyheads.nn.residual import Residual
@@ -21,36 +22,52 @@ __all__ = ["DecoderLayer", "EncoderLayer"]
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward. Shape: (batch, source_len, d_model) in and out."""
+    """Self-attention, then feed-forward. Shape: (batch, source_len, d_model) in and out.
 
-    def __init__(self, config: TransformerConfig) -> None:
+    Args: index: number of the layer, from 0.
+    """
+
+    def __init__(self, config: TransformerConfig, index: int = 0) -> None:
         super().__init__()
-        self.self_attn = _attention(config, "encoder")
+        self.self_attn = _attention(config, "encoder", config.heads_in_layer("encoder", index))
         self.feed_forward = _feed_forward(config, "encoder")
         self.self_attn_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
 
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask)[0])
+    def forward(self, x: Tensor, mask: Mask | None, head_mask: Tensor | None = None) -> Tensor:
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask, head_mask=head_mask)[0])
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
 
 class DecoderLayer(nn.Module):
-    """Masked self-attention, attention to the source, feed-forward. Shape: (batch, target_len, d_model) in and out."""
+    """Masked self-attention, attention to the source, feed-forward. Shape: (batch, target_len, d_model) in and out.
 
-    def __init__(self, config: TransformerConfig) -> None:
+    Args: index: number of the layer, from 0.
+    """
+
+    def __init__(self, config: TransformerConfig, index: int = 0) -> None:
         super().__init__()
-        self.self_attn = _attention(config, "decoder")
-        self.cross_attn = _attention(config, "decoder")
+        self.self_attn = _attention(config, "decoder", config.heads_in_layer("decoder", index))
+        self.cross_attn = _attention(config, "decoder", config.heads_in_layer("cross", index))
         self.feed_forward = _feed_forward(config, "decoder")
         self.self_attn_residual = _residual(config)
         self.cross_attn_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Mask | None, memory_mask: Mask | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Mask | None,
+        memory_mask: Mask | None,
+        head_mask: Tensor | None = None,
+        cross_head_mask: Tensor | None = None,
+    ) -> Tensor:
         """All target positions at once, as in training."""
-        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask)[0])
-        x = self.cross_attn_residual(x, lambda h: self.cross_attn(h, memory, mask=memory_mask)[0])
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask, head_mask=head_mask)[0])
+        x = self.cross_attn_residual(
+            x, lambda h: self.cross_attn(h, memory, mask=memory_mask, head_mask=cross_head_mask)[0]
+        )
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
     def step(self, x: Tensor, layer: PlannedLayer, mask: Mask | None, memory_mask: Mask | None) -> Tensor:
@@ -64,8 +81,12 @@ class DecoderLayer(nn.Module):
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
 
-def _attention(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> MultiHeadAttention:
-    heads, head_dim = config.heads_of(stack), config.head_dim_of(stack)
+def _attention(
+    config: TransformerConfig, stack: Literal["encoder", "decoder"], heads: int
+) -> MultiHeadAttention | NoHeads:
+    head_dim = config.head_dim_of(stack)
+    if not heads:
+        return NoHeads(config.d_model, head_dim, config.value_dim_of(stack), bias=config.bias)
     return MultiHeadAttention(
         config.d_model,
         heads,

@@ -5,16 +5,19 @@ Paper: Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.architectures.head_names import HeadKind
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer
 from manyheads.architectures.transformer.state import PlannedStep
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, PlannedLayer, source_mask
+from manyheads.nn.attention.head_masks import HeadMasks, of_layers
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
@@ -31,14 +34,14 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
         self.norm = (
             build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
         )
 
-    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, mask)
+    def forward(self, x: Tensor, mask: Mask | None = None, head_masks: Sequence[Tensor] | None = None) -> Tensor:
+        for layer, head_mask in zip(self.layers, of_layers(head_masks, len(self.layers)), strict=True):
+            x = layer(x, mask, head_mask)
         return x if self.norm is None else self.norm(x)
 
 
@@ -47,14 +50,23 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_decoder_layers))
         self.norm = (
             build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
         )
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Mask | None = None, memory_mask: Mask | None = None) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, memory, mask, memory_mask)
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        head_masks: Sequence[Tensor] | None = None,
+        cross_head_masks: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        own, cross = (of_layers(masks, len(self.layers)) for masks in (head_masks, cross_head_masks))
+        for layer, head_mask, cross_head_mask in zip(self.layers, own, cross, strict=True):
+            x = layer(x, memory, mask, memory_mask, head_mask, cross_head_mask)
         return x if self.norm is None else self.norm(x)
 
     def _layers(self) -> list[DecoderLayer]:
@@ -64,9 +76,8 @@ class Decoder(nn.Module):
         """Project the encoder's output once for all steps."""
         states = []
         for layer in self._layers():
-            attention = layer.cross_attn
-            key, value = attention.project_memory(memory)
-            past = attention.empty_state(memory.shape[0], like=key)
+            key, value = layer.cross_attn.project_memory(memory)
+            past = layer.self_attn.empty_state(memory.shape[0], like=key)
             states.append(DecoderLayerState(past=past, memory_key=key.contiguous(), memory_value=value.contiguous()))
         return tuple(states)
 
@@ -114,25 +125,44 @@ class Transformer(nn.Module):
             self.target_embedding.weight = self.source_embedding.weight
 
     def encode(
-        self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"]
+        self,
+        source: Int[Tensor, "batch source_len"],
+        source_lengths: Int[Tensor, " batch"],
+        head_masks: HeadMasks | None = None,
     ) -> Float[Tensor, "batch source_len d_model"]:
         """Encode the source (sec. 3.1). Rows are padded on the right; states at padding are undefined."""
         x = self.dropout(low_precision(self.source_positions(self.source_embedding(source))))
-        return self.encoder(x, Lengths(source_lengths))  # type: ignore[no-any-return]
+        masks = HeadMasks() if head_masks is None else head_masks
+        return self.encoder(x, Lengths(source_lengths), masks.encoder)  # type: ignore[no-any-return]
 
     def decode(
         self,
         target: Int[Tensor, "batch target_len"],
         memory: Float[Tensor, "batch source_len d_model"],
         source_lengths: Int[Tensor, " batch"],
+        head_masks: HeadMasks | None = None,
     ) -> Float[Tensor, "batch target_len d_model"]:
         """Return states from which the head predicts the token after each target position, causally."""
         x = self.dropout(low_precision(self.target_positions(self.target_embedding(target))))
-        return self.decoder(x, memory, Causal(), Lengths(source_lengths))  # type: ignore[no-any-return]
+        masks = HeadMasks() if head_masks is None else head_masks
+        decoded: Tensor = self.decoder(x, memory, Causal(), Lengths(source_lengths), masks.decoder, masks.cross)
+        return decoded
 
-    def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """Compute `encode`, then `decode`: (batch, target_len, d_model)."""
-        return self.decode(target, self.encode(source, source_lengths), source_lengths)
+    def forward(
+        self, source: Tensor, source_lengths: Tensor, target: Tensor, head_masks: HeadMasks | None = None
+    ) -> Tensor:
+        """Compute `encode`, then `decode`: (batch, target_len, d_model). head_masks: factors of the heads."""
+        memory = self.encode(source, source_lengths, head_masks)
+        return self.decode(target, memory, source_lengths, head_masks)
+
+    def attention_layers(self) -> dict[HeadKind, list[nn.Module]]:
+        """Return the attention modules of all layers, by kind, in the order of `config.heads_by_layer`."""
+        decoder = [cast(DecoderLayer, layer) for layer in self.decoder.layers]
+        return {
+            "encoder": [cast(EncoderLayer, layer).self_attn for layer in self.encoder.layers],
+            "decoder": [layer.self_attn for layer in decoder],
+            "cross": [layer.cross_attn for layer in decoder],
+        }
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Return the state before the first target token: one row per sentence."""

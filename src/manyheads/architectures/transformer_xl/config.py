@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from manyheads.architectures.head_names import HeadKind
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
@@ -61,6 +63,8 @@ class TransformerXLConfig:
         d_model: width of every layer.
         num_heads: attention heads.
         head_dim: width of a head; 0: d_model / num_heads. num_heads x head_dim need not be d_model.
+        layer_heads: heads of each layer, if some were pruned, for example [8, 0, 5]; their width stays that of
+            num_heads. A layer without heads is its residual. Empty: num_heads in each.
         d_ff: inner width of the feed-forward layers.
         num_layers: layers.
         d_embed: width of the frequent tokens' vectors; 0: d_model.
@@ -102,6 +106,7 @@ class TransformerXLConfig:
     d_model: int = 410
     num_heads: int = 10
     head_dim: int = 0
+    layer_heads: tuple[int, ...] = ()
     d_ff: int = 2100
     num_layers: int = 16
     d_embed: int = 0
@@ -140,8 +145,37 @@ class TransformerXLConfig:
                 f" and {self.attention}; set initial_memory to empty.",
                 fields=("initial_memory", "norm_position", "attention"),
             )
+        self._check_layer_heads()
         self._check_clusters()
         _ = self.attending  # its own checks
+
+    def _check_layer_heads(self) -> None:
+        counts = self.layer_heads
+        if counts and (len(counts) != self.num_layers or not all(0 <= count <= self.num_heads for count in counts)):
+            raise ConfigError(
+                f"model.layer_heads is {list(counts)}; give {self.num_layers} numbers, one for each layer, from 0 to"
+                f" {self.num_heads}, the number of heads.",
+                fields=("layer_heads", "num_layers"),
+            )
+        if self.uneven_heads and self.share_biases and self.attention == "relative":
+            raise ConfigError(
+                f"model.layer_heads is {list(counts)}, and layers with different heads cannot share u and v; set"
+                " model.share_biases to false.",
+                fields=("layer_heads", "share_biases"),
+            )
+
+    @property
+    def uneven_heads(self) -> str:
+        """layer_heads with its value, if a layer has other than num_heads heads; otherwise empty."""
+        return f"layer_heads {list(self.layer_heads)}" if {*self.layer_heads} - {self.num_heads} else ""
+
+    def heads_by_layer(self) -> dict[HeadKind, tuple[int, ...]]:
+        """See `head_names.PrunableConfig`."""
+        return {"decoder": self.layer_heads or (self.num_heads,) * self.num_layers}
+
+    def with_heads(self, counts: Mapping[HeadKind, tuple[int, ...]]) -> TransformerXLConfig:
+        """See `head_names.PrunableConfig`."""
+        return replace(self, layer_heads=tuple(counts["decoder"]), share_biases=False)
 
     def _check_clusters(self) -> None:
         below = (*self.cutoffs, self.vocab_size) if self.vocab_size else self.cutoffs
@@ -212,9 +246,10 @@ class TransformerXLConfig:
         """See `protocols.ModelConfig`."""
         shortlist = self.cutoffs[0] if self.div_value > 1 and self.cutoffs else self.vocab_size
         learned = self.attention.endswith("learned")
-        inner = self.d_model if self.attention == "absolute_learned" else self.num_heads * self.width_of_heads
+        heads = max(self.heads_by_layer()["decoder"])
+        inner = self.d_model if self.attention == "absolute_learned" else heads * self.width_of_heads
         widest = max(
-            self.d_model * max(self.d_ff, self.num_heads * self.width_of_heads),
+            self.d_model * max(self.d_ff, heads * self.width_of_heads),
             self.embedding_dim * shortlist,
             self.max_len * inner if learned else 0,
         )
@@ -222,7 +257,8 @@ class TransformerXLConfig:
 
     def describe(self) -> str:
         """Return the sizes in one line."""
+        left = f" ({sum(self.layer_heads)} left in the layers)" if self.layer_heads else ""
         return (
-            f"{self.num_layers} layers, d_model {self.d_model}, {self.num_heads} heads of {self.width_of_heads},"
+            f"{self.num_layers} layers, d_model {self.d_model}, {self.num_heads} heads of {self.width_of_heads}{left},"
             f" d_ff {self.d_ff}, {self.attention} attention, memory {self.memory_len}"
         )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.no_heads import NoHeads, NoRelativeHeads
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.norm import build_norm
@@ -21,17 +22,12 @@ __all__ = ["AbsoluteLayer", "RelativeLayer"]
 
 class RelativeLayer(nn.Module):
     """Attention by content and distance over memory and segment, then feed-forward. Dai et al. 2019, sec. 3.3, eq. for
-    a single layer. Shape: (lanes, len, d_model) in and out.
+    a single layer. Shape: (lanes, len, d_model) in and out. Args: index: number of the layer, from 0.
     """
 
-    def __init__(self, config: TransformerXLConfig) -> None:
+    def __init__(self, config: TransformerXLConfig, index: int = 0) -> None:
         super().__init__()
-        sizes = (config.d_model, config.num_heads, config.width_of_heads)
-        self.attention = (
-            RelativeAttention(*sizes, dropout=config.attention_dropout)
-            if config.attention == "relative"
-            else LearnedRelativeAttention(*sizes, max_len=config.max_len, dropout=config.attention_dropout)
-        )
+        self.attention = _relative_attention(config, config.heads_by_layer()["decoder"][index])
         self.feed_forward = FeedForward(config.d_model, config.d_ff, dropout=config.dropout)
         self.attention_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
@@ -42,10 +38,11 @@ class RelativeLayer(nn.Module):
         memory: Float[Tensor, "lanes columns d_model"] | None,
         distances: Tensor,
         mask: Mask | None,
+        head_mask: Tensor | None = None,
     ) -> Float[Tensor, "lanes len d_model"]:
         """Args: memory: this layer's input at earlier positions. distances: as `project_positions` takes them."""
         memory = _seen_as(self.attention_residual, memory)
-        x = self.attention_residual(x, lambda h: self.attention(h, memory, distances, mask))
+        x = self.attention_residual(x, lambda h: self.attention(h, memory, distances, mask, head_mask=head_mask))
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
     def extend(
@@ -55,6 +52,7 @@ class RelativeLayer(nn.Module):
         positions: Tensor,
         distance_bias: Tensor | None,
         mask: Mask | None,
+        head_mask: Tensor | None = None,
     ) -> Float[Tensor, "lanes len d_model"]:
         """`forward` with stored keys and values.
 
@@ -65,7 +63,7 @@ class RelativeLayer(nn.Module):
 
         def attend(h: Tensor) -> Tensor:
             q, k, v = self.attention.project_together(h)
-            return self.attention.attend(q, *past(k, v), positions, distance_bias, mask)
+            return self.attention.attend(q, *past(k, v), positions, distance_bias, mask, head_mask)
 
         x = self.attention_residual(x, attend)
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
@@ -75,16 +73,17 @@ class AbsoluteLayer(nn.Module):
     """Attention over memory and segment as in the Transformer, then feed-forward. Shape: (lanes, len, d_model).
 
     Shape: positions (max_len, d_model), if they are trained: by increasing distance from the segment's last token.
+    Args: index: number of the layer, from 0.
     """
 
-    def __init__(self, config: TransformerXLConfig) -> None:
+    def __init__(self, config: TransformerXLConfig, index: int = 0) -> None:
         super().__init__()
-        self.attention = MultiHeadAttention(
-            config.d_model,
-            config.num_heads,
-            head_dim=config.width_of_heads,
-            dropout=config.attention_dropout,
-            bias=False,
+        heads, width = config.heads_by_layer()["decoder"][index], config.width_of_heads
+        rate = config.attention_dropout
+        self.attention = (
+            MultiHeadAttention(config.d_model, heads, head_dim=width, dropout=rate, bias=False)
+            if heads
+            else NoHeads(config.d_model, width, bias=False)
         )
         self.feed_forward = FeedForward(config.d_model, config.d_ff, dropout=config.dropout)
         self.attention_residual = _residual(config)
@@ -100,6 +99,7 @@ class AbsoluteLayer(nn.Module):
         memory: Float[Tensor, "lanes columns d_model"] | None,
         positions: Tensor | None,
         mask: Mask | None,
+        head_mask: Tensor | None = None,
     ) -> Float[Tensor, "lanes len d_model"]:
         """Args: memory: this layer's input at earlier positions, as it was before positions were added to it.
 
@@ -115,11 +115,21 @@ class AbsoluteLayer(nn.Module):
         memory = _seen_as(self.attention_residual, memory)
 
         def attend(h: Tensor) -> Tensor:
-            out: Tensor = self.attention(h, key=h if memory is None else torch.cat([memory, h], dim=1), mask=mask)[0]
+            key = h if memory is None else torch.cat([memory, h], dim=1)
+            out: Tensor = self.attention(h, key=key, mask=mask, head_mask=head_mask)[0]
             return out
 
         x = self.attention_residual(x, attend)
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+
+def _relative_attention(config: TransformerXLConfig, heads: int) -> RelativeAttention | NoRelativeHeads:
+    if not heads:
+        return NoRelativeHeads(config.width_of_heads, learned=config.attention == "relative_learned")
+    sizes = (config.d_model, heads, config.width_of_heads)
+    if config.attention == "relative":
+        return RelativeAttention(*sizes, dropout=config.attention_dropout)
+    return LearnedRelativeAttention(*sizes, max_len=config.max_len, dropout=config.attention_dropout)
 
 
 def _seen_as(residual: Residual, memory: Tensor | None) -> Tensor | None:

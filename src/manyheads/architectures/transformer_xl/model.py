@@ -12,10 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from manyheads.architectures.head_names import HeadKind
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
 from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs, XLState, XLStep
 from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.nn.attention.head_masks import HeadMasks, of_layers
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
 from manyheads.nn.dropout import Dropout
@@ -50,7 +52,7 @@ class TransformerXL(nn.Module):
         )
         self.dropout = Dropout(config.dropout)
         layer = RelativeLayer if config.attention.startswith("relative") else AbsoluteLayer
-        self.layers = nn.ModuleList(layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(layer(config, index) for index in range(config.num_layers))
         self.encoding = None if config.attention.endswith("learned") else DistanceEncoding(config.d_model)
         self.reset_parameters()
         self.tie_weights()
@@ -73,6 +75,10 @@ class TransformerXL(nn.Module):
         first, *others = (cast(RelativeAttention, layer.attention) for layer in self.layers)
         for other in others:
             other.content_bias, other.position_bias = first.content_bias, first.position_bias
+
+    def attention_layers(self) -> dict[HeadKind, list[nn.Module]]:
+        """Return the attention modules of all layers, in the order of `config.heads_by_layer`."""
+        return {"decoder": [cast(nn.Module, layer.attention) for layer in self.layers]}
 
     def tie_head(self, head: nn.Module) -> None:
         """Tie the parameters that the config shares between embedding and head."""
@@ -111,8 +117,8 @@ class TransformerXL(nn.Module):
         lengths = torch.full((lanes,), columns, dtype=torch.int64, device=like.device)
         num_layers = len(self.layers)
         if projected and self.config.attention.startswith("relative"):
-            heads = (self.config.num_heads, self.config.width_of_heads)
-            return XLState(lengths, KeyValues.zeros(lanes, num_layers, *heads, columns, like=like), attending)
+            heads = (self.config.heads_by_layer()["decoder"], self.config.width_of_heads)
+            return XLState(lengths, KeyValues.zeros(lanes, *heads, columns, like=like), attending)
         if projected and not self.config.memory_len and attending.memory_len:
             # Passes of memory_len tokens; one of them is new.
             tokens = LayerInputs((lengths.new_empty(lanes, 0),))
@@ -125,6 +131,7 @@ class TransformerXL(nn.Module):
         tokens: Int[Tensor, "lanes len"],
         lengths: Int[Tensor, " lanes"] | None = None,
         state: XLState | None = None,
+        head_masks: HeadMasks | None = None,
     ) -> tuple[Float[Tensor, "lanes len d_model"], XLState]:
         """Read a segment (sec. 3.2).
 
@@ -132,6 +139,7 @@ class TransformerXL(nn.Module):
             tokens: the next ids of every lane.
             lengths: number of real ids, padding on the right; None: all are real.
             state: the previous state, which is consumed; None: empty.
+            head_masks: factors of the heads, in `decoder`; None: all are 1.
 
         Returns: states from which a head predicts the token after each, undefined at padding; and the state for the
             next segment.
@@ -148,14 +156,18 @@ class TransformerXL(nn.Module):
             return next(self.parameters()).new_empty(*tokens.shape, self.config.d_model), state
         if isinstance(state.memory, KeyValues):
             step, state = self._plan(tokens, state)
-            return self.compute(step), state.after(tokens.shape[1], lengths)
+            return self.compute(step, head_masks), state.after(tokens.shape[1], lengths)
         if state.memory.are_tokens:
-            return self._read_again(tokens, lengths, state)
-        hidden = self.hidden_states(tokens, lengths, state)
+            return self._read_again(tokens, lengths, state, head_masks)
+        hidden = self.hidden_states(tokens, lengths, state, head_masks)
         return self.dropout(hidden[-1]), state.after(tokens.shape[1], lengths, hidden[:-1])
 
     def hidden_states(
-        self, tokens: Int[Tensor, "lanes len"], lengths: Int[Tensor, " lanes"] | None, state: XLState
+        self,
+        tokens: Int[Tensor, "lanes len"],
+        lengths: Int[Tensor, " lanes"] | None,
+        state: XLState,
+        head_masks: HeadMasks | None = None,
     ) -> list[Float[Tensor, "lanes len d_model"]]:
         """Return the input of every layer, and the output of the last: num_layers + 1 tensors.
 
@@ -165,14 +177,18 @@ class TransformerXL(nn.Module):
         mask = self._mask(state, tokens.shape[1])
         positions = self._positions(state, tokens.shape[1], lengths, x)
         hidden = [x]
-        for layer, memory in zip(self.layers, cast(LayerInputs, state.memory).layers, strict=True):
-            x = layer(x, memory.to(x.dtype) if state.columns else None, positions, mask)
+        factors = of_layers(None if head_masks is None else head_masks.decoder, len(self.layers))
+        memories = cast(LayerInputs, state.memory).layers
+        for layer, memory, head_mask in zip(self.layers, memories, factors, strict=True):
+            x = layer(x, memory.to(x.dtype) if state.columns else None, positions, mask, head_mask)
             hidden.append(x)
             if self.config.attention == "absolute":
                 positions = None  # at the input alone
         return hidden
 
-    def _read_again(self, tokens: Tensor, lengths: Tensor | None, state: XLState) -> tuple[Tensor, XLState]:
+    def _read_again(
+        self, tokens: Tensor, lengths: Tensor | None, state: XLState, head_masks: HeadMasks | None
+    ) -> tuple[Tensor, XLState]:
         """`forward` on stored tokens: a new one sees at least half a pass, and one that comes alone a whole one."""
         longest = state.attending.memory_len + 1
         lengths = torch.full_like(tokens[:, 0], tokens.shape[1]) if lengths is None else lengths
@@ -186,7 +202,7 @@ class TransformerXL(nn.Module):
             real = (columns >= state.columns - kept[:, None]) & (columns < state.columns + added[:, None])
             order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
             read = torch.cat([*cast(LayerInputs, state.memory).layers, new], dim=1).gather(1, order)
-            hidden = self.hidden_states(read, kept + added, empty)[-1]
+            hidden = self.hidden_states(read, kept + added, empty, head_masks)[-1]
             columns = (kept[:, None] + torch.arange(new.shape[1], device=tokens.device)).clamp(max=read.shape[1] - 1)
             parts.append(hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.shape[2])))
             state = state.after(new.shape[1], added, (new,))
@@ -202,12 +218,13 @@ class TransformerXL(nn.Module):
         step, state = self._plan(tokens, state)
         return step, state.after(tokens.shape[1], None)
 
-    def compute(self, step: XLStep) -> Float[Tensor, "lanes new_len d_model"]:
+    def compute(self, step: XLStep, head_masks: HeadMasks | None = None) -> Float[Tensor, "lanes new_len d_model"]:
         """Return the hidden states at the new tokens, and write their keys and values behind the stored ones."""
         x = self.dropout(low_precision(self.embedding(step.tokens)))
+        factors = of_layers(None if head_masks is None else head_masks.decoder, len(self.layers))
         for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
             positions, bias = step.distances(index)
-            x = layer.extend(x, partial(step.write, index), positions, bias, Dense(step.seen))
+            x = layer.extend(x, partial(step.write, index), positions, bias, Dense(step.seen), factors[index])
         return x  # type: ignore[no-any-return]
 
     def _plan(self, tokens: Tensor, state: XLState) -> tuple[XLStep, XLState]:

@@ -171,9 +171,12 @@ class KeyValues:
     distance_biases: tuple[Tensor, ...] = ()
 
     @classmethod
-    def zeros(cls, lanes: int, num_layers: int, num_heads: int, head_dim: int, columns: int, like: Tensor) -> KeyValues:
-        """Return the projections of `columns` positions whose hidden states are zero; device and dtype of `like`."""
-        buffers = (like.new_zeros(lanes, num_heads, columns, head_dim),) * num_layers
+    def zeros(cls, lanes: int, heads: Sequence[int], head_dim: int, columns: int, like: Tensor) -> KeyValues:
+        """Return the projections of `columns` positions whose hidden states are zero; device and dtype of `like`.
+
+        Args: heads: number of them in each layer.
+        """
+        buffers = tuple(like.new_zeros(lanes, count, columns, head_dim) for count in heads)
         first, last = torch.zeros((), dtype=torch.int64), torch.tensor(columns)
         return cls(keys=buffers, values=buffers, first=first, last=last)
 

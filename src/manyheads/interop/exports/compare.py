@@ -65,11 +65,12 @@ def demand(name: str, setting: str, value: Any, values: tuple[Any, ...]) -> None
 
 
 def demand_divided(name: str, config: Any) -> None:
-    """Raises: ConfigError: head_dim or value_dim of a Transformer is not d_model / num_heads."""
+    """Raises: ConfigError: head_dim or value_dim of a Transformer is not d_model / num_heads, or heads are pruned."""
     if config.undivided:
         raise ConfigError(
-            f"the format {name} cannot hold a model with model.{config.undivided}; it has d_model / num_heads. Train"
-            " without this setting, or use manyheads itself."
+            f"the format {name} cannot hold a model with model.{config.undivided}; in it each layer has num_heads heads"
+            " of width d_model / num_heads. Use the model before it was pruned, train without this setting, or use"
+            " manyheads itself."
         )
 
 

@@ -167,5 +167,5 @@ def _moved(buffer: Tensor, kept: Tensor, capacity: int) -> Tensor:
     # Copy whole rows of memory by their number: gather would look up every single entry.
     starts = slots * torch.arange(groups * heads, device=buffer.device).view(groups, heads, 1)  # slots can be 0
     rows = buffer.reshape(-1, head_dim).index_select(0, (starts + kept[:, None]).flatten())
-    grown[:, :, : kept.shape[1]] = rows.view(groups, heads, -1, head_dim)
+    grown[:, :, : kept.shape[1]] = rows.view(groups, heads, kept.shape[1], head_dim)  # heads can be 0, too
     return grown

@@ -29,7 +29,7 @@ __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "
 def lsh_attention(
     qk: Float[Tensor, "batch heads length head_dim"],
     v: Float[Tensor, "batch heads length value_dim"],
-    buckets: Int[Tensor, "batch heads rounds length"],
+    buckets: Int[Tensor, "batch heads rounds positions"],
     settings: LSHSettings,
     *,
     lengths: Int[Tensor, " batch"] | None = None,

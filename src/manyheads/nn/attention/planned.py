@@ -78,7 +78,8 @@ class PlannedKeyValues:
 
         def of_rows(x: Tensor) -> Tensor:
             taken = x.gather(2, slots.expand(-1, x.shape[1], -1, x.shape[3]))
-            by_row = taken.view(*taken.shape[:2], branches, -1, taken.shape[3])
+            # Lengths are given, because heads can be 0, and -1 would then be any number.
+            by_row = taken.view(*taken.shape[:2], branches, slots.shape[2] // branches, taken.shape[3])
             return by_row.transpose(1, 2).flatten(0, 1)
 
         return of_rows(keys), of_rows(values)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention.head_masks import mask_heads
 from manyheads.nn.attention.masks import Mask, refuse_tensor
 from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads, width_of_heads
 from manyheads.nn.kernels.dropout import dropout
@@ -161,18 +162,33 @@ class RelativeAttention(nn.Module):
         return q, k, v
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, distance_bias: Tensor | None, mask: Mask | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        distance_bias: Tensor | None,
+        mask: Mask | None,
+        head_mask: Tensor | None = None,
     ) -> Float[Tensor, "batch q_len d_model"]:
         """Attend with projected heads, merge the heads and apply the output projection; see `relative_attention`."""
         if self.weights_hook is not None:
-            return self.attend_openly(q, k, v, positions, distance_bias, mask)[0]
+            return self.attend_openly(q, k, v, positions, distance_bias, mask, head_mask)[0]
         rate = self.dropout_rate if self.training else 0.0
         parts = (positions, self.content_bias, self.position_bias, distance_bias)
-        out: Tensor = self.out_proj(merge_heads(relative_attention(q, k, v, *parts, mask, rate, self.causal)))
+        heads = relative_attention(q, k, v, *parts, mask, rate, self.causal)
+        out: Tensor = self.out_proj(merge_heads(mask_heads(heads, head_mask)))
         return out
 
     def attend_openly(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, distance_bias: Tensor | None, mask: Mask | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        distance_bias: Tensor | None,
+        mask: Mask | None,
+        head_mask: Tensor | None = None,
     ) -> tuple[Float[Tensor, "batch q_len d_model"], Float[Tensor, "batch heads q_len k_len"]]:
         """Return the result of `attend`, and the weights before dropout."""
         weights = relative_weights(
@@ -181,7 +197,8 @@ class RelativeAttention(nn.Module):
         if self.weights_hook is not None:
             self.weights_hook(weights)
         rate = self.dropout_rate if self.training else 0.0
-        out: Tensor = self.out_proj(merge_heads(torch.matmul(dropout(weights, rate), v)))
+        heads = torch.matmul(dropout(weights, rate), v)
+        out: Tensor = self.out_proj(merge_heads(mask_heads(heads, head_mask)))
         return out, weights
 
     def forward(
@@ -192,6 +209,7 @@ class RelativeAttention(nn.Module):
         mask: Mask | None = None,
         *,
         need_weights: bool = False,
+        head_mask: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from every position of x to the memory and to x.
 
@@ -201,13 +219,15 @@ class RelativeAttention(nn.Module):
             distances: the argument of `project_positions`, one row per distance; None: `encoded_distances` of them.
             mask: further restrictions over the keys, which are memory and x.
             need_weights: also return the attention weights before dropout.
+            head_mask: a factor of each head's output, (heads,) or (batch, heads): 1 keeps a head, 0 removes it.
 
         Returns: (batch, q_len, d_model), and with `need_weights` (batch, heads, q_len, k_len); without a batch axis if
             x has none.
         Raises: ShapeError: x has neither two nor three axes, or another width than d_model; the mask is a tensor.
         """
         if x.dim() == 2:
-            answer = self.forward(x[None], None if memory is None else memory[None], distances, mask, need_weights=True)
+            before = None if memory is None else memory[None]
+            answer = self.forward(x[None], before, distances, mask, need_weights=True, head_mask=head_mask)
             return (answer[0][0], answer[1][0]) if need_weights else answer[0][0]
         if x.dim() != 3:
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, q_len, d_model), or (q_len, d_model).")
@@ -220,7 +240,7 @@ class RelativeAttention(nn.Module):
         k, v = self.project_memory(x, memory)
         if distances is None:
             distances = self.encoded_distances(x.shape[1], k.shape[2], x)
-        given = (self.project_query(x), k, v, *self.project_positions(distances), mask)
+        given = (self.project_query(x), k, v, *self.project_positions(distances), mask, head_mask)
         return self.attend_openly(*given) if need_weights else self.attend(*given)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.data.batch import PairBatch
 from manyheads.data.store import PairStore
 from manyheads.data.stream import eval_batches
 from manyheads.decoding.device import inference
@@ -14,7 +15,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit
 from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood
 
-__all__ = ["likelihood_lines", "likelihood_of", "likelihood_record"]
+__all__ = ["likelihood_lines", "likelihood_of", "likelihood_record", "reference_batches"]
 
 
 def likelihood_of(
@@ -34,6 +35,21 @@ def likelihood_of(
     """
     model = translator.model
     assert isinstance(model, Seq2Seq)  # all that from_pretrained gives
+    batches = reference_batches(translator, pairs, settings, what, first)
+    with inference(translator.device, translator.precision):
+        return evaluate_likelihood(model, counted(batches, told), device=translator.device)
+
+
+def reference_batches(
+    translator: Translator,
+    pairs: list[tuple[str, str]],
+    settings: DecodingSettings,
+    what: str = "reference",
+    first: int = 0,
+) -> Iterator[PairBatch]:
+    """Yield the pairs as the model reads them; arguments as for `likelihood_of`."""
+    model = translator.model
+    assert isinstance(model, Seq2Seq)
     both = (translator.tokenizer.source, translator.tokenizer.target)
     sources, references = (
         [[*ids, token.eos_id] for ids in token.encode_batch(list(texts))]
@@ -47,9 +63,7 @@ def likelihood_of(
     bare = ([ids[:-1] for ids in side] for side in (sources, references))  # the store and its batches add EOS
     store = PairStore.from_lists(zip(*bare, strict=True), max(token.vocab_size for token in both))
     ids = {name: getattr(both[1], name) for name in ("pad_id", "bos_id", "eos_id")}
-    with inference(translator.device, translator.precision):
-        batches = counted(eval_batches(store, settings.max_tokens, **ids), told)
-        return evaluate_likelihood(model, batches, device=translator.device)
+    return eval_batches(store, settings.max_tokens, **ids)
 
 
 def likelihood_record(likelihood: Likelihood) -> dict[str, Any]:

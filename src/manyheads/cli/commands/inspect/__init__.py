@@ -17,6 +17,8 @@ KINDS = {
     "attention": "where each head of a model looks: a page to touch, or pictures",
     "shapes": "every tensor from input to output, with its shape and equation",
     "buckets": "into which buckets a Reformer's hashing puts each token",
+    "heads": "which heads a model needs, and where each looks",
+    "pruning": "BLEU or perplexity by the share of heads that are pruned",
     "masks": "which keys each query may attend to: padding, causal, window, memory, blocks",
     "positions": "position encodings: the table, and some features as curves",
     "schedule": "learning rates over a run",

@@ -1,0 +1,81 @@
+"""`manyheads inspect heads MODEL`: which heads a model needs, and where each looks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
+from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import say
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.decoding.options import InspectionDeviceOptions
+from manyheads.tasks.heads.options import HeadTextOptions
+
+__all__ = ["PAGE", "HeadsOptions", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsOptions:
+    """Options of `manyheads inspect heads`."""
+
+    model: str = argument("A model folder or a run folder: a transformer or a transformer-xl.", metavar="MODEL")
+    json: bool = option("Print a JSON object with the figures of every head.", default=False)
+    output: tuple[str, ...] = picture_option("heads.png")
+    text: HeadTextOptions = group(HeadTextOptions)
+    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
+
+
+PAGE = CommandPage(
+    HeadsOptions,
+    """Judge every attention head of a model on a text, and draw the figures as maps. importance: how much the
+loss changes with the head's factor (Michel et al. 2019), per token; and divided by the norm of its layer. ablation:
+nats a token that are lost without the head. entropy: of its weights in bits. confidence: its largest weight. position:
+the distance at which that weight is most often, and how often (Voita et al. 2019).""",
+    (
+        "manyheads inspect heads runs/demo",
+        "manyheads inspect heads runs/demo --source test.en --reference test.de --pairs 500 --output heads.svg",
+        "manyheads inspect heads runs/xl-demo --split test --json",
+    ),
+)
+
+
+@command(PAGE, "inspect heads")
+def run(options: HeadsOptions) -> int:
+    """Judge, print and draw. Returns: the exit code. The table and the paths of pictures go to standard output."""
+    set_up_machine()
+    check_kinds(options.output)
+    from manyheads.tasks.heads.judging import head_report
+    from manyheads.tasks.heads.subject import open_subject
+    from manyheads.visualise.heads import heads_figure
+
+    with showing_if_long() as show:
+        subject = open_subject(options.model, options.run_on.load)
+        report = head_report(subject, subject.text(options.text), show)
+    rows = report.rows()
+    figure = heads_figure(rows, title=f"Heads of {options.model}, on {report.text}")
+    if options.json:
+        say(json.dumps({"text": report.text, "nats_per_token": report.nats, "heads": rows}, indent=2))
+    else:
+        say("\n".join([f"{report.text}: {report.nats:.4f} nats a token with all heads", *_table(rows)]))
+    write_figure(figure, options.output)
+    return 0
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """Columns, most important head first."""
+    lines = ["head               importance  normalised  ablation  entropy  confidence  position"]
+    for row in sorted(rows, key=lambda one: -one["normalised"]):
+        offset = (
+            ""
+            if row["offset"] is None
+            else f"{row['offset']:+d} in {100 * row['offset_share']:.0f}%".replace("+0 ", "0 ")
+        )
+        lines.append(
+            f"{row['head']:<17}  {row['importance']:>10.4f}  {row['normalised']:>10.3f}  {row['ablation']:>+8.4f}"
+            f"  {row['entropy']:>7.2f}  {row['confidence']:>10.2f}  {offset}".rstrip()
+        )
+    return lines

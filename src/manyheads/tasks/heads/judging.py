@@ -1,0 +1,98 @@
+"""Figures of every head, and the order in which heads are pruned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manyheads.architectures.head_names import Head, all_heads
+from manyheads.data.progress import Progress, telling
+from manyheads.errors import ConfigError
+from manyheads.evaluation.heads import (
+    HeadLook,
+    head_ablations,
+    head_importance,
+    head_looks,
+    normalised_importance,
+)
+from manyheads.tasks.heads.options import Order
+from manyheads.tasks.heads.subject import HeldPairs, HeldSegments, Subject
+
+__all__ = ["HeadReport", "head_report", "num_removed", "pruning_order"]
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """Figures of every head.
+
+    text: on which they were measured. nats: per token, of the whole model. importance, normalised: see
+    `evaluation.heads`. ablations: nats per token more without the head.
+    """
+
+    text: str
+    nats: float
+    importance: dict[Head, float]
+    normalised: dict[Head, float]
+    ablations: dict[Head, float]
+    looks: dict[Head, HeadLook]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one record per head, for JSON, tables and pictures."""
+        return [
+            {
+                "head": str(head),
+                "importance": self.importance[head],
+                "normalised": self.normalised[head],
+                "ablation": self.ablations[head],
+                "entropy": look.entropy,
+                "confidence": look.confidence,
+                "offset": look.offset,
+                "offset_share": look.offset_share,
+            }
+            for head, look in self.looks.items()
+        ]
+
+
+def head_report(subject: Subject, held: HeldPairs | HeldSegments, show: Progress) -> HeadReport:
+    """Judge every head on a text."""
+    model, batches, device = subject.model, held.batches, subject.device
+    show("importance", 0, 0)
+    importance = head_importance(model, batches, device=device)
+    show("weights", 0, 0)
+    looks = head_looks(model, batches, device=device)
+    told = telling(show, "ablation", len(looks))
+    nats, ablations = head_ablations(model, batches, device=device, told=told)
+    return HeadReport(held.name, nats, importance, normalised_importance(importance), ablations, looks)
+
+
+def pruning_order(
+    subject: Subject, held: HeldPairs | HeldSegments, by: Order, show: Progress, *, seed: int = 1
+) -> list[Head]:
+    """Return all heads, the first to be pruned first; of equal ones the earlier. It is judged once, on the whole model.
+
+    Args: seed: of the random order.
+    """
+    model, batches, device = subject.model, held.batches, subject.device
+    heads = all_heads(model.config)
+    if by == "random":
+        return [heads[place] for place in np.random.default_rng(seed).permutation(len(heads))]
+    show(by, 0, 0)
+    if by == "importance":
+        worth = normalised_importance(head_importance(model, batches, device=device))
+    elif by == "ablation":
+        worth = head_ablations(model, batches, device=device, told=telling(show, by, len(heads)))[1]
+    else:
+        worth = {head: look.confidence for head, look in head_looks(model, batches, device=device).items()}
+    return sorted(heads, key=lambda head: worth[head])
+
+
+def num_removed(share: float, total: int) -> int:
+    """Return how many heads a share of all is, rounded.
+
+    Raises: ConfigError: the share is not from 0 to 1.
+    """
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--share is {share:g}; it must be from 0 to 1, the share of the heads that are removed.")
+    return round(share * total)

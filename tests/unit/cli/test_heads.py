@@ -1,0 +1,226 @@
+"""`manyheads prune`, `inspect heads` and `inspect pruning`: from a model to a smaller one, and to pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.architectures.head_names import parse_heads
+from manyheads.architectures.pretrained import load, read_config, save_pretrained
+from manyheads.architectures.pruning import masks_without
+from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.decoding.generation_config import load_settings
+from manyheads.errors import ConfigError
+from manyheads.interop.convert import export_folder
+from manyheads.text.byte_vocabulary import ByteVocabulary
+
+Program = Callable[..., int]
+
+REMOVED = ("encoder.0.self:1,3", "decoder.1.cross", "decoder.0.self:0")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]) -> tuple[str, ...]:
+    """The options that name a small parallel text."""
+    folder = tmp_path_factory.mktemp("text")
+    for number, name in enumerate(("source", "reference")):
+        (folder / name).write_text("".join(pair[number] + "\n" for pair in pairs[:6]), encoding="utf-8")
+    return ("--source", str(folder / "source"), "--reference", str(folder / "reference"))
+
+
+@pytest.fixture(scope="module")
+def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    config = TransformerXLConfig(
+        vocab_size=256, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_layers=2, memory_len=6
+    )
+    folder = tmp_path_factory.mktemp("xl") / "model"
+    save_pretrained(build_model(config), folder, tokenizer=ByteVocabulary())
+    return folder
+
+
+def test_a_pruned_model_is_saved_and_used(
+    manyheads: Program, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "small"
+    assert manyheads("prune", model_folder, "--heads", *REMOVED, "--output", output) == 0
+    out = capsys.readouterr().out.split("\n")
+    assert "17 heads are left" in out[0]
+    assert out[1].split() == ["encoder.0.self", "2"]
+    assert "decoder.1.cross   0" in "\n".join(out)
+    assert load_settings(output) == load_settings(model_folder)
+    whole, small = load(model_folder), load(output)
+    source, lengths, target = torch.randint(3, 300, (2, 6)), torch.tensor([6, 4]), torch.randint(3, 300, (2, 5))
+    masks = masks_without(whole, parse_heads(REMOVED, whole.config))
+    with torch.no_grad():
+        masked = whole.body(source, lengths, target, masks)
+        torch.testing.assert_close(small.body(source, lengths, target), masked, atol=1e-5, rtol=0)
+    sentences = tmp_path / "sentences"
+    sentences.write_text("I am hungry.\nHello\n", encoding="utf-8")
+    assert manyheads("translate", output, sentences, "--output", tmp_path / "out", "--num-beams", "3") == 0
+    assert len((tmp_path / "out").read_text(encoding="utf-8").split("\n")) == 3
+    assert manyheads("info", output) == 0
+    assert "decoder_heads 3, 4, cross_heads 4, 0" in " ".join(capsys.readouterr().out.split())
+    page = tmp_path / "look.html"
+    assert manyheads("inspect", "attention", output, "--text", "I am hungry.", "--output", page) == 0
+    views = json.loads(page.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0])["views"]
+    assert [len(layer) for layer in views[2]["figures"]] == [4, 1]  # a layer without heads shows one empty head
+    assert manyheads("inspect", "shapes", output, "--text", "I am hungry.") == 0
+    capsys.readouterr()
+    # The same again with a second pruning, and nothing is replaced unasked.
+    assert manyheads("prune", output, "--heads", "encoder.0.self:0", "--output", tmp_path / "less") == 0
+    assert read_config(tmp_path / "less").encoder_heads == (1, 4)
+    assert manyheads("prune", model_folder, "--heads", *REMOVED, "--output", output) == 2
+
+
+def test_exports_refuse_uneven_heads_by_name(
+    manyheads: Program, model_folder: Path, language_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manyheads("prune", model_folder, "--heads", "encoder.0.self:1", "--output", tmp_path / "small") == 0
+    capsys.readouterr()
+    for name in ("ctranslate2", "transformers", "onnx"):
+        assert manyheads("export", tmp_path / "small", "--to", name, "--output", tmp_path / name) == 2
+        message = capsys.readouterr().err
+        assert "encoder_heads [3, 4]" in message or "not installed" in message
+        assert not (tmp_path / name).exists()
+    with pytest.raises(ConfigError, match=r"encoder_heads \[3, 4\]"):
+        export_folder(tmp_path / "small", tmp_path / "marian", "transformers/Marian")
+    assert manyheads("prune", language_folder, "--heads", "decoder.1.self:0", "--output", tmp_path / "xl") == 0
+    for name in ("transformers/TransfoXL", "kimiyoung/TransformerXL"):
+        with pytest.raises(ConfigError, match=r"layer_heads \[2, 1\]"):
+            export_folder(tmp_path / "xl", tmp_path / "peer", name)
+
+
+def test_heads_are_judged_and_the_least_important_go(
+    manyheads: Program,
+    model_folder: Path,
+    text: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    picture = tmp_path / "heads.svg"
+    assert manyheads("inspect", "heads", model_folder, *text, "--json", "--output", picture) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out.rpartition("\n" + str(picture))[0])
+    assert "decoder.1.cross" in picture.read_text(encoding="utf-8")
+    rows = {row["head"]: row for row in found["heads"]}
+    assert len(rows) == 24
+    assert found["nats_per_token"] > 4
+    least = sorted(rows, key=lambda name: float(rows[name]["normalised"]))[:7]
+    output = tmp_path / "small"
+    assert manyheads("prune", model_folder, "--share", "0.3", *text, "--output", output) == 0
+    assert "17 heads are left" in capsys.readouterr().out
+    assert read_config(output).encoder_heads == tuple(
+        sum(name.startswith(f"encoder.{layer}.") and name not in least for name in rows) for layer in range(2)
+    )
+    assert manyheads("inspect", "heads", output, *text, "--output", picture) == 0
+    assert capsys.readouterr().out.startswith("6 pairs of ")
+
+
+def test_the_curve_goes_on_where_it_was_stopped(
+    manyheads: Program,
+    model_folder: Path,
+    text: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = ("inspect", "pruning", model_folder, *text, "--num-beams", "1", "--output", tmp_path / "curve.png")
+    assert manyheads(*arguments, "--share", "0.5", "0") == 0
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    table = capsys.readouterr().out.split("\n")
+    assert [line.split()[:3] for line in table[1:3]] == [["importance", "0", "0%"], ["importance", "12", "50%"]]
+    before = (tmp_path / "curve.jsonl").read_text(encoding="utf-8")
+    pruned: list[int] = []
+
+    def counted(model: Any, removed: Any) -> Any:
+        pruned.append(len(removed))
+        return prune(model, removed)
+
+    from manyheads.tasks.heads.curve import prune
+
+    monkeypatch.setattr("manyheads.tasks.heads.curve.prune", counted)
+    assert manyheads(*arguments, "--share", "0", "0.5", "1", "--by", "importance", "random", "--json") == 0
+    points = json.loads(capsys.readouterr().out.rpartition("\n" + str(tmp_path / "curve.png"))[0])
+    assert pruned == [24, 12, 24]  # the first two of the first order were known
+    assert [(point["by"], point["pruned"]) for point in points] == [
+        (by, count) for by in ("importance", "random") for count in (0, 12, 24)
+    ]
+    assert (tmp_path / "curve.jsonl").read_text(encoding="utf-8").startswith(before)
+    assert len({json.dumps({**point, "by": "", "identity": ""}) for point in points}) < 6  # nothing or all removed
+    (tmp_path / "curve.jsonl").write_text("[]\n", encoding="utf-8")
+    assert manyheads(*arguments, "--share", "0") == 2
+    assert "is no record of a pruning curve" in capsys.readouterr().err
+
+
+def test_a_language_model(
+    manyheads: Program, language_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("he opened the door and went in. " * 20, encoding="utf-8")
+    given = ("--text", tmp_path / "text")
+    picture = tmp_path / "heads.png"
+    assert manyheads("inspect", "heads", language_folder, *given, "--output", picture) == 0
+    assert "decoder.1.self:1" in capsys.readouterr().out
+    curve = ("inspect", "pruning", language_folder, *given, "--share", "0", "1", "--by", "ablation", "confidence")
+    assert manyheads(*curve, "--output", picture) == 0
+    out = capsys.readouterr().out
+    assert "perplexity" in out
+    output = tmp_path / "small"
+    assert manyheads("prune", language_folder, "--share", "1", *given, "--output", output) == 0
+    assert read_config(output).layer_heads == (0, 0)
+    assert manyheads("generate", output, "He ", "--max-new-tokens", "3") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--heads", "encoder.9.self:0"), "there is no head 'encoder.9.self:0'; layers and heads count from 0"),
+        (("--heads", "encoder.0.self:4"), "encoder.0.self:0 to 3"),
+        (("--heads", "nonsense"), "there is no head 'nonsense'"),
+        ((), "--heads HEADS ..., or --share X"),
+        (("--heads", "encoder.0.self", "--share", "0.5"), "one of the two"),
+        (("--heads", "encoder.0.self", "--pairs", "3"), "leave out --pairs"),
+        (("--heads", "encoder.0.self", "--by", "random"), "leave out --by"),
+        (("--share", "1.5"), "--share is 1.5"),
+        (("--share", "0.5"), "is no run folder, so its data is unknown"),
+        (("--share", "0.5", "--text", "x"), "translates; give --source and --reference"),
+        (("--share", "0.5", "--source", "x"), "belong together"),
+    ],
+)
+def test_mistakes(
+    manyheads: Program,
+    model_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    assert manyheads("prune", model_folder, *arguments, "--output", tmp_path / "x") == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert "Traceback" not in message
+    assert not (tmp_path / "x").exists()
+
+
+def test_other_models_are_refused_by_name(
+    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "reformer"
+    save_pretrained(
+        build_model(dataclasses.replace(REFORMERS["debug"], vocab_size=256)), folder, tokenizer=ByteVocabulary()
+    )
+    for command in (
+        ("prune", folder, "--heads", "decoder.0.self:0", "--output", tmp_path / "x"),
+        ("inspect", "heads", folder),
+        ("inspect", "pruning", folder),
+    ):
+        assert manyheads(*command) == 2
+        assert f"{folder} is a reformer, whose heads can be neither masked nor pruned" in capsys.readouterr().err
