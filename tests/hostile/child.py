@@ -57,9 +57,9 @@ def use(function: str, argument: str) -> int:
         elif function == "from_pretrained":
             manyheads.Translator.from_pretrained(argument)
         elif function == "read_tensors":
-            from manyheads.interop.legacy_pickle import read_tensors
+            from manyheads.interop.legacy_pickle import read_saved
 
-            read_tensors(Path(argument))
+            read_saved(Path(argument))
         else:
             raise ValueError(function)
         return 0

@@ -41,6 +41,7 @@ PAGES = [
     "docs/classification.md",
     "docs/converting.md",
     "docs/exporting.md",
+    "docs/heads.md",
     "docs/inspecting.md",
     "docs/language-models.md",
     "docs/long-sequences.md",
@@ -96,6 +97,7 @@ PYTHON_CUTS = [(r"max_new_tokens=\d+", "max_new_tokens=5")]
 RUNS = {
     # What a page supposes to have been trained before.
     "docs/exporting.md": ["demo"],
+    "docs/heads.md": ["demo"],
     "docs/inspecting.md": ["demo", "reformer"],
     "docs/long-sequences.md": ["pictures"],
     "docs/tutorials/attention.md": ["small"],
@@ -110,6 +112,7 @@ NOT_RUN: dict[str, str] = {
     "docs/exporting.md:112": "it needs the package optimum-onnx",
     "docs/exporting.md:138": "it needs npm, a network, and serves until it is stopped",
     "docs/exporting.md:154": "it installs two environments of more than a gigabyte",
+    "docs/heads.md:8": "it needs a trained model, and minutes",
     "docs/serving.md:8": "it serves until it is stopped",
     "docs/serving.md:15": "it serves until it is stopped",
     "docs/serving.md:56": "it needs the package openai and a running server",

@@ -19,6 +19,10 @@ __all__ = ["HeadMasks", "mask_heads", "of_layers"]
 class HeadMasks(NamedTuple):
     """A factor of each head's output, for every attention layer of a model; 1 keeps a head, 0 removes it.
 
+        >>> masks = HeadMasks(encoder=[torch.tensor([1.0, 0.0, 1.0])])
+        >>> [one.tolist() for one in masks.encoder], masks.cross
+        ([[1.0, 0.0, 1.0]], None)
+
     Shape: one tensor per layer, (heads,), or (batch, heads) with factors of their own for each row. None: all are 1.
 
     encoder: self-attention of an encoder. decoder: of a decoder or a language model. cross: attention of the decoder to

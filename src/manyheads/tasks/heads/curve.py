@@ -19,7 +19,7 @@ from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.evaluation.heads import nats_per_token
 from manyheads.files.commit import write_text
-from manyheads.files.guarded import read_limited
+from manyheads.files.guarded import open_regular, read_limited
 from manyheads.tasks.heads.judging import num_removed, pruning_order
 from manyheads.tasks.heads.options import Order
 from manyheads.tasks.heads.subject import HeldPairs, HeldSegments, Subject
@@ -110,7 +110,9 @@ def _identity(
 ) -> str:
     """A digest of all that a point depends on."""
     weights = resolve_model_path(subject.name) / "model.safetensors"
-    asked = [hashlib.sha256(weights.read_bytes()).hexdigest(), by, repr(subject.reader.settings)]
+    with open_regular(weights) as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    asked = [content, by, repr(subject.reader.settings)]
     asked += [settings.tokenize, str(settings.num_beams), str(settings.seed if by == "random" else "")]
     digest = hashlib.sha256(json.dumps(asked).encode())
     for text in (held, judged):
