@@ -89,6 +89,8 @@ CUTS = [
     (r"convert opus-mt-en-de --from-pickle --output models/en-de", "convert opus-mt-pickled --from-pickle -o models/2"),
     (r"prepare --task parsing", r"\g<0> --vocab-size 320"),
     (r"train (?=--data.path data/my-(trees|words))", "train --preset debug "),
+    (r"inspect pruning runs/demo", r"\g<0> --share 0 0.5 --num-beams 1 --judge-pairs 4 --pairs 8"),
+    (r"inspect heads runs/demo", r"\g<0> --pairs 8"),
     (r"--beam 21", "--beam 2"),
     (r"(?<=train )--preset", f"{QUICKLY} --preset"),
     (r"evaluate runs/(xl-demo|lm-demo|reformer-demo|novel|long)(?!.*--(max-tokens|text))", r"\g<0> --max-tokens 2000"),

@@ -160,6 +160,7 @@ class Trace:
         return found
 
 
+@pytest.mark.slow
 def test_strace_sees_what_the_layer_sees(traced: tuple[Path, list[str], list[list[Any]]]) -> None:
     """So nothing is written past the layer on which the replay and the injected errors rest."""
     root, lines, seen = traced

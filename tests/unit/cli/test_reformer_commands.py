@@ -143,7 +143,8 @@ def test_an_architecture_takes_the_place_of_anothers() -> None:
         read_arguments(["--preset", "demo", "--architecture", "reforme"])
 
 
-@pytest.mark.parametrize("attention", ["lsh", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/integration/test_first_minute.py trains one for fewer steps
+@pytest.mark.parametrize("attention", ["lsh", "full"])
 def test_a_reformer_learns_to_translate(
     manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], attention: str
 ) -> None:
