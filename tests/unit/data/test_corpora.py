@@ -41,6 +41,7 @@ def test_groups_are_placed_by_their_hash(splits: dict[str, list[tuple[str, str]]
     assert hashes == sorted(hashes)
 
 
+@pytest.mark.slow
 def test_the_slice_can_be_cut_again(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(shared / "data" / "tatoeba" / "eng-deu.tsv.gz"), "--into", str(tmp_path)])
     printed = {line.split()[0]: line.split()[2] for line in capsys.readouterr().out.strip().split("\n")}

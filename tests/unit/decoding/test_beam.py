@@ -23,7 +23,7 @@ from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
-modest = settings(deadline=None, max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+modest = settings(deadline=None, max_examples=75, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 fewer = settings(modest, max_examples=40)
 
 

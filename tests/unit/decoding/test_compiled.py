@@ -49,6 +49,19 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole compiler, or without its last part: compiling kernels in C++ takes three quarters of a test's time."""
+    if request.param != "inductor":
+        whole = torch.compile
+
+        def in_part(function: Any, *, options: Any, **named: Any) -> Any:
+            known = {name: options[name] for name in ("guard_filter_fn",)}
+            return whole(function, backend=request.param, options=known, **named)
+
+        monkeypatch.setattr(torch, "compile", in_part)
+
+
 def model_of(config: Any = CONFIG, seed: int = 0, sharpness: float = 3.0) -> Seq2Seq:
     torch.manual_seed(seed)
     model = cast(Seq2Seq, build_model(config)).eval()
@@ -119,6 +132,7 @@ def test_greedy_search_is_the_same_from_one_program() -> None:
     assert graphs() - before == 2
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_beams_are_the_same() -> None:
@@ -149,6 +163,7 @@ def test_in_bf16_it_is_near() -> None:
         assert one == pytest.approx(other, abs=0.1)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_each_model_has_its_own_program() -> None:
@@ -206,6 +221,7 @@ def assert_written_alike(mine: Generator, plain: Generator, prompts: list[str], 
         assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-4)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def some_options(draw: st.DrawFn) -> DecodingSettings:
     )
 
 
-@settings(deadline=None, max_examples=80, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     some_options(),
     st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=5), min_size=1, max_size=4),

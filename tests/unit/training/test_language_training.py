@@ -165,6 +165,7 @@ def test_what_a_validation_says(text: Callable[..., TextConfig]) -> None:
     assert sample.startswith("text:")
 
 
+@pytest.mark.slow
 def test_candidates_stand_for_the_vocabulary_in_training_alone(text: Callable[..., TextConfig]) -> None:
     for name, training in (("whole", {}), ("some", {"num_sampled": 40})):
         settings = {"max_steps": 120, "save_every": 0, **training}
