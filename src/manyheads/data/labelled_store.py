@@ -158,7 +158,9 @@ class LabelledStream:
         self._kept = np.flatnonzero(~over) if settings.too_long == "drop" else np.arange(len(store))
         if not len(self._kept):
             why = (
-                f"all {len(store)} are longer than data.max_len {settings.max_len}" if len(store) else "there are none"
+                f"all {len(store)} are longer than data.max_len {settings.max_len}"
+                if len(store)
+                else "the set is empty"
             )
             raise DataError(f"No training texts are left: {why}.")
         limited = np.minimum(lengths[self._kept], settings.max_len)

@@ -29,7 +29,7 @@ MAX_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says about a text. label: the most probable one. probabilities: label -> probability, best first."""
+    """The prediction for a text. label: the most probable label. probabilities: label -> probability, best first."""
 
     label: str
     probabilities: dict[str, float]

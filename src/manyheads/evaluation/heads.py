@@ -1,4 +1,4 @@
-"""What the heads of a translator do, and which of them it needs.
+"""Measures the attention of the heads of a translator, and how much each head matters.
 
 Papers: Michel et al. 2019, arXiv:1905.10650, sec. 2.3 and 4.1 (importance, ablation); Voita et al. 2019,
 arXiv:1905.09418, sec. 4 and 5 (confidence, positional heads).

@@ -182,7 +182,7 @@ class TransformerConfig:
     @property
     def undivided(self) -> str:
         """The first of head_dim and value_dim that is not d_model / num_heads in both stacks, or the heads of layers if
-        some are pruned, with its value; "" if there is none. Most other programs divide d_model among the heads.
+        some are pruned, with its value; "" if all are. Most other programs divide d_model among the heads.
         """
         for name in ("head_dim", "value_dim"):
             width = getattr(self, name)

@@ -97,5 +97,7 @@ def _least(options: PruneOptions, share: float) -> list[str]:
         order = pruning_order(subject, subject.text(options.text), options.by, show, seed=options.text.seed)
     count = num_removed(share, len(order))
     if not count:
-        raise ConfigError(f"--share {share:g} of {len(order)} heads is none; give at least {0.5 / len(order):.2g}.")
+        raise ConfigError(
+            f"--share {share:g} of {len(order)} heads rounds to no head; give at least {0.5 / len(order):.2g}."
+        )
     return [str(head) for head in order[:count]]

@@ -58,7 +58,7 @@ def mask_heads(
 
 
 def of_layers(masks: Sequence[Tensor] | None, num_layers: int) -> Sequence[Tensor | None]:
-    """Return one mask per layer; None for each if there are none.
+    """Return one mask per layer; None for each if masks is None.
 
     Raises: ShapeError: there is another number of masks.
     """

@@ -1,4 +1,4 @@
-"""What is left of an attention sublayer when its heads are pruned: fewer heads, or none, and then its residual."""
+"""Attention sublayers after pruning: with fewer heads, or without heads, so that the residual remains."""
 
 from __future__ import annotations
 

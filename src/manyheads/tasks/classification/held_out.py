@@ -23,7 +23,7 @@ def given_texts(options: LabelledOptions, report: LabelledReport) -> tuple[list[
 def held_out_texts(options: EvaluateOptions, report: LabelledReport) -> tuple[list[Labelled], str]:
     """Return the rows to judge on, and their name.
 
-    Raises: DataError: they cannot be read, or there are none. ConfigError: nothing says where they are.
+    Raises: DataError: the texts cannot be read, or the set is empty. ConfigError: no setting names the set.
     """
     if any(path is not None for path in options.inputs):
         rows, name = given_texts(options, report)
