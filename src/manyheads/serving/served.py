@@ -29,7 +29,15 @@ from manyheads.serving.scoring import PairBatch, TextBatch
 from manyheads.serving.settings import ServingSettings
 from manyheads.text.marian import MarianTokenizer
 
-__all__ = ["ServedGenerator", "ServedModel", "ServedTranslator", "find_model", "load_models", "names_of_models"]
+__all__ = [
+    "ServedGenerator",
+    "ServedModel",
+    "ServedTranslator",
+    "find_model",
+    "load_models",
+    "names_of_models",
+    "plain_tag",
+]
 
 M = TypeVar("M", bound="ServedModel")
 _MOST_NAME = 96
@@ -75,8 +83,8 @@ class ServedTranslator(ServedModel):
         """
         known = self.reader.tokenizer.target_languages
         if target is not None:
-            spelled = {one.replace("_", "-").lower(): one for one in known}
-            target = spelled.get(target.replace("_", "-").lower(), target)
+            spelled = {plain_tag(one): one for one in known}
+            target = spelled.get(plain_tag(target), target)
         if not known or (target not in known and isinstance(self.reader.tokenizer, MarianTokenizer)):
             return self
         if target is None or target not in known:
@@ -202,6 +210,11 @@ class ServedGenerator(ServedModel):
     def scoring(self) -> tuple[Hashable, Any]:
         """Return the key of batches that score texts, and the function that begins one."""
         return (self.name, "score"), partial(TextBatch, self.reader)
+
+
+def plain_tag(language: str) -> str:
+    """Return a language tag in the spelling in which tags are compared: `pt_BR` is `pt-br`."""
+    return language.replace("_", "-").lower()
 
 
 def names_of_models(given: Sequence[str]) -> dict[str, str]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from manyheads.cli.main import main
 from manyheads.data.prepared import PreparedData
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError
+from manyheads.serving.app import build_app
 from manyheads.serving.refusals import Refusal
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.settings import ServingSettings
@@ -202,3 +204,30 @@ def test_a_server_takes_the_language_of_the_request(run: Path) -> None:
     for language in (None, "es"):
         with pytest.raises(Refusal, match="this model translates into de, fr"):
             served.into(language)
+
+
+def test_scores_and_attention_take_the_language_of_the_request(run: Path) -> None:
+    reader = Translator.from_pretrained(run, "cpu")
+    source, target = "I see the cat 1", "fr chat 1"
+    pair = {"source": [source], "target": [target]}
+    settings = ServingSettings(models=(f"many={run}",), device="cpu", allowed_hosts=("testserver",))
+    with TestClient(build_app(settings)) as client:
+        found = {}
+        for language in ("de", "FR"):
+            answer = client.post("/v1/score", json={**pair, "target_lang": language})
+            assert answer.status_code == 200, answer.text
+            [scored] = answer.json()["scores"]
+            found[language] = scored["log_prob"]
+            [expected] = reader.into(language).score([source], [target])
+            assert scored["log_prob"] == pytest.approx(expected.sum_log_prob, abs=1e-4)
+            shown = client.post("/v1/attention", json={"source": source, "target_lang": language}).json()
+            assert shown["key_tokens"][0] == f">>{language.lower()}<<"
+        assert found["FR"] > found["de"]  # French, asked for in French
+        body = {"source": source, "target": target, "kind": "encoder", "source_lang": "en", "target_lang": "fr"}
+        assert client.post("/v1/attention", json=body).json()["query_tokens"][0] == ">>fr<<"
+        for path, fields in (("score", pair), ("attention", {"source": source})):
+            for wrong in ({}, {"target_lang": "es"}, {"target_lang": "de", "source_lang": "es"}):
+                refused = client.post(f"/v1/{path}", json={**fields, **wrong})
+                assert (refused.status_code, refused.json()["error"]["param"]) == (422, "target_lang"), wrong
+        refused = client.post("/v1/score", json={"text": [target], "target_lang": "fr"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (422, "target_lang")

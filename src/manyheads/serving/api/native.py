@@ -25,7 +25,7 @@ from manyheads.serving.engine import Done, Row
 from manyheads.serving.refusals import Refusal, openai_error, too_long
 from manyheads.serving.scoring import ScoredIds, attention_maps
 from manyheads.serving.sentences import Sentence, rejoin, split
-from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
+from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model, plain_tag
 from manyheads.serving.service import Service
 
 __all__ = ["router", "server_event", "translator_for"]
@@ -86,6 +86,8 @@ class ScoreBody(Body):
     """A request for log-probabilities: of translations (source and target), or of texts."""
 
     model: Text | None = None
+    source_lang: Text | None = Field(None, description="Of pairs: as in /v1/translate.")
+    target_lang: Text | None = None
     source: list[Text] | None = Field(None, description="Sources; their translations are in target.")
     target: list[Text] | None = None
     text: list[Text] | None = Field(None, description="Texts for a language model.")
@@ -96,6 +98,8 @@ class AttentionBody(Body):
     """A request for the attention weights of a pair, averaged over layers and heads that are not named."""
 
     model: Text | None = None
+    source_lang: Text | None = Field(None, description="Chooses the model by its languages, if no model is named.")
+    target_lang: Text | None = None
     source: Text
     target: Text | None = Field(None, description="Default: the model's own translation.")
     kind: Literal["cross", "encoder", "decoder"] = "cross"
@@ -126,6 +130,10 @@ def router(service: Service) -> APIRouter:
         if (body.text is None) == (body.source is None) or (body.source is None) != (body.target is None):
             raise Refusal(422, "text: give either text, or source and target.", code="invalid", field="text")
         if body.text is not None:
+            for name in ("source_lang", "target_lang"):
+                if getattr(body, name) is not None:
+                    raise Refusal(422, f"{name}: goes with source and target; leave it out.", code="invalid",
+                                  field=name)  # fmt: skip
             return await _score_texts(service, request, body, body.text)
         return await _score_pairs(service, request, body, body.source or [], body.target or [])
 
@@ -149,9 +157,10 @@ def translator_for(
     Raises: Refusal: there is none.
     """
     if name is None and (source_lang or target_lang):
+        wanted = [plain_tag(one) if one else None for one in (source_lang, target_lang)]
         for model in service.models.values():
             for source, target in model.pairs:
-                if source_lang in (None, source) and target_lang in (None, target):
+                if wanted[0] in (None, plain_tag(source)) and wanted[1] in (None, plain_tag(target)):
                     assert isinstance(model, ServedTranslator)
                     return model.into(target_lang or target)
         raise Refusal(
@@ -440,7 +449,7 @@ async def _score_texts(service: Service, request: Request, body: ScoreBody, text
 async def _score_pairs(
     service: Service, request: Request, body: ScoreBody, sources: list[str], targets: list[str]
 ) -> Response:
-    model = find_model(service.models, body.model, ServedTranslator)
+    model = translator_for(service, body.model, body.source_lang, body.target_lang)
     if len(sources) != len(targets):
         raise Refusal(
             422, f"target: there are {len(sources)} sources but {len(targets)} targets; send equally many.",
@@ -482,7 +491,7 @@ async def _scores(
 
 
 async def _attention(service: Service, request: Request, body: AttentionBody) -> Response:
-    model = find_model(service.models, body.model, ServedTranslator)
+    model = translator_for(service, body.model, body.source_lang, body.target_lang)
     reader, writer = model.reader.tokenizer.source, model.reader.tokenizer.target
     settings = model.settings({})
     [row] = await service.off_loop(lambda: model.rows([body.source], settings, "source"))
