@@ -146,7 +146,7 @@ def too_long(name: str, line: str, tokens: int, *, cut: bool, long_text: bool, s
         }
     else:
         changes = dict.fromkeys(("translate", "score", "evaluate"), refused(says, "--too-long truncate"))
-    notes = ["1 with a side above 10,000 characters"] if long_text else []
+    notes = ["1 with a line above 10,000 characters"] if long_text else []
     oddity = taken(name, source, DE, notes=notes, train=trained(2, 3, too_long=1), **changes)
     option = ("--too-long", "truncate")
     options = {"translate": option, "score": option, "evaluate": option} if cut else {}

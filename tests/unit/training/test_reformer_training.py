@@ -163,11 +163,12 @@ set_up_machine()
 import torch
 from manyheads.tasks.text.plan import Trial
 from manyheads.training.plan.measuring import take_steps
+from manyheads.training.run.precision import resolve_precision
 sys.path.insert(0, sys.argv[1])
 from tests_footprint_config import CONFIG
 torch.set_num_threads(1)
 length = int(sys.argv[2])
-trial = Trial(CONFIG).at(length)
+trial = Trial(resolve_precision(CONFIG, torch.device("cpu"))).at(length)
 take_steps(trial, trial.config, length, 1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
