@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -36,7 +37,7 @@ class Server(uvicorn.Server):
 
     SIGTERM: `/readyz` says 503 and answers say `Connection: close`; after `drain_delay_seconds` no connection is
     accepted any more, accepted requests are finished, and the process ends with code 0. SIGINT: the same without delay,
-    and code 130. A second signal ends at once.
+    and code 130. A second signal ends at once; the code is that of the first.
 
     Args: app: of `build_app` with loads=False. settings: see there. when_ready: called when requests can be sent.
 
@@ -92,11 +93,15 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for a signal."""
         if self.received is not None:
+            if not self._service.state.is_ready:
+                # The thread that loads a model cannot be interrupted, and an ordinary end would wait for it.
+                os.write(2, b"manyheads: stopped while the models were being loaded\n")
+                os._exit(_code_of(self.received))
             self.force_exit = self.should_exit = True
             return
         self.received = signal.Signals(sig)
         if self._loop is None:
-            sys.exit(0 if sig == signal.SIGTERM else 130)
+            sys.exit(_code_of(self.received))
         is_gentle = sig == signal.SIGTERM and self._service.state.is_ready  # while loading nothing is accepted
         delay = self._settings.drain_delay_seconds if is_gentle else 0.0
         self._loop.call_soon_threadsafe(self._drain, delay)
@@ -165,7 +170,12 @@ def serve(settings: ServingSettings, host: str, port: int, when_ready: Callable[
         server.run(sockets=[bound])
     if server.failure is not None:
         raise server.failure
-    return 130 if server.received is signal.SIGINT else 0
+    return _code_of(server.received)
+
+
+def _code_of(received: signal.Signals | None) -> int:
+    """Return the exit code after a first signal."""
+    return 130 if received is signal.SIGINT else 0
 
 
 def _shorten_pauses() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -323,6 +324,53 @@ def test_a_server_that_loads_can_be_stopped(settings: ServingSettings, monkeypat
         assert not thread.is_alive()
     assert len(loaded) == 1
     assert not told.is_set()
+
+
+LOADS_SLOWLY = """
+import os, sys, time
+from manyheads.cli.main import main
+from manyheads.serving import served
+def slow(path, *options):
+    print("loading", flush=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    return real(path, *options)
+real, served.open_model = served.open_model, slow
+sys.exit(main(["serve", sys.argv[2], "--port", "0", "--device", "cpu"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_twice", "code"),
+    [
+        pytest.param(signal.SIGINT, True, 130, id="ctrl-c-twice"),
+        pytest.param(signal.SIGTERM, True, 0, id="sigterm-twice", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, False, 130, id="ctrl-c-once", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, False, 0, id="sigterm-once", marks=pytest.mark.slow),
+    ],
+)
+def test_signals_while_models_load(
+    sent: signal.Signals, is_twice: bool, code: int, translator_folder: Path, tmp_path: Path
+) -> None:
+    """The model is not read before the file `go` exists, which after a second signal it never does."""
+    go = tmp_path / "go"
+    command = [sys.executable, "-c", LOADS_SLOWLY, str(go), str(translator_folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(sent)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            if is_twice:
+                process.send_signal(sent)
+            else:
+                go.touch()
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert said == ("manyheads: stopped while the models were being loaded\n" if is_twice else "")
 
 
 def test_the_program_listens_before_it_loads(settings: ServingSettings, monkeypatch: pytest.MonkeyPatch) -> None:
