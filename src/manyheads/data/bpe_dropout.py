@@ -223,7 +223,7 @@ class _Merging:
 
     def finished(self) -> NDArray[np.bool_]:
         """Merge until no word has a merge left. Returns: (words, width) where a piece begins."""
-        grid, (count, width) = self.grid, self.grid.shape
+        grid, width = self.grid, self.grid.shape[1]
         begins = self.real.copy()
         after = np.broadcast_to(np.arange(1, width + 1), grid.shape).copy()
         before = after - 2
