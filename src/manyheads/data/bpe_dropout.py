@@ -70,7 +70,7 @@ class BpeDropout:
         keys = np.array([left * self._size + right for left, right in ranks] or [-1], np.int64)
         order = np.argsort(keys)
         self._keys = keys[order]
-        self._ranks = np.array(list(ranks.values()) or [NO_MERGE], np.int32)[order]
+        self._ranks = np.array(list(ranks.values()) or [int(NO_MERGE)], np.int32)[order]
         self._merged = np.array(list(merged.values()) or [0], np.int64)[order]
         spelled = [self._spell(piece) for piece in tokenizer.pieces]
         self._characters = np.fromiter(chain.from_iterable(spelled), np.int64)
@@ -108,7 +108,8 @@ class BpeDropout:
                 self._begins[name] = self.find_words(side)
             key = derive_seed(self._seed, "bpe dropout", name, epoch)
             sides.append(self._side(side, self._begins[name], samples, key, limit))
-        return PairStore(*sides, vocab_size=store.vocab_size, digest=store.digest)
+        source, target = sides
+        return PairStore(source, target, store.vocab_size, store.digest)
 
     def find_words(self, side: TokenSide) -> NDArray[np.bool_]:
         """Return which ids of a side begin a word, in which alone pieces are merged. (ids,)
@@ -274,4 +275,5 @@ class _Merging:
 def _ranges(starts: Ids, counts: Ids) -> Ids:
     """Return start, start + 1, ... of each start, one range after the other."""
     ends = np.cumsum(counts)
-    return np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts)
+    ranges: Ids = np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts)
+    return ranges

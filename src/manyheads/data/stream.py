@@ -17,7 +17,7 @@ from manyheads.data.collate import collate, round_up
 from manyheads.data.mixing import Draws
 from manyheads.data.plan import BatchPlan, cut_rows
 from manyheads.data.settings import DataSettings
-from manyheads.data.store import PairStore
+from manyheads.data.store import IntArray, PairStore
 from manyheads.errors import DataError
 
 __all__ = ["LengthReport", "TrainingStream", "eval_batches"]
@@ -127,7 +127,7 @@ class TrainingStream:
         self._segmented = lru_cache(maxsize=1)(self._segment)  # one epoch, because its ids are in memory
         self._plan = lru_cache(maxsize=2)(self._make_plan)
 
-    def _pad(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+    def _pad(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> list[IntArray]:
         """Return the lengths that `collate` gives to sentences, given their lengths with special ids."""
         options = self.settings
         return [
