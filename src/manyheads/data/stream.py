@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from manyheads.data.batch import PairBatch
+from manyheads.data.bpe_dropout import BpeDropout
 from manyheads.data.collate import collate, round_up
 from manyheads.data.mixing import Draws
 from manyheads.data.plan import BatchPlan, cut_rows
 from manyheads.data.settings import DataSettings
-from manyheads.data.store import PairStore
+from manyheads.data.store import IntArray, PairStore
 from manyheads.errors import DataError
 
 __all__ = ["LengthReport", "TrainingStream", "eval_batches"]
@@ -81,6 +83,8 @@ class TrainingStream:
         available: number of pairs in the corpus, if the store contains fewer; only for the report.
         mix: number of pairs and share of each data set in the store, one after the other, by name; empty: all pairs
             are one data set, and an epoch contains each of them once.
+        dropout: segments the pairs of each epoch anew (`data.bpe_dropout`); the lengths of an epoch's plan are those of
+            its segmentations. Which pairs are too long depends on the usual segmentation. None: the ids of the store.
 
     Raises: DataError: no pair is left, or a pair is too long and the policy is `fail`.
     """
@@ -96,6 +100,7 @@ class TrainingStream:
         eos_id: int,
         available: int = 0,
         mix: Sequence[tuple[str, int, float]] = (),
+        dropout: BpeDropout | None = None,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -117,11 +122,28 @@ class TrainingStream:
         self._kept = np.flatnonzero(~over) if settings.too_long == "drop" else np.arange(count)
         self._mix = list(mix)
         self._draws = self._make_draws() if mix else None
-        self._padded = [  # the lengths that `collate` gives them
-            round_up(np.minimum(lengths, limit), settings.pad_to_multiple, limit)
-            for lengths, limit in ((source, settings.max_source_len), (target, settings.max_target_len))
-        ]
+        self._padded = self._pad(source, target)
+        self._dropout = dropout
+        self._segmented = lru_cache(maxsize=1)(self._segment)  # one epoch, because its ids are in memory
         self._plan = lru_cache(maxsize=2)(self._make_plan)
+
+    def _pad(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> list[IntArray]:
+        """Return the lengths that `collate` gives to sentences, given their lengths with special ids."""
+        options = self.settings
+        return [
+            round_up(np.minimum(lengths, limit), options.pad_to_multiple, limit)
+            for lengths, limit in ((source, options.max_source_len), (target, options.max_target_len))
+        ]
+
+    def _samples(self, epoch: int) -> NDArray[np.int64]:
+        """Return the positions in the store of the pairs of an epoch."""
+        return self._kept if self._draws is None else self._draws.epoch(epoch)
+
+    def _segment(self, epoch: int) -> PairStore:
+        """Return the pairs of an epoch, segmented for it, in the order of `_samples`."""
+        assert self._dropout is not None
+        limits = self.settings.max_source_len - 1, self.settings.max_target_len - 2
+        return self._dropout.pairs(self.store, self._samples(epoch), epoch, limits)
 
     def _make_draws(self) -> Draws:
         """Raises: DataError: all pairs of a data set are too long."""
@@ -136,8 +158,12 @@ class TrainingStream:
 
     def _make_plan(self, epoch: int) -> tuple[BatchPlan, NDArray[np.int64]]:
         """Return the plan of an epoch, and the samples that it numbers."""
-        samples = self._kept if self._draws is None else self._draws.epoch(epoch)
-        source, target = (lengths[samples] for lengths in self._padded)
+        samples = self._samples(epoch)
+        if self._dropout is None:
+            source, target = (lengths[samples] for lengths in self._padded)
+        else:
+            store = self._segmented(epoch)
+            source, target = self._pad(store.source_lengths + 1, store.target_lengths + 2)
         budget = {"max_tokens": self.settings.max_tokens, "accumulate": self.settings.accumulate}
         return BatchPlan.build(source, target, seed=self.seed, epoch=epoch, **budget), samples
 
@@ -184,8 +210,13 @@ class TrainingStream:
         """
         names = ("max_source_len", "max_target_len", "pad_to_multiple")
         limits = {name: getattr(self.settings, name) for name in names}
-        shares = self.sample_ids(epoch, row)
-        return [collate(self.store, share, **self._special, **limits) for share in shares if len(share)]
+        if self._dropout is None:
+            shares = self.sample_ids(epoch, row)
+            return [collate(self.store, share, **self._special, **limits) for share in shares if len(share)]
+        plan, samples = self._plan(epoch)
+        store = self._segmented(epoch)
+        batches = [collate(store, share, **self._special, **limits) for share in plan[row] if len(share)]
+        return [replace(batch, sample_ids=torch.from_numpy(samples)[batch.sample_ids]) for batch in batches]
 
 
 def eval_batches(store: PairStore, max_tokens: int, *, pad_id: int, bos_id: int, eos_id: int) -> Iterator[PairBatch]:

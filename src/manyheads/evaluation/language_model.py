@@ -20,7 +20,7 @@ from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["bits_per", "evaluate_text", "token_losses"]
+__all__ = ["bits_per", "evaluate_text", "segments_of", "token_losses"]
 
 
 class _Scores(Protocol):
@@ -64,7 +64,7 @@ def evaluate_text(
     Returns: sums over all tokens; None if `stop` returned true.
     Raises: DataError: there is nothing to score.
     """
-    segments = _segments(store, reading, vocabulary.end_id, vocabulary.begin_id)
+    segments = segments_of(store, reading, vocabulary.end_id, vocabulary.begin_id)
     attending = reading.attending(model.config)
     sums, num_tokens = [], 0
     state: Any = None
@@ -108,13 +108,15 @@ def token_losses(
     # The same segments of a text whose ids are its own positions say which token each loss is about.
     numbered = replace(text, documents=TokenSide(np.arange(len(text)), text.offsets))
     begin_id = vocabulary.begin_id if vocabulary.end_id is None else vocabulary.end_id
-    places = _segments(numbered, reading, None, begin_id)
+    places = segments_of(numbered, reading, None, begin_id)
     found = np.full(len(text), np.nan)
     attending = reading.attending(model.config)
     state: Any = None
     num_tokens = 0
     with evaluation_mode(model):
-        for batch, place in zip(_segments(text, reading, vocabulary.end_id, vocabulary.begin_id), places, strict=True):
+        for batch, place in zip(
+            segments_of(text, reading, vocabulary.end_id, vocabulary.begin_id), places, strict=True
+        ):
             if state is None and attending is not None:
                 state = model.start(len(batch.lengths), attending)
             losses, state = model.token_losses(batch.to(device), state)
@@ -128,7 +130,10 @@ def token_losses(
     return found
 
 
-def _segments(store: TokenStore, reading: Reading, end_id: int | None, begin_id: int | None) -> Iterator[SegmentBatch]:
+def segments_of(
+    store: TokenStore, reading: Reading, end_id: int | None, begin_id: int | None
+) -> Iterator[SegmentBatch]:
+    """Yield the segments of a text, read in this way. end_id, begin_id: the vocabulary's."""
     return eval_segments(
         store.first(reading.max_tokens) if reading.max_tokens else store,
         lanes=reading.lanes,

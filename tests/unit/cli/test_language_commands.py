@@ -227,3 +227,38 @@ def test_recl_compares_models(run: Path, manyheads: Cli, capsys: pytest.CaptureF
     ]:
         assert manyheads(*base, *wrong) == 2, wrong
         assert message in capsys.readouterr().err
+
+
+def test_dynamic_evaluation_says_what_it_is(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run / "model"
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    some = ["evaluate", run, "--split", "valid", "--max-tokens", "300", "--precision", "fp32"]
+    assert manyheads(*some, "--dynamic", "rms", "--dynamic-tokens", "5000") == 0
+    shown = capsys.readouterr().out
+    assert "(dynamic evaluation)" in shown
+    assert "weights are adapted to the test text as it is read; not comparable with static figures" in shown
+    assert "gradients of 5,000 tokens of" in shown
+    assert " 1 lanes" in shown
+    assert manyheads(*some, "--dynamic", "sgd", "--dynamic-rate", "0.1", "--json") == 0
+    result = json.loads(capsys.readouterr().out)["results"][0]
+    assert result["dynamic"]["kind"] == "sgd"
+    assert "not comparable" in result["dynamic"]["note"]
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_dynamic_evaluation_refuses(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [
+        (["--dynamic-rate", "0.1"], "--dynamic-rate cannot be used without --dynamic"),
+        (["--dynamic", "sgd"], "--dynamic sgd has no usual learning rate"),
+        (["--dynamic", "sgd", "--dynamic-rate", "1", "--dynamic-tokens", "9"], "--dynamic sgd uses no statistics"),
+        (["--dynamic", "rms", "--dry-run"], "leave out --dry-run"),
+        (["--dynamic", "rms", "--dynamic-decay", "2"], "--dynamic-decay is 2"),
+        (["--dynamic", "rms", "--dynamic-rate", "-1"], "--dynamic-rate is -1"),
+        (["--dynamic", "rms", "--dynamic-statistics", "nowhere.txt"], "nowhere.txt"),
+        ([run, "--dynamic", "rms"], "named twice"),
+    ]
+    for arguments, message in cases:
+        assert manyheads("evaluate", run, "--precision", "fp32", *arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert message in captured.err, captured.err
+        assert "Traceback" not in captured.err

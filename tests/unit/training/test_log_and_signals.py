@@ -135,6 +135,9 @@ def test_counters_survive_json_and_refuse_strangers() -> None:
 def test_differences_name_the_leaves() -> None:
     before, now = {"a": 1, "b": {"c": [1], "d": None}}, {"a": 1, "b": {"c": [2]}, "e": 0}
     assert [text for _, text in differences(before, now)] == ["b.c was [1], is [2]", "e was None, is 0"]
+    old, off, on = {"data": {}}, {"data": {"bpe_dropout": 0.0}}, {"data": {"bpe_dropout": 0.1}}
+    assert differences(old, off) == []  # an older version left no merge out
+    assert [name for name, _ in differences(old, on)] == ["data.bpe_dropout"]
 
 
 def test_another_architecture_is_told_in_a_word() -> None:

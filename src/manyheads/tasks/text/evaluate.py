@@ -19,6 +19,7 @@ from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
 from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record
+from manyheads.tasks.text.dynamic import Dynamic, dynamic_lines
 from manyheads.tasks.text.hash_rounds import evaluate_hash_rounds
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
@@ -60,6 +61,7 @@ class LikelihoodReport(TextReport):
             f"{f' read again {again:,},' if (again := reading['ext_len']) else ''} clamp"
             f" {reading['clamp_len'] or 'none'}, same length {'yes' if reading['same_length'] else 'no'},"
             f" {reading['lanes']:,} lanes, documents {reading['documents']}",
+            *(dynamic_lines(record["dynamic"]) if "dynamic" in record else []),
             *machine_lines(protocol),
         ]
         return [*lines, *(f"picture      {path}" for path in self.pictures)]
@@ -78,7 +80,7 @@ def _table(records: list[dict[str, Any]]) -> list[str]:
 
 def _figures(record: dict[str, Any]) -> list[str]:
     lines = [
-        f"perplexity = {record['perplexity']:.3f}",
+        f"perplexity = {record['perplexity']:.3f}{' (dynamic evaluation)' if 'dynamic' in record else ''}",
         f"  {record['nats_per_token']:.4f} nats/token, {record['bits_per_token']:.4f} bits/token",
     ]
     if "counts" in record:
@@ -115,9 +117,16 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         trial = try_reading(generator, options.model, held, readings_of(options))
         group.close()
         return trial if group.is_main else None
+    dynamic = Dynamic(options, generator, group.world) if options.dynamic else None
+    adapted: list[dict[str, Any]] = []
     scored: list[tuple[Reading, Likelihood]] = []
     for reading in readings_of(options):
         phase = "scoring tokens" + (f", memory {reading.memory_len:,}" if len(options.memory_len) > 1 else "")
+        if dynamic is not None:
+            likelihood, rule = dynamic.score(held, reading, show, phase)
+            scored.append((reading, likelihood))
+            adapted.append({"dynamic": rule})
+            continue
         with inference(generator.device, generator.precision):
             found = evaluate_text(
                 generator.model,
@@ -141,7 +150,9 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         "vocabulary": generator.vocabulary.digest,
     }
     pictures = _draw(scored, held, options) if len(scored) > 1 else []
-    return LikelihoodReport([_record(reading, found, held, generator) for reading, found in scored], protocol, pictures)
+    records = [_record(reading, found, held, generator) for reading, found in scored]
+    records = [{**record, **more} for record, more in zip(records, adapted or [{}] * len(records), strict=True)]
+    return LikelihoodReport(records, protocol, pictures)
 
 
 def _record(reading: Reading, found: Likelihood, held: HeldText, generator: Generator) -> dict[str, Any]:

@@ -109,6 +109,8 @@ def readings_of(options: EvaluateOptions) -> list[Reading]:
     for name in ("segment_len", "ext_len", "clamp_len", "lanes", "documents", "max_tokens"):
         if getattr(options, name) is not None:
             values[name] = getattr(options, name)
+    if options.dynamic is not None and options.lanes is None:
+        values["lanes"] = 1  # one set of weights follows one place of the text
     if options.same_length is not None:
         values["same_length"] = options.same_length == "yes"
     base = build(Reading, values, "the options")

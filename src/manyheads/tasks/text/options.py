@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.config.checks import at_least, check
+from manyheads.config.checks import ABOVE_ZERO, FRACTION, at_least, check
 from manyheads.config.options import CommandPage, argument, given_options, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import DeviceOptions
@@ -196,6 +196,35 @@ class EvaluateOptions:
         default=(0.1, 0.5, 1.0),
         metavar="R ...",
     )
+    dynamic: Literal["rms", "sgd"] | None = option(
+        "Adapt the weights to the text while it is read (Krause et al. 2018), by gradients divided by their usual size,"
+        " or plain ones. Such figures are not comparable with static ones; the model's files stay.",
+        default=None,
+    )
+    dynamic_rate: float | None = option(
+        "With --dynamic: the learning rate.", default=None, metavar="R", default_is="rms: 0.00001 a token of a segment"
+    )
+    dynamic_decay: float | None = option(
+        "With --dynamic: the share by which weights return to the trained ones after each segment.",
+        default=None,
+        metavar="R",
+        default_is="0.0004 a token of a segment",
+    )
+    dynamic_epsilon: float = option(
+        "With --dynamic rms: added to the usual size of a gradient.", default=2e-5, metavar="R"
+    )
+    dynamic_statistics: str | None = option(
+        "With --dynamic rms: the text that tells the usual size of gradients.",
+        default=None,
+        metavar="FILE",
+        default_is="the data's training text",
+    )
+    dynamic_tokens: int | None = option(
+        "With --dynamic rms: read only the first so many tokens of that text.",
+        default=None,
+        metavar="N",
+        default_is="all",
+    )
     beside: tuple[str, ...] = option(
         "With --num-hashes or --recl: other models on the same data, a row of the table each.",
         default=(),
@@ -227,10 +256,12 @@ class EvaluateOptions:
                 "--beside compares models by hash rounds or context; give --num-hashes or --recl with it."
             )
         self._check_recl()
+        self._check_dynamic()
         for_one_model = {
             "--beside": self.beside,
             "--num-hashes": self.num_hashes,
             "--recl": self.recl,
+            "--dynamic": self.dynamic,
             "--dry-run": self.dry_run,
             "--memory-len with several values": len(self.memory_len) > 1,
         }
@@ -262,6 +293,33 @@ class EvaluateOptions:
         for share in self.recl_hardest:
             if not 0 < share <= 1:
                 raise ConfigError(f"--recl-hardest holds {share:g}; shares are above 0 and at most 1.")
+
+    def _check_dynamic(self) -> None:
+        statistics = {
+            "--dynamic-epsilon": self.dynamic_epsilon != type(self).dynamic_epsilon,
+            "--dynamic-statistics": self.dynamic_statistics is not None,
+            "--dynamic-tokens": self.dynamic_tokens is not None,
+        }
+        if self.dynamic is None:
+            rule = {
+                "--dynamic-rate": self.dynamic_rate is not None,
+                "--dynamic-decay": self.dynamic_decay is not None,
+            }
+            if found := [name for name, given in {**rule, **statistics}.items() if given]:
+                raise ConfigError(f"{' and '.join(found)} cannot be used without --dynamic; give --dynamic rms.")
+            return
+        clashes = {"--num-hashes": self.num_hashes, "--recl": self.recl, "--dry-run": self.dry_run}
+        if found := [name for name, value in clashes.items() if value]:
+            raise ConfigError(f"--dynamic changes weights while it reads; leave out {' and '.join(found)}.")
+        if self.dynamic == "sgd":
+            if found := [name for name, given in statistics.items() if given]:
+                raise ConfigError(f"--dynamic sgd uses no statistics; leave out {' and '.join(found)}, or take rms.")
+            if self.dynamic_rate is None:
+                raise ConfigError("--dynamic sgd has no usual learning rate; give --dynamic-rate, such as 0.1.")
+        check(self, "--", ABOVE_ZERO, "dynamic_epsilon")
+        check(self, "--", at_least(0), "dynamic_rate")
+        check(self, "--", FRACTION, "dynamic_decay")
+        check(self, "--", at_least(1), "dynamic_tokens")
 
     output: ClassVar[None] = None
     inputs: ClassVar[tuple[str, ...]] = ()
@@ -316,6 +374,7 @@ against the first model, and the passages that differ most; --page writes them a
         "manyheads evaluate runs/xl-demo --text other.txt --json",
         "manyheads evaluate runs/xl-demo runs/lm-demo --text other.txt --page compared.html",
         "manyheads evaluate runs/xl-demo --recl --beside runs/lm-demo",
+        "manyheads evaluate runs/xl-demo --dynamic rms",
     ),
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.data.bpe_dropout import BpeDropout
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
 from manyheads.data.mixing import join_pairs, mixed_digest
 from manyheads.data.prepared import TATOEBA, PreparedData, open_data
@@ -50,13 +51,17 @@ class TranslationObjective:
         self.next_command = f"translate {{run}}{into}"
         tokenizer = self.data.tokenizer
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+        dropout = _dropout(config, self.data)
         if self.shares:
             stores = {name: one.train for name, one in self.sets.items()}
             mix = [(name, len(store), self.shares[name]) for name, store in stores.items()]
-            self.stream = TrainingStream(join_pairs(list(stores.values())), config.data, config.seed, **ids, mix=mix)
+            joined = join_pairs(list(stores.values()))
+            self.stream = TrainingStream(joined, config.data, config.seed, **ids, mix=mix, dropout=dropout)
             return
         available = NUM_TRAIN if config.data.path == TATOEBA else len(self.data.train)
-        self.stream = TrainingStream(self.data.train, config.data, config.seed, **ids, available=available)
+        self.stream = TrainingStream(
+            self.data.train, config.data, config.seed, **ids, available=available, dropout=dropout
+        )
 
     def describe(self) -> str:
         """See `Objective.describe`."""
@@ -114,6 +119,12 @@ class TranslationObjective:
 
 open_objective = TranslationObjective
 """See `tasks.runs.open_objective`."""
+
+
+def _dropout(config: TrainConfig, data: PreparedData) -> BpeDropout | None:
+    """Raises: ConfigError: the tokenizer of the data has no merges to leave out."""
+    probability = config.data.bpe_dropout
+    return BpeDropout(data.tokenizer, probability, config.seed) if probability else None
 
 
 def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:

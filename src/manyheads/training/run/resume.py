@@ -40,6 +40,10 @@ _MAY_CHANGE = (
 """Settings that say where, how long and how watched a run is, not what it computes. (The data itself has a digest.)"""
 
 
+_FORMERLY = {"data.bpe_dropout": 0.0}
+"""Settings that older versions did not record, with what they did."""
+
+
 def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, list[str]]:
     """Find and verify the checkpoint to resume from.
 
@@ -120,11 +124,11 @@ def check_same_run(
 def differences(before: Any, now: Any, prefix: str = "") -> list[tuple[str, str]]:
     """Return the leaves that differ between two nested dicts, as (dotted name, "name was x, is y").
 
-    A setting that an older version did not record had its present default if that is empty.
+    A setting that an older version did not record had its present default if that is empty, or in `_FORMERLY`.
     """
     if before is None and isinstance(now, Mapping):
         before = {}
-    if before is None and now in ("", []):
+    if before is None and (now in ("", []) or (prefix in _FORMERLY and now == _FORMERLY[prefix])):
         return []
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         found = []

@@ -1,0 +1,117 @@
+"""`manyheads evaluate --dynamic`: the rule, its statistics from a training text, and what the report says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from manyheads.data.progress import Progress, telling
+from manyheads.decoding.generator import Generator
+from manyheads.errors import ConfigError
+from manyheads.evaluation.dynamic import STATISTICS_LANES, Adaptation, evaluate_dynamically, gradient_rms
+from manyheads.evaluation.likelihood import Likelihood
+from manyheads.evaluation.reading import Reading
+from manyheads.tasks.text.held_out import HeldText, held_text
+from manyheads.tasks.text.options import EvaluateOptions
+
+__all__ = ["NOTE", "Dynamic", "dynamic_lines"]
+
+NOTE = "weights are adapted to the test text as it is read; not comparable with static figures"
+
+
+class Dynamic:
+    """Dynamic evaluation as the options say.
+
+    Args:
+        options: with `dynamic`.
+        generator: the model, which keeps its weights.
+        world: number of processes.
+
+    Raises: ConfigError: a precision that cannot be trained, or several processes.
+    """
+
+    def __init__(self, options: EvaluateOptions, generator: Generator, world: int) -> None:
+        if generator.precision != "fp32":
+            raise ConfigError(
+                f"--dynamic changes weights, which needs fp32, but the precision is {generator.precision}; give"
+                " --precision fp32."
+            )
+        if world > 1:
+            raise ConfigError(
+                f"--dynamic adapts one set of weights to a text in its order, but {world} processes were started; run"
+                " it in one."
+            )
+        assert options.dynamic is not None
+        self._options, self._generator, self._kind = options, generator, options.dynamic
+        self._source: HeldText | None = None
+
+    def _statistics(self, reading: Reading, show: Progress) -> tuple[dict[str, Tensor], Reading]:
+        options, generator = self._options, self._generator
+        if self._source is None:
+            text = options.dynamic_statistics
+            data, split = (None, None) if text else (options.data, "train")
+            self._source = held_text(generator, options.model, text=text, data=data, split=split)
+        wanted = replace(reading, lanes=STATISTICS_LANES, max_tokens=options.dynamic_tokens or 0)
+        rms = gradient_rms(
+            generator.model,
+            self._source.store,
+            wanted,
+            generator.vocabulary,
+            device=generator.device,
+            told=telling(show, "gradients of the training text", self._source.num_read(wanted)),
+        )
+        return rms, wanted
+
+    def score(self, held: HeldText, reading: Reading, show: Progress, phase: str) -> tuple[Likelihood, dict[str, Any]]:
+        """Score a text, and describe how.
+
+        Raises: DataError: there is no training text. NonFiniteError: the learning rate is too high.
+        """
+        options, generator, length = self._options, self._generator, reading.segment_len
+        rate, decay = options.dynamic_rate, options.dynamic_decay
+        adaptation = Adaptation(
+            kind=self._kind,
+            learning_rate=Adaptation.default_rate(length) if rate is None else rate,
+            decay=Adaptation.default_decay(length) if decay is None else decay,
+            epsilon=options.dynamic_epsilon,
+        )
+        record: dict[str, Any] = {
+            "note": NOTE,
+            "kind": self._kind,
+            "learning_rate": adaptation.learning_rate,
+            "decay": adaptation.decay,
+        }
+        rms = None
+        if self._kind == "rms":
+            rms, wanted = self._statistics(reading, show)
+            assert self._source is not None
+            record |= {
+                "epsilon": adaptation.epsilon,
+                "statistics": self._source.name,
+                "statistics_tokens": self._source.num_read(wanted),
+                "statistics_lanes": wanted.lanes,
+            }
+        found = evaluate_dynamically(
+            generator.model,
+            held.store,
+            reading,
+            generator.vocabulary,
+            adaptation,
+            rms,
+            device=generator.device,
+            told=telling(show, phase, held.num_read(reading)),
+        )
+        return found, record
+
+
+def dynamic_lines(record: dict[str, Any]) -> list[str]:
+    """Return the lines of the protocol about dynamic evaluation."""
+    line = f"  dynamic    {record['kind']}, learning rate {record['learning_rate']:g}, decay {record['decay']:g}"
+    if record["kind"] == "rms":
+        line += (
+            f", epsilon {record['epsilon']:g}, gradients of {record['statistics_tokens']:,} tokens of"
+            f" {record['statistics']} in {record['statistics_lanes']} lanes"
+        )
+    return [line, f"             {record['note']}"]
