@@ -12,11 +12,11 @@ from typing import Any
 
 from safetensors import safe_open
 
-from manyheads.architectures.hub import FETCHED, is_hub_name
+from manyheads.architectures.hub import FETCHED, is_hub_name, resolve_model_path
 from manyheads.architectures.model_card import CardFacts, make_card
 from manyheads.architectures.pretrained import WEIGHTS, read_config, read_languages, usage_example
 from manyheads.architectures.table import ARCHITECTURES
-from manyheads.errors import ConfigError, SaveError
+from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.files.guarded import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
 
@@ -47,12 +47,15 @@ class Upload:
         return "\n".join([*lines, card.decode("utf-8") if isinstance(card, bytes) else ""])
 
 
-def make_upload(folder: Path, name: str, facts: CardFacts) -> Upload:
-    """Check a model folder, and return what is sent: its files, a new card, and a manifest of both.
+def make_upload(model: str, name: str, facts: CardFacts) -> Upload:
+    """Check a model folder or a run folder, and return what is sent: its files, a new card, and a manifest of both.
 
-    Raises: ConfigError: the name is not owner/name, or the folder is not a model. CheckpointError: a file is missing,
-        damaged, or not in the manifest.
+    Raises: ModelFileError: there is no such folder. ConfigError: the name is not owner/name, or the folder is not a
+        model. CheckpointError: a file is missing, damaged, or not in the manifest.
     """
+    if not Path(model).is_dir():
+        raise ModelFileError(f"there is no folder {model}; give a model folder or a run folder.")
+    folder = resolve_model_path(model)
     if not is_hub_name(name):
         raise ConfigError(f"{name!r} is not a name on the hub; give owner/name, of letters, digits, '-', '_' and '.'.")
     verify_folder(folder)
@@ -105,8 +108,10 @@ def send(upload: Upload, *, revision: str | None = None, private: bool = False) 
     return str(done.commit_url)
 
 
-def read_evaluation(path: str) -> dict[str, Any]:
+def read_evaluation(path: str | None) -> dict[str, Any] | None:
     """Return the output of `manyheads evaluate --json` in a file. Raises: ConfigError: it is not that."""
+    if path is None:
+        return None
     try:
         content = json.loads(read_limited(Path(path), _MOST_BYTES).decode("utf-8"))
     except (OSError, ValueError) as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.cli.printing import say
+from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.errors import ConfigError
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ATTENTION_PAGE",
     "MASKS_PAGE",
+    "POSITIONS_PAGE",
     "SMOOTHING_PAGE",
     "AttentionOptions",
     "MasksOptions",
     "ModelOptions",
     "PICTURES",
+    "PositionsOptions",
     "SmoothingOptions",
     "check_kinds",
     "picture_option",
@@ -188,5 +191,42 @@ They are computed by the classes and layers that the models use.""",
         "manyheads inspect masks",
         "manyheads inspect masks padding target --length 10 --lengths 10 7 3",
         "manyheads inspect masks memory blocks --memory 6 --block 4 --json --output masks.svg",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionsOptions:
+    """Options of `manyheads inspect positions`."""
+
+    model: str | None = argument(
+        "A model folder, a run folder, or owner/name on the Hugging Face hub.", default=None, metavar="MODEL"
+    )
+    d_model: int | None = option("Width, where no model is given.", default=None, metavar="N", default_is="64")
+    layout: Literal["interleaved", "halves"] | None = option(
+        "Sines and cosines in turn as in the paper, or all sines first; where no model is given.",
+        default=None,
+        default_is="interleaved",
+    )
+    length: int = option("Positions.", default=100, metavar="N")
+    features: tuple[int, ...] = option(
+        "Features drawn as curves.", default=(), metavar="N ...", default_is="four neighbours"
+    )
+    output: tuple[str, ...] = picture_option("positions.png")
+
+    def __post_init__(self) -> None:
+        check(self, "--", between(1, 20_000), "length")
+        check(self, "--", between(1, 4096), "d_model")
+        if self.model is not None and (self.d_model is not None or self.layout is not None):
+            raise ConfigError("--d-model and --layout come from the model; leave them out, or leave out MODEL.")
+
+
+POSITIONS_PAGE = CommandPage(
+    PositionsOptions,
+    """Draw position encodings: the table, and some of its features as curves, as the Annotated Transformer
+plots them. With MODEL: its own, trained ones too; without: sines and cosines of a width.""",
+    (
+        "manyheads inspect positions --d-model 20 --length 100 --features 4 5 6 7",
+        "manyheads inspect positions runs/demo --length 64 --output positions.svg",
     ),
 )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
-from manyheads.errors import ModelFileError
 
 __all__ = ["PAGE", "PushOptions", "run"]
 
@@ -47,15 +45,11 @@ The token comes from `hf auth login` or HF_TOKEN.""",
 @command(PAGE, "push")
 def run(options: PushOptions) -> int:
     """Push a model. Returns: the exit code."""
-    if not Path(options.model).is_dir():
-        raise ModelFileError(f"there is no folder {options.model}; give a model folder or a run folder.")
-    from manyheads.architectures.hub import resolve_model_path
     from manyheads.architectures.model_card import CardFacts
     from manyheads.architectures.push import make_upload, read_evaluation, send
 
-    evaluation = None if options.evaluation is None else read_evaluation(options.evaluation)
-    facts = CardFacts(licence=options.license, datasets=options.dataset, evaluation=evaluation)
-    upload = make_upload(resolve_model_path(options.model), options.name, facts)
+    facts = CardFacts(licence=options.license, datasets=options.dataset, evaluation=read_evaluation(options.evaluation))
+    upload = make_upload(options.model, options.name, facts)
     for file in upload.left_out:
         say(f"manyheads: {file} is left out; no model is read from such a file.", file=sys.stderr)
     if options.dry_run:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,71 +21,71 @@ from manyheads.evaluation.heads import nats_per_token
 from manyheads.files.commit import write_text
 from manyheads.files.guarded import open_regular, read_limited
 from manyheads.tasks.heads.judging import num_removed, pruning_order
-from manyheads.tasks.heads.options import Order
+from manyheads.tasks.heads.options import CurveOptions, Order
 from manyheads.tasks.heads.subject import HeldPairs, HeldSegments, Subject
 
-__all__ = ["CurveSettings", "pruning_curve"]
+__all__ = ["PruningCurve", "pruning_curve"]
 
 _MOST_RECORD_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurveSettings:
-    """What a curve depends on besides model and text.
+@dataclass(frozen=True)
+class PruningCurve:
+    """The score at each share of pruned heads.
 
-    shares: of the heads that are pruned. by: the orders to compare. seed: of the random one. tokenize, num_beams: of
-    BLEU and of the search; num_beams None: the model's.
+    text: on which it was measured. points: with `by`, `pruned` (number of heads), `share`, `parameters`, and `bleu` or
+    `perplexity`.
     """
 
-    shares: tuple[float, ...]
-    by: tuple[Order, ...] = ("importance",)
-    seed: int = 1
-    tokenize: str = "13a"
-    num_beams: int | None = None
+    text: str
+    points: list[dict[str, Any]]
+
+    def table(self) -> str:
+        """Return the points as a table."""
+        measure = "bleu" if "bleu" in self.points[0] else "perplexity"
+        lines = [f"by          pruned  share  parameters  {'BLEU' if measure == 'bleu' else measure:>10}"]
+        lines += [
+            f"{point['by']:<10}  {point['pruned']:>6}  {100 * point['share']:>4.0f}%  {point['parameters']:>10,}"
+            f"  {point[measure]:>10.2f}"
+            for point in self.points
+        ]
+        return "\n".join(lines)
 
 
-def pruning_curve(
-    subject: Subject,
-    held: HeldPairs | HeldSegments,
-    judged: HeldPairs | HeldSegments,
-    settings: CurveSettings,
-    record: Path,
-    show: Progress,
-) -> list[dict[str, Any]]:
-    """Return the score at each share of pruned heads; each point is stored as soon as it is known.
+def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: Progress) -> PruningCurve:
+    """Measure the score at each share of pruned heads; each point is stored as soon as it is known.
 
     Paper: Michel et al. 2019, sec. 4.2, figure 3: importance is measured once, on the whole model.
-    Args:
-        held: on which heads are judged.
-        judged: on which the score is measured.
-        record: a JSON Lines file; points of the same model, texts and settings in it are not computed again.
+    Args: record: a JSON Lines file; points of the same model, texts and options in it are not computed again.
 
-    Returns: points with `by`, `pruned` (number of heads), `share`, `parameters`, and `bleu` or `perplexity`.
-    Raises: ConfigError: a share is out of range. DataError: the record cannot be read.
+    Raises: DataError: the record cannot be read. As `Subject.text`.
     """
+    longer = replace(options.text, pairs=options.judge_pairs, max_tokens=options.judge_tokens)
+    held, judged = subject.text(options.text), subject.text(longer, "test")
     heads = all_heads(subject.model.config)
-    counts = sorted({num_removed(share, len(heads)) for share in settings.shares})
+    counts = sorted({num_removed(share, len(heads)) for share in options.share})
     lines = _lines(record)
-    identities = {by: _identity(subject, held, judged, settings, by) for by in settings.by}
+    orders = tuple(dict.fromkeys(options.by))
+    identities = {by: _identity(subject, held, judged, options, by) for by in orders}
     known = {(line["by"], line["pruned"]): line for line in lines if line["identity"] == identities.get(line["by"])}
     found = []
-    for by in settings.by:
+    for by in orders:
         order: list[Head] = []
         for count in counts:
             show(f"without {count} of {len(heads)} heads", counts.index(count), len(counts))
             if (by, count) not in known:
-                order = order or pruning_order(subject, held, by, show, seed=settings.seed)
+                order = order or pruning_order(subject, held, by, show, seed=options.text.seed)
                 point = {"identity": identities[by], "by": by, "pruned": count, "share": count / len(heads)}
-                point |= _score(subject, order[:count], judged, settings)
+                point |= _score(subject, order[:count], judged, options)
                 known[by, count] = point
                 lines.append(point)
                 write_text(record, "".join(json.dumps(line) + "\n" for line in lines))
             found.append(known[by, count])
-    return found
+    return PruningCurve(judged.name, found)
 
 
 def _score(
-    subject: Subject, removed: Sequence[Head], judged: HeldPairs | HeldSegments, settings: CurveSettings
+    subject: Subject, removed: Sequence[Head], judged: HeldPairs | HeldSegments, options: CurveOptions
 ) -> dict[str, Any]:
     model = prune(subject.model, removed).eval() if removed else subject.model
     parameters = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
@@ -95,9 +95,9 @@ def _score(
     assert isinstance(subject.reader, Translator)
     whole = subject.reader
     smaller = Translator(model, whole.tokenizer, whole.settings, whole.device)  # type: ignore[arg-type]
-    beams = settings.num_beams or whole.settings.num_beams
+    beams = options.num_beams or whole.settings.num_beams
     texts = smaller.translate([source for source, _ in judged.pairs], too_long="truncate", num_beams=beams)
-    score = corpus_bleu(texts, [reference for _, reference in judged.pairs], tokenize=settings.tokenize)
+    score = corpus_bleu(texts, [reference for _, reference in judged.pairs], tokenize=options.tokenize)
     return {**parameters, "bleu": score.value, "signature": score.signature}
 
 
@@ -105,7 +105,7 @@ def _identity(
     subject: Subject,
     held: HeldPairs | HeldSegments,
     judged: HeldPairs | HeldSegments,
-    settings: CurveSettings,
+    options: CurveOptions,
     by: Order,
 ) -> str:
     """A digest of all that a point depends on."""
@@ -113,7 +113,7 @@ def _identity(
     with open_regular(weights) as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     asked = [content, by, repr(subject.reader.settings)]
-    asked += [settings.tokenize, str(settings.num_beams), str(settings.seed if by == "random" else "")]
+    asked += [options.tokenize, str(options.num_beams), str(options.text.seed if by == "random" else "")]
     digest = hashlib.sha256(json.dumps(asked).encode())
     for text in (held, judged):
         for batch in text.batches:

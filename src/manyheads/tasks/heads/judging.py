@@ -9,7 +9,6 @@ import numpy as np
 
 from manyheads.architectures.head_names import Head, all_heads
 from manyheads.data.progress import Progress, telling
-from manyheads.errors import ConfigError
 from manyheads.evaluation.heads import (
     HeadLook,
     head_ablations,
@@ -54,6 +53,22 @@ class HeadReport:
             for head, look in self.looks.items()
         ]
 
+    def table(self) -> str:
+        """Return a table of the heads, the most important first."""
+        lines = [
+            f"{self.text}: {self.nats:.4f} nats a token with all heads",
+            "head               importance  normalised  ablation  entropy  confidence  position",
+        ]
+        for row in sorted(self.rows(), key=lambda one: -one["normalised"]):
+            position = ""
+            if row["offset"] is not None:
+                position = f"{row['offset']:+d} in {100 * row['offset_share']:.0f}%".replace("+0 ", "0 ")
+            lines.append(
+                f"{row['head']:<17}  {row['importance']:>10.4f}  {row['normalised']:>10.3f}  {row['ablation']:>+8.4f}"
+                f"  {row['entropy']:>7.2f}  {row['confidence']:>10.2f}  {position}".rstrip()
+            )
+        return "\n".join(lines)
+
 
 def head_report(subject: Subject, held: HeldPairs | HeldSegments, show: Progress) -> HeadReport:
     """Judge every head on a text."""
@@ -89,10 +104,5 @@ def pruning_order(
 
 
 def num_removed(share: float, total: int) -> int:
-    """Return how many heads a share of all is, rounded.
-
-    Raises: ConfigError: the share is not from 0 to 1.
-    """
-    if not 0 <= share <= 1:
-        raise ConfigError(f"--share is {share:g}; it must be from 0 to 1, the share of the heads that are removed.")
+    """Return how many heads a share of all is, rounded."""
     return round(share * total)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import given_options, option
+from manyheads.config.options import argument, given_options, group, option
 from manyheads.errors import ConfigError
 
-__all__ = ["ORDERS", "HeadTextOptions", "Order"]
+__all__ = ["ORDERS", "CurveOptions", "HeadTextOptions", "Order", "PruneOptions"]
 
 Order = Literal["importance", "ablation", "confidence", "random"]
 """`importance`: by gradient, divided by the norm of the layer (Michel et al. 2019). `ablation`: by the nats that are
@@ -49,3 +49,73 @@ class HeadTextOptions:
             raise ConfigError("--source is for translators and --text for language models; leave one out.")
         if files and (others := [name for name in given_options(self) if name in ("--data", "--split")]):
             raise ConfigError(f"--{files[0]} is the text; leave out {' and '.join(others)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveOptions:
+    """Options of `manyheads inspect pruning`, without those of the picture."""
+
+    model: str = argument("A model folder or a run folder: a transformer or a transformer-xl.", metavar="MODEL")
+    share: tuple[float, ...] = option(
+        "Shares of the heads that are pruned, from 0 to 1.",
+        default=tuple(tenths / 10 for tenths in range(11)),
+        metavar="X ...",
+        default_is="0 0.1 ... 1",
+    )
+    by: tuple[Order, ...] = option(
+        f"Orders of pruning, a curve each: {', '.join(ORDERS)}.", default=("importance",), metavar="ORDER ..."
+    )
+    judge_pairs: int = option("Translators: pairs on which BLEU is measured.", default=1000, metavar="N")
+    judge_tokens: int = option("Language models: tokens on which perplexity is measured.", default=65_536, metavar="N")
+    num_beams: int | None = option(
+        "Beams of the search; 1 is greedy, and faster.", default=None, metavar="N", default_is="the model's"
+    )
+    tokenize: str = option(
+        "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
+    )
+    record: str | None = option(
+        "JSON Lines with the points; those that it has are not computed again.",
+        default=None,
+        metavar="FILE",
+        default_is="the picture's name with .jsonl",
+    )
+    text: HeadTextOptions = group(HeadTextOptions)
+
+    def __post_init__(self) -> None:
+        check(self, "--", at_least(1), "judge_pairs", "judge_tokens", "num_beams")
+        if not self.by:
+            raise ConfigError(f"--by {' '.join(self.by)}: give one or more of {', '.join(ORDERS)}.")
+        if not self.share or not all(0 <= share <= 1 for share in self.share):
+            raise ConfigError(f"--share {' '.join(f'{one:g}' for one in self.share)}: give shares from 0 to 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """Options of `manyheads prune`."""
+
+    model: str = argument("A model folder or a run folder: a transformer or a transformer-xl.", metavar="MODEL")
+    output: str = option("The model folder to be made.", metavar="DIR", aliases=("-o",))
+    heads: tuple[str, ...] = option(
+        "Heads to remove, counted from 0: encoder.0.self:1,3 are heads 1 and 3 of the encoder's layer 0,"
+        " decoder.2.cross all heads of that layer.",
+        default=(),
+        metavar="HEADS ...",
+        default_is="none",
+    )
+    share: float | None = option(
+        "Or remove this share of all heads, from 0 to 1, those that matter least.", default=None, metavar="X"
+    )
+    by: Order = option(
+        "With --share: what says how much a head matters; see `manyheads inspect heads`.", default="importance"
+    )
+    replace: bool = option("Replace a model folder of that name.", default=False)
+    text: HeadTextOptions = group(HeadTextOptions)
+
+    def __post_init__(self) -> None:
+        if bool(self.heads) == (self.share is not None):
+            raise ConfigError("say which heads go: --heads HEADS ..., or --share X; one of the two.")
+        unused = [name for name in given_options(self, self.text) if name == "--by" or name in given_options(self.text)]
+        if self.heads and unused:
+            raise ConfigError(f"--heads names the heads, so no text is read; leave out {', '.join(unused)}.")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ConfigError(f"--share is {self.share:g}; give what is removed, above 0 and up to 1.")

@@ -3,26 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.architectures.head_names import parse_heads, prunable
+from manyheads.architectures.head_names import Head, parse_heads, prunable
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load, read_config, read_languages, save_pretrained
 from manyheads.architectures.pruning import prune
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
+from manyheads.data.progress import Progress
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError
+from manyheads.tasks.heads.judging import num_removed, pruning_order
+from manyheads.tasks.heads.options import HeadTextOptions, Order
+from manyheads.tasks.heads.subject import open_subject
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.sides import has_tokenizer, load_tokenizer
 from manyheads.text.vocabularies import load_vocabulary
 
-__all__ = ["prune_folder"]
+__all__ = ["PrunedFolder", "least_important", "prune_folder"]
 
 
-def prune_folder(name: str, removed: Sequence[str], output: Path) -> tuple[int, Seq2Seq | LanguageModel]:
+@dataclass(frozen=True)
+class PrunedFolder:
+    """A model folder that was written. parameters_before: of the whole model."""
+
+    output: Path
+    model: Seq2Seq | LanguageModel
+    parameters_before: int
+
+    def describe(self) -> str:
+        """Return the heads that are left in each layer, and the number of parameters."""
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        counts = {
+            Head(kind, layer, 0).layer_name: count
+            for kind, layers in self.model.config.heads_by_layer().items()
+            for layer, count in enumerate(layers)
+        }
+        first = (
+            f"{self.output}: {sum(counts.values())} heads are left; {parameters:,} of {self.parameters_before:,}"
+            " parameters"
+        )
+        return "\n".join([first, *(f"  {name:<16}  {count}" for name, count in counts.items())])
+
+
+def least_important(name: str, share: float, by: Order, text: HeadTextOptions, show: Progress) -> list[str]:
+    """Return the names of this share of a model's heads, those that matter least on the text.
+
+    Raises: ConfigError: the share is less than one head. As `open_subject` and `Subject.text`.
+    """
+    subject = open_subject(name, lambda load, model: load(model, "cpu"))
+    order = pruning_order(subject, subject.text(text), by, show, seed=text.seed)
+    count = num_removed(share, len(order))
+    if not count:
+        raise ConfigError(
+            f"--share {share:g} of {len(order)} heads rounds to no head; give at least {0.5 / len(order):.2g}."
+        )
+    return [str(head) for head in order[:count]]
+
+
+def prune_folder(name: str, removed: Sequence[str], output: Path) -> PrunedFolder:
     """Write a model folder without these heads; tokenizer, settings, task and languages are the model's own.
 
     Args:
@@ -30,7 +74,6 @@ def prune_folder(name: str, removed: Sequence[str], output: Path) -> tuple[int, 
         removed: names of heads (see `head_names.parse_heads`).
         output: the model folder; an existing one is replaced.
 
-    Returns: the number of parameters before, and the smaller model.
     Raises: RequestError: a head does not exist, none is named, or heads of this architecture cannot be removed.
         ModelFileError: the model cannot be read.
     """
@@ -50,4 +93,4 @@ def prune_folder(name: str, removed: Sequence[str], output: Path) -> tuple[int, 
         task=task_of_folder(name),
         languages=read_languages(source),
     )
-    return sum(parameter.numel() for parameter in model.parameters()), smaller
+    return PrunedFolder(output, smaller, sum(parameter.numel() for parameter in model.parameters()))

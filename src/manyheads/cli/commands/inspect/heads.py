@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
@@ -60,22 +59,6 @@ def run(options: HeadsOptions) -> int:
     if options.json:
         say(json.dumps({"text": report.text, "nats_per_token": report.nats, "heads": rows}, indent=2))
     else:
-        say("\n".join([f"{report.text}: {report.nats:.4f} nats a token with all heads", *_table(rows)]))
+        say(report.table())
     write_figure(figure, options.output)
     return 0
-
-
-def _table(rows: list[dict[str, Any]]) -> list[str]:
-    """Columns, most important head first."""
-    lines = ["head               importance  normalised  ablation  entropy  confidence  position"]
-    for row in sorted(rows, key=lambda one: -one["normalised"]):
-        offset = (
-            ""
-            if row["offset"] is None
-            else f"{row['offset']:+d} in {100 * row['offset_share']:.0f}%".replace("+0 ", "0 ")
-        )
-        lines.append(
-            f"{row['head']:<17}  {row['importance']:>10.4f}  {row['normalised']:>10.3f}  {row['ablation']:>+8.4f}"
-            f"  {row['entropy']:>7.2f}  {row['confidence']:>10.2f}  {offset}".rstrip()
-        )
-    return lines
