@@ -30,7 +30,7 @@ from manyheads.checkpoint.format import save_checkpoint
 from manyheads.data.plan import next_position
 from manyheads.distributed.group import Group
 from manyheads.distributed.launch import start
-from manyheads.distributed.place import find_place
+from manyheads.distributed.process import this_process
 from manyheads.distributed.shards import whole
 from manyheads.tasks.runs import assemble, train
 from manyheads.training.record.log import MetricsLog
@@ -139,7 +139,7 @@ def _as_rank(job: dict[str, Any], rank: int, port: int, pipe: int) -> None:
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["world"], "MASTER_PORT": port}
     os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in places.items()}})
     try:
-        group = start(find_place(), timeout=job.get("timeout", TIMEOUT))
+        group = start(this_process(), timeout=job.get("timeout", TIMEOUT))
         with group.guarding():
             answer: Any = JOBS[job["job"]](job, group)
         group.close()

@@ -266,13 +266,13 @@ def test_twenty_five_kills(
 
 
 def test_worlds_that_contradict_themselves() -> None:
-    from manyheads.distributed.place import find_place
+    from manyheads.distributed.process import this_process
     from manyheads.errors import ConfigError
 
-    assert find_place({}).world == 1
-    place = find_place({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"})
-    assert (place.rank, place.world, place.local_rank, place.restarts, place.is_main) == (3, 4, 1, 2, False)
+    assert this_process({}).world == 1
+    process = this_process({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert (process.rank, process.world, process.local_rank, process.restarts, process.is_main) == (3, 4, 1, 2, False)
     cases: list[Any] = [({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4"), ({"RANK": "x", "WORLD_SIZE": "4"}, "'x'")]
     for environment, message in cases:
         with pytest.raises(ConfigError, match=message):
-            find_place(environment)
+            this_process(environment)

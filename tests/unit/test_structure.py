@@ -122,7 +122,7 @@ ASKING = {
     "manyheads.decoding.compiled": "a compiler is needed on CPUs only",
     "manyheads.decoding.device": "chooses the device",
     "manyheads.decoding.text_search": "another engine runs on CPUs only",
-    "manyheads.distributed.place": "the GPU of this rank",
+    "manyheads.distributed.process": "the GPU of this rank",
     "manyheads.distributed.group": "tensors of NCCL are on GPUs",
     "manyheads.nn.kernels.consistency": "autocast",
     "manyheads.nn.kernels.loss": "autocast",

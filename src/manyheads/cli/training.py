@@ -14,7 +14,7 @@ from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.files import Source, to_yaml
 from manyheads.distributed.launch import start
-from manyheads.distributed.place import Place
+from manyheads.distributed.process import Process
 from manyheads.errors import ConfigError, RankLostError
 from manyheads.training.settings import RunConfig
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 __all__ = ["largest_steps", "planned_layer", "train_and_watch", "try_step"]
 
 
-def planned_layer(typed: Source, place: Place) -> Source:
+def planned_layer(typed: Source, process: Process) -> Source:
     """Plan a run. Its table goes to standard error, because --print-config needs the other stream.
 
-    Args: typed: the settings of the command line. place: of this process among the ranks.
+    Args: typed: the settings of the command line. process: this one, with its rank.
 
     Returns: the layer of settings below the command line.
     Raises: ConfigError: there are several ranks; see also `tasks.planned.plan_layer`.
     """
-    if place.world > 1:
+    if process.world > 1:
         raise ConfigError(
-            f"A plan is made by one process, but there are {place.world} ranks; write it to a file with"
+            f"A plan is made by one process, but there are {process.world} ranks; write it to a file with"
             " `manyheads train ... --print-config > plan.yaml`, and give all ranks --config plan.yaml."
         )
     set_up_machine()
@@ -67,22 +67,24 @@ def try_step(config: RunConfig) -> FirstStep:
         return dry_run(config, PlainReporter(sys.stderr).message)
 
 
-def train_and_watch(arguments: Sequence[str], options: TrainOptions, config: RunConfig, place: Place) -> TrainResult:
+def train_and_watch(
+    arguments: Sequence[str], options: TrainOptions, config: RunConfig, process: Process
+) -> TrainResult:
     """Train in this process, which may be one of several ranks: the main rank is shown, the others work in silence."""
     # The live display needs no torch, so something is shown while torch is imported.
     from manyheads.cli.watching.training import watching
 
     # A launcher that starts again runs the same command, which must not throw away the steps done so far.
-    resume = "auto" if place.restarts else options.resume
-    with watching(quiet=options.quiet, verbose=options.verbose) if place.is_main else nullcontext() as reporter:
+    resume = "auto" if process.restarts else options.resume
+    with watching(quiet=options.quiet, verbose=options.verbose) if process.is_main else nullcontext() as reporter:
         from manyheads.decoding.device import choose_device
         from manyheads.tasks.runs import train
 
-        group = start(place, choose_device(config.device).type, options.timeout)
+        group = start(process, choose_device(config.device).type, options.timeout)
         try:
-            if place.world > 1:
+            if process.world > 1:
                 config = size_by_precision(arguments, options, config, resume, group)
-            if options.verbose and place.is_main:
+            if options.verbose and process.is_main:
                 print(to_yaml(config), file=sys.stderr)
             result = train(config, resume=resume, reporter=reporter, group=group)
             group.close()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from manyheads.data.sampler import mix
 from manyheads.seeding import derive_seed
 
-__all__ = ["DocumentLanes", "Places", "TextLanes", "even_lanes", "equal_lanes", "varied_bounds"]
+__all__ = ["DocumentLanes", "RowSpans", "TextLanes", "even_lanes", "equal_lanes", "varied_bounds"]
 
 IntArray = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ DRAW_BITS = 53
 
 
 @dataclass(frozen=True)
-class Places:
+class RowSpans:
     """The positions that one row of a plan reads.
 
     Attributes:
@@ -91,7 +91,7 @@ class TextLanes:
         self._longest = int(lengths.max(initial=0))
         self.num_rows = -(-self._longest // segment_len) if bounds is None else len(bounds) - 1
 
-    def row(self, number: int) -> Places:
+    def row(self, number: int) -> RowSpans:
         """Raises: IndexError: there is no such row."""
         if not 0 <= number < self.num_rows:
             raise IndexError(f"row {number} of {self.num_rows}")
@@ -103,7 +103,7 @@ class TextLanes:
             width = stop - column
         lengths = np.clip(self._lengths - column, 0, width)
         resets = np.full(len(lengths), number == 0)
-        return Places(self._starts + column, lengths, resets, min(self._ext_len, column))
+        return RowSpans(self._starts + column, lengths, resets, min(self._ext_len, column))
 
 
 class DocumentLanes:
@@ -137,7 +137,7 @@ class DocumentLanes:
         self.num_targets = int(self._lengths.sum())
         self.num_rows = int(np.diff(self._lane_segments).max(initial=0))
 
-    def row(self, number: int) -> Places:
+    def row(self, number: int) -> RowSpans:
         """Raises: IndexError: there is no such row."""
         if not 0 <= number < self.num_rows:
             raise IndexError(f"row {number} of {self.num_rows}")
@@ -147,7 +147,7 @@ class DocumentLanes:
         first_segment = self._ends[document] - -(-self._lengths[document] // self._segment_len)
         column = np.where(there, segment - first_segment, 0) * self._segment_len
         lengths = np.where(there, np.minimum(self._lengths[document] - column, self._segment_len), 0)
-        return Places(self._starts[document] + column, lengths, there & (column == 0))
+        return RowSpans(self._starts[document] + column, lengths, there & (column == 0))
 
 
 def varied_bounds(length: int, segment_len: int, seed: int, epoch: int) -> IntArray:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from manyheads.data.batch import SegmentBatch
-from manyheads.data.lanes import DocumentLanes, Places, TextLanes, equal_lanes, even_lanes, varied_bounds
+from manyheads.data.lanes import DocumentLanes, RowSpans, TextLanes, equal_lanes, even_lanes, varied_bounds
 from manyheads.data.sampler import Permutation
 from manyheads.data.settings import SegmentSettings
 from manyheads.data.store import IntArray
@@ -46,32 +46,32 @@ class _Reading:
         """Position of the end of each document, in the order in which they are read. (documents,)"""
         return np.cumsum(np.diff(self.store.offsets)[self.order])
 
-    def places(self, positions: IntArray) -> IntArray:
+    def stored_positions(self, positions: IntArray) -> IntArray:
         """Return the position in the store of the token at each position of the text."""
         if self.order is None:
             return positions
         number = np.searchsorted(self.ends, positions, side="right")
         return self.store.offsets[self.order[number] + 1] - (self.ends[number] - positions)
 
-    def batch(self, places: Places) -> SegmentBatch:
+    def batch(self, spans: RowSpans) -> SegmentBatch:
         """Return the segments that a row of a plan reads."""
-        lengths = np.where(places.lengths > 0, places.lengths + places.context, 0)
+        lengths = np.where(spans.lengths > 0, spans.lengths + spans.context, 0)
         columns = np.arange(int(lengths.max(initial=0)) + 1)  # one more than is read, for the targets
-        positions = (places.starts - places.context - 1)[:, None] + columns
+        positions = (spans.starts - spans.context - 1)[:, None] + columns
         before = positions < 0
         real = (columns <= lengths[:, None]) & (lengths > 0)[:, None]
-        stored = self.places(np.where(real & ~before, positions, 0))
+        stored = self.stored_positions(np.where(real & ~before, positions, 0))
         if self.marked:
-            before |= places.resets[:, None] & (columns == 0)
+            before |= spans.resets[:, None] & (columns == 0)
         run = np.where(before, self.begin_id or 0, self.store.ids[stored].astype(np.int64))
         read = columns[:-1] < lengths[:, None]
         return SegmentBatch(
             tokens=torch.from_numpy(np.where(read, run[:, :-1], 0)),
             targets=torch.from_numpy(np.where(read, run[:, 1:], 0)),
             lengths=torch.from_numpy(lengths),
-            resets=torch.from_numpy(places.resets.copy()),
+            resets=torch.from_numpy(spans.resets.copy()),
             sample_ids=torch.from_numpy(np.where(before[:, :1], stored[:, 1:2], stored[:, :1])[:, 0]),
-            num_context=places.context,
+            num_context=spans.context,
         )
 
 

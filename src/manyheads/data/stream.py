@@ -177,8 +177,9 @@ class TrainingStream:
                 " Raise the limits, or set data.too_long to drop or truncate."
             )
         if not self.report.kept:
-            why = f"all {self.report.total} are too long ({limits})" if self.report.total else "there are none"
-            raise DataError(f"No training pairs are left: {why}.")
+            if not self.report.total:
+                raise DataError("The training data has no sentence pairs; prepare it from files that have some.")
+            raise DataError(f"No training pairs are left: all {self.report.total} are too long ({limits}).")
 
     def describe(self) -> str:
         """Return one line for users; of a mix, also what an epoch contains of each data set."""

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.classifier import SequenceClassifier
-from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.pretrained import load, read_config, save_pretrained
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.data.labelled_store import LabelledStore, eval_labelled
-from manyheads.decoding.device import Precision, choose_device, choose_precision, inference, narrow, pack
+from manyheads.decoding.device import Precision, choose_device
+from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
 from manyheads.decoding.truncation import fit
 from manyheads.errors import ModelFileError, RequestError
-from manyheads.text.sides import has_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["MAX_TOKENS", "Classifier", "Prediction"]
@@ -40,7 +38,7 @@ class Prediction:
         return self.probabilities[self.label]
 
 
-class Classifier:
+class Classifier(RunsModel[SequenceClassifier]):
     """A model that gives each text one of its labels.
 
         classifier = Classifier.from_pretrained("runs/languages")
@@ -63,12 +61,8 @@ class Classifier:
         device: str | torch.device = "auto",
         precision: Precision = "fp32",
     ) -> None:
-        self.device = choose_device(device)
-        self.model = model.to(self.device).eval()
+        self.runner = ModelRunner(model, device, precision)
         self.tokenizer = tokenizer
-        self.precision = choose_precision(precision, self.device)
-        if self.precision == "int8":
-            pack(self.model, "int8")
 
     def __repr__(self) -> str:
         return (
@@ -89,42 +83,24 @@ class Classifier:
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is no classifier. ConfigError,
             DataError: the content of a file is invalid. RequestError: no such device or precision.
         """
-        folder = resolve_model_path(path, revision=revision)
-        chosen = choose_device(device)
-        name = read_config(folder).architecture
-        if ARCHITECTURES[name].task != "classification":
-            raise ModelFileError(
-                f"{folder} holds a {name}, which has no labels; train a classifier: manyheads prepare --task"
-                " classification --help."
-            )
-        if not has_tokenizer(folder):
-            raise ModelFileError(
-                f"{folder} has no tokenizer.json, so it cannot read text; save the model with its tokenizer."
-            )
+        folder = model_folder(path, "classification", revision)
         tokenizer = Tokenizer.load(folder / "tokenizer.json")
-        model = load(folder, device=chosen)
+        model = load(folder, device=choose_device(device))
         assert isinstance(model, SequenceClassifier)
         if tokenizer.vocab_size > model.config.vocab_size:
             raise ModelFileError(
                 f"{folder} does not fit together: its tokenizer has {tokenizer.vocab_size:,} ids, its model"
                 f" {model.config.vocab_size:,}. Copy the folder again."
             )
-        chosen_precision = choose_precision(precision, chosen)
-        narrow(model, chosen_precision)
-        pack(model, chosen_precision)
-        return cls(model, tokenizer, chosen, chosen_precision)
+        made = cls(model, tokenizer, device, precision)
+        made.runner.prepare_weights()
+        return made
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels, in the order of the columns of `log_probs`."""
         labels: tuple[str, ...] = self.model.config.labels
         return labels
-
-    def to(self, device: str | torch.device) -> Self:
-        """Move the model to another device. Returns: this classifier."""
-        self.device = choose_device(device)
-        self.model.to(self.device)
-        return self
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write a model folder. Raises: SaveError: it could not be written, or the weights were rounded to bf16."""
@@ -164,7 +140,7 @@ class Classifier:
         store = LabelledStore.from_lists([(ids[:-1], 0) for ids in rows], self.model.config.vocab_size)
         special = {"pad_id": self.tokenizer.pad_id, "eos_id": self.tokenizer.eos_id}
         done = 0
-        with inference(self.device, self.precision):
+        with self.runner.inference():
             for batch in eval_labelled(store, max_tokens, **special):
                 moved = batch.to(self.device)
                 found[batch.sample_ids] = self.model.log_probs(moved.tokens, moved.lengths).float().cpu()

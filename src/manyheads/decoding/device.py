@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
@@ -19,7 +20,16 @@ from manyheads.nn.kernels.linear import Packed
 from manyheads.nn.kernels.precision import measure_precision
 from manyheads.nn.linear import Linear
 
-__all__ = ["InferencePrecision", "Precision", "choose_device", "choose_precision", "inference", "narrow", "pack"]
+__all__ = [
+    "InferencePrecision",
+    "Precision",
+    "choose_device",
+    "choose_precision",
+    "inference",
+    "narrow",
+    "pack",
+    "warn_of_slow_bf16",
+]
 
 InferencePrecision = Literal["fp32", "bf16", "int8"]
 Precision = Literal["auto", "fp32", "bf16", "int8"]
@@ -64,6 +74,16 @@ def choose_precision(name: str, device: torch.device) -> InferencePrecision:
     if not measured.has_bf16:
         raise RequestError(f"precision is bf16, and {device} has no bf16 matrix products; use fp32 or auto.")
     return "bf16"
+
+
+def warn_of_slow_bf16(device: torch.device) -> None:
+    """Warn on standard error if bf16 products are slower than fp32 ones on this device."""
+    factor = measure_precision(device).bf16_factor
+    if factor is not None and factor < 1:
+        sys.stderr.write(
+            f"warning: on this machine ({device}) bf16 matrix products run at {factor:.2g} times the rate of fp32 ones;"
+            " --precision fp32 or auto is faster.\n"
+        )
 
 
 def narrow(model: nn.Module, precision: InferencePrecision) -> None:

@@ -8,21 +8,19 @@ from typing import Self, Unpack, overload
 
 import torch
 
-from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.config.build import build
 from manyheads.decoding.batching import cut_rows, map_batches
 from manyheads.decoding.continuation import Continuation, TextSteps
-from manyheads.decoding.device import Precision
+from manyheads.decoding.device import Precision, choose_device
 from manyheads.decoding.generation import Generation, token_limit
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationOverrides, GenerationSettings
 from manyheads.decoding.hypothesis import Stop
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, load_for_inference
+from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.errors import ModelFileError, RequestError
-from manyheads.text.sides import has_tokenizer
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
@@ -86,18 +84,9 @@ class Generator(RunsModel[LanguageModel]):
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is not a language model.
             ConfigError, DataError: the content of a file is invalid.
         """
-        folder = resolve_model_path(path, revision=revision)
-        if not has_tokenizer(folder):
-            raise ModelFileError(
-                f"{folder} has no tokenizer.json, so it cannot write text; save the model with its vocabulary."
-            )
-        model, chosen, chosen_precision = load_for_inference(folder, device, precision)
-        if not isinstance(model, LanguageModel):
-            if model.config.task == "classification":
-                raise ModelFileError(
-                    f"{folder} holds a model that gives texts labels; use `classify`, or a Classifier."
-                )
-            raise ModelFileError(f"{folder} holds a model that translates; use `translate`, or a Translator.")
+        folder = model_folder(path, "language-modelling", revision)
+        model = load(folder, device=choose_device(device))
+        assert isinstance(model, LanguageModel)
         vocabulary = load_vocabulary(folder)
         if vocabulary.vocab_size > model.config.vocab_size:
             raise ModelFileError(
@@ -105,7 +94,9 @@ class Generator(RunsModel[LanguageModel]):
                 f" {vocabulary.vocab_size:,}; they do not fit."
             )
         settings = read_settings(folder, GenerationSettings)
-        return cls(model, vocabulary, settings, chosen, chosen_precision, compile_steps=compile_steps)
+        made = cls(model, vocabulary, settings, device, precision, compile_steps=compile_steps)
+        made.runner.prepare_weights()
+        return made
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write weights, vocabulary and settings for `from_pretrained`; an existing folder is replaced, at once.

@@ -9,7 +9,9 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import nn
 
-from manyheads.architectures.pretrained import load
+from manyheads.architectures.hub import resolve_model_path
+from manyheads.architectures.pretrained import read_config
+from manyheads.architectures.table import ARCHITECTURES
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import (
     InferencePrecision,
@@ -20,10 +22,19 @@ from manyheads.decoding.device import (
     narrow,
     pack,
 )
+from manyheads.errors import ModelFileError
+from manyheads.text.sides import has_tokenizer
 
-__all__ = ["ModelRunner", "RunsModel", "load_for_inference"]
+__all__ = ["ModelRunner", "RunsModel", "model_folder"]
 
 M = TypeVar("M")
+
+_USES = {
+    "translation": "translates; use `manyheads translate`, or a Translator",
+    "language-modelling": "continues text; use `manyheads generate`, or a Generator",
+    "classification": "gives texts labels; use `manyheads classify`, or a Classifier",
+}
+"""What models of each task are for."""
 
 
 class ModelRunner(Generic[M]):
@@ -40,7 +51,9 @@ class ModelRunner(Generic[M]):
     Raises: RequestError: no such device or precision, or the steps cannot be compiled on this machine.
     """
 
-    def __init__(self, model: M, device: str | torch.device, precision: Precision, *, compile_steps: bool) -> None:
+    def __init__(
+        self, model: M, device: str | torch.device, precision: Precision, *, compile_steps: bool = False
+    ) -> None:
         self.device = choose_device(device)
         self.precision = choose_precision(precision, self.device)
         self.model = model
@@ -49,6 +62,18 @@ class ModelRunner(Generic[M]):
             if self.precision == "int8":
                 pack(model, "int8")
         self.steps: Any = CompiledSteps(model) if compile_steps else model  # type: ignore[arg-type]
+
+    def prepare_weights(self) -> None:
+        """Cast the weights to the precision and pack them, of a model that was loaded only to run here.
+
+        With bf16 the model cannot be trained or saved afterwards; see `device.narrow` and `device.pack`.
+        """
+        assert isinstance(self.model, nn.Module)
+        narrow(self.model, self.precision)
+        if self.precision != "int8":  # which is packed already
+            pack(self.model)
+        if self.is_compiled:
+            self.steps = CompiledSteps(self.model)  # type: ignore[arg-type]
 
     @property
     def is_compiled(self) -> bool:
@@ -71,7 +96,7 @@ class ModelRunner(Generic[M]):
 
 
 class RunsModel(Generic[M]):
-    """The common part of `Translator` and `Generator`: an object with a model that runs."""
+    """The common part of `Translator`, `Generator` and `Classifier`: an object with a model that runs."""
 
     runner: ModelRunner[M]
 
@@ -93,16 +118,21 @@ class RunsModel(Generic[M]):
         return self
 
 
-def load_for_inference(
-    folder: Path, device: str | torch.device, precision: Precision
-) -> tuple[Any, torch.device, InferencePrecision]:
-    """Load the model of a folder, with weights in the precision. Returns: the model, its device, its precision.
+def model_folder(path: str | Path, task: str, revision: str | None = None) -> Path:
+    """Return the folder of a model for this task, with its tokenizer.
 
-    Raises: RequestError: no such device or precision. Others: see `pretrained.load`.
+    Args:
+        path: a model folder, a run folder, or `owner/name` on the Hugging Face hub.
+        task: as in `ARCHITECTURES`.
+
+    Raises: ModelFileError: there is no such folder, the model is for another task, or it has no tokenizer.
     """
-    chosen = choose_device(device)
-    chosen_precision = choose_precision(precision, chosen)
-    model = load(folder, device=chosen)
-    narrow(model, chosen_precision)
-    pack(model, chosen_precision)
-    return model, chosen, chosen_precision
+    folder = resolve_model_path(path, revision=revision)
+    architecture = read_config(folder).architecture
+    if (its_task := ARCHITECTURES[architecture].task) != task:
+        raise ModelFileError(f"{folder} holds a {architecture}, which {_USES[its_task]}.")
+    if not has_tokenizer(folder):
+        raise ModelFileError(
+            f"{folder} has no tokenizer.json, so it cannot read or write text; save the model with it."
+        )
+    return folder

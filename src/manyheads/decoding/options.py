@@ -13,7 +13,7 @@ from manyheads.config.checks import at_least, check
 from manyheads.config.options import option
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.distributed.place import find_place, local_device
+from manyheads.distributed.process import local_device, this_process
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ class DeviceOptions:
 
     def load(self, from_pretrained: Callable[..., L], model: str) -> L:
         """Load a model on the device. from_pretrained: of `Translator`, `Generator` or the like."""
-        return from_pretrained(model, local_device(self.device), self.fixed_precision())
+        return from_pretrained(model, local_device(self.device), self.fixed_precision(), **self.more())
+
+    def more(self) -> dict[str, Any]:
+        """Other arguments of `from_pretrained`."""
+        return {}
 
     def fixed_precision(self) -> InferencePrecision:
         """The precision, which for `auto` is fp32 or bf16. Warns if bf16 is asked for where it is slower.
@@ -59,24 +63,17 @@ class DeviceOptions:
         """
         if self.precision == "fp32":
             return "fp32"
-        from manyheads.decoding.device import choose_device, choose_precision
-        from manyheads.nn.kernels.precision import measure_precision
+        from manyheads.decoding.device import choose_device, choose_precision, warn_of_slow_bf16
 
-        place = find_place()
-        if self.precision == "auto" and place.world > 1:
+        process = this_process()
+        if self.precision == "auto" and process.world > 1:
             raise ConfigError(
                 "--precision auto is measured by each process, and several must agree; give fp32 or bf16."
             )
         device = choose_device(local_device(self.device))
         chosen = choose_precision(self.precision, device)
-        if chosen == "int8":
-            return chosen
-        factor = measure_precision(device).bf16_factor
-        if chosen == "bf16" and factor is not None and factor < 1 and place.is_main:
-            sys.stderr.write(
-                f"warning: on this machine ({device}) bf16 matrix products run at {factor:.2g} times the rate of fp32"
-                " ones; --precision fp32 or auto is faster.\n"
-            )
+        if chosen == "bf16" and process.is_main:
+            warn_of_slow_bf16(device)
         return chosen
 
 
@@ -99,15 +96,16 @@ class SearchDeviceOptions(DeviceOptions):
         default=False,
     )
 
-    def load(self, from_pretrained: Callable[..., L], model: str) -> L:
-        """See `DeviceOptions.load`."""
-        device = local_device(self.device)
-        return from_pretrained(model, device, self.fixed_precision(), compile_steps=self.compile)
+    def more(self) -> dict[str, Any]:
+        """See `DeviceOptions.more`."""
+        return {"compile_steps": self.compile}
 
     def announce(self) -> None:
         """If something is to be compiled, say that it takes its time, and see to it that it is kept."""
         if self.compile:
-            _keep_compiled()
+            # Torch keeps what it compiles with the user's other caches and not in /tmp, if they did not say where.
+            caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "manyheads" / "compiled"))
             sys.stderr.write("Compiling: half a minute the first time, some seconds from the cache.\n")
 
 
@@ -131,16 +129,9 @@ class TranslationDeviceOptions(SearchDeviceOptions):
                 " --compile or --shortlist."
             )
 
-    def load(self, from_pretrained: Callable[..., L], model: str) -> L:
-        """See `DeviceOptions.load`."""
-        given = {"compile_steps": self.compile, "shortlist": self.shortlist}
-        return from_pretrained(model, local_device(self.device), self.fixed_precision(), **given)
-
-
-def _keep_compiled() -> None:
-    """Have torch keep what it compiles with the user's other caches and not in /tmp, if they did not say where."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "manyheads" / "compiled"))
+    def more(self) -> dict[str, Any]:
+        """See `DeviceOptions.more`."""
+        return {**super().more(), "shortlist": self.shortlist}
 
 
 @dataclass(frozen=True, kw_only=True)

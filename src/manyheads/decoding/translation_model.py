@@ -9,17 +9,15 @@ from typing import Any, Self, Unpack
 
 import torch
 
-from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.pretrained import read_config, read_languages, save_pretrained
+from manyheads.architectures.pretrained import load, read_languages, save_pretrained
 from manyheads.architectures.protocols import Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device
 from manyheads.decoding.engines import EngineName, open_engine
 from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, load_for_inference
+from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
@@ -28,7 +26,7 @@ from manyheads.errors import ModelFileError, RequestError
 from manyheads.text.into_language import IntoLanguage
 from manyheads.text.languages import LanguagePair
 from manyheads.text.marian import MarianTokenizer
-from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+from manyheads.text.sides import TranslationTokenizer, load_tokenizer
 from manyheads.text.tags import check_target
 from manyheads.text.tokenizer import Tokenizer
 
@@ -95,37 +93,18 @@ class TranslationModel(RunsModel[Searchable]):
             invalid, or CTranslate2 cannot hold the model. RequestError: the engine has no such device or precision.
             MissingExtraError: the engine is not installed.
         """
-        folder = resolve_model_path(path, revision=revision)
-        architecture = read_config(folder).architecture
-        if ARCHITECTURES[architecture].task == "classification":
-            raise ModelFileError(
-                f"{folder} holds a {architecture}, which gives texts labels and does not translate: manyheads classify."
-            )
-        if ARCHITECTURES[architecture].task != "translation":
-            raise ModelFileError(
-                f"{folder} holds a {architecture}, a language model, which does not translate; generate text with it:"
-                " manyheads generate."
-            )
-        if not has_tokenizer(folder):
-            raise ModelFileError(
-                f"{folder} has no tokenizer.json, so it cannot translate text; save the model with its tokenizer."
-            )
+        folder = model_folder(path, "translation", revision)
         tokenizer = load_tokenizer(folder)
-        model, chosen, chosen_precision = load_for_inference(folder, device, precision)
+        model = load(folder, device=choose_device(device))
+        assert isinstance(model, Seq2Seq)
         words: Shortlist | None = None
         if shortlist is not None:
             sizes = model.config.source_vocab_size, model.config.target_vocab_size
             words = Shortlist.load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
         _check_vocabularies(model.config, tokenizer, folder)
-        made = cls(
-            model,
-            tokenizer,
-            load_settings(folder),
-            chosen,
-            chosen_precision,
-            compile_steps=compile_steps,
-            shortlist=words,
-        )
+        settings = load_settings(folder)
+        made = cls(model, tokenizer, settings, device, precision, compile_steps=compile_steps, shortlist=words)
+        made.runner.prepare_weights()
         made.languages = read_languages(folder)
         other = open_engine(engine, folder, runs_plainly=made.search.runs_as())
         made.search = replace(made.search, engine=other)

@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from manyheads.distributed.liveness import Liveness
-from manyheads.distributed.place import Place
+from manyheads.distributed.process import Process
 from manyheads.errors import ManyHeadsError, RankLostError
 
 __all__ = ["Group", "connect"]
@@ -48,7 +48,7 @@ class Group:
     """Ranks that train one model.
 
     Args:
-        place: rank and world size of this process; None: a single process.
+        process: rank and world size of this process; None: a single process.
         device: device of the tensors that are exchanged.
         store: the launcher's store; None: a single process.
         liveness: the heartbeat monitor; None: a single process.
@@ -56,12 +56,12 @@ class Group:
 
     def __init__(
         self,
-        place: Place | None = None,
+        process: Process | None = None,
         device: torch.device | None = None,
         store: Any = None,
         liveness: Liveness | None = None,
     ) -> None:
-        self.place = place or Place()
+        self.process = process or Process()
         self.device = device or torch.device("cpu")
         self._store = store
         self._liveness = liveness
@@ -70,15 +70,15 @@ class Group:
 
     @property
     def rank(self) -> int:
-        return self.place.rank
+        return self.process.rank
 
     @property
     def world(self) -> int:
-        return self.place.world
+        return self.process.world
 
     @property
     def is_main(self) -> bool:
-        return self.place.is_main
+        return self.process.is_main
 
     @property
     def is_alone(self) -> bool:
@@ -268,7 +268,7 @@ class Group:
         return RankLostError(f"{lost}.")
 
 
-def connect(place: Place, device: str, timeout: float) -> Group:
+def connect(process: Process, device: str, timeout: float) -> Group:
     """Connect to the other ranks through the launcher's store.
 
     Args: see `launch.start`.
@@ -279,30 +279,30 @@ def connect(place: Place, device: str, timeout: float) -> Group:
     patience = timedelta(seconds=timeout + _MORE_FOR_COLLECTIVES)
     meeting = timedelta(seconds=max(_MEETING_SECONDS, timeout))
     if on_gpu:
-        torch.cuda.set_device(place.local_rank)
+        torch.cuda.set_device(process.local_rank)
     try:
         # A separate connection for heartbeats, because a wait on a connection blocks it for other threads.
         first, second = (next(rendezvous("env://", timeout=meeting))[0] for _ in range(2))
-        attempt = agree_on_attempt(PrefixStore("manyheads", first), place, meeting.total_seconds())
+        attempt = agree_on_attempt(PrefixStore("manyheads", first), process, meeting.total_seconds())
         store, beside = (PrefixStore(f"manyheads/{attempt}", one) for one in (first, second))
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.world,
+            rank=process.rank,
+            world_size=process.world,
             timeout=patience,
         )
     except (RuntimeError, ValueError, OSError) as error:
         first = str(error).split("\n")[0][:300]
         raise RankLostError(
-            f"rank {place.rank} of {place.world} cannot reach the others ({first}). Are all of them started, with the"
-            " same --rdzv-endpoint, and may they reach that port?"
+            f"rank {process.rank} of {process.world} cannot reach the others ({first}). Are all of them started, with"
+            " the same --rdzv-endpoint, and may they reach that port?"
         ) from error
-    liveness = Liveness(beside, place.rank, place.world, timeout, lambda text: _end(place, text))
-    return Group(place, torch.device("cuda", place.local_rank) if on_gpu else None, store, liveness)
+    liveness = Liveness(beside, process.rank, process.world, timeout, lambda text: _end(process, text))
+    return Group(process, torch.device("cuda", process.local_rank) if on_gpu else None, store, liveness)
 
 
-def agree_on_attempt(store: Any, place: Place, seconds: float) -> str:
+def agree_on_attempt(store: Any, process: Process, seconds: float) -> str:
     """Return a name that is unique to this start of all ranks. Launchers keep their store across restarts, with the
     entries of dead ranks, and count restarts separately on each machine.
 
@@ -312,30 +312,30 @@ def agree_on_attempt(store: Any, place: Place, seconds: float) -> str:
     Raises: TimeoutError: not all ranks arrived.
     """
     hello, began, published, acknowledged = uuid4().hex, time.monotonic(), "", ""
-    store.set(f"hello/{place.rank}", hello)
-    keys = [f"hello/{rank}" for rank in range(place.world)]
+    store.set(f"hello/{process.rank}", hello)
+    keys = [f"hello/{rank}" for rank in range(process.world)]
     while time.monotonic() - began < seconds:
-        if place.is_main and store.check(keys):
+        if process.is_main and store.check(keys):
             seen = json.dumps([text.decode() for text in store.multi_get(keys)])
             if seen != published:
                 published = seen
                 store.set("attempt", json.dumps([uuid4().hex, json.loads(seen)]))
         if store.check(["attempt"]):
             name, hellos = json.loads(store.get("attempt"))
-            mine = hellos[place.rank : place.rank + 1] == [hello] and len(hellos) == place.world
+            mine = hellos[process.rank : process.rank + 1] == [hello] and len(hellos) == process.world
             if mine and acknowledged != name:
                 acknowledged = name
-                if store.add(f"{name}/here", 1) == place.world:
+                if store.add(f"{name}/here", 1) == process.world:
                     store.set(f"{name}/go", "1")
             if mine and store.check([f"{name}/go"]):
                 return str(name)
         time.sleep(0.01)
-    raise TimeoutError(f"not all of {place.world} ranks came within {seconds:.0f} s")
+    raise TimeoutError(f"not all of {process.world} ranks came within {seconds:.0f} s")
 
 
-def _end(place: Place, text: str) -> None:
+def _end(process: Process, text: str) -> None:
     """End this process at once, because its main thread may never return from a collective."""
-    sys.stderr.write(f"manyheads (rank {place.rank}): {text}. What was saved is intact.\n")
+    sys.stderr.write(f"manyheads (rank {process.rank}): {text}. What was saved is intact.\n")
     sys.stderr.flush()
     os._exit(RankLostError.exit_code)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.distributed.place import Place
+from manyheads.distributed.process import Process
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ DEFAULT_TIMEOUT = 120.0
 """Seconds without a sign of life after which a rank counts as lost."""
 
 
-def start(place: Place, device: str = "cpu", timeout: float = DEFAULT_TIMEOUT) -> Group:
+def start(process: Process, device: str = "cpu", timeout: float = DEFAULT_TIMEOUT) -> Group:
     """Return the group of this process; a group of one for a single process.
 
     Args:
-        place: rank and world size of this process.
+        process: rank and world size of this process.
         device: `cuda`: tensors are exchanged with NCCL; otherwise with gloo.
         timeout: seconds without a heartbeat after which a rank is lost and the others end.
 
@@ -33,4 +33,4 @@ def start(place: Place, device: str = "cpu", timeout: float = DEFAULT_TIMEOUT) -
         raise ConfigError(f"--timeout is {timeout}; it must be above 0 seconds.")
     from manyheads.distributed.group import Group, connect
 
-    return Group() if place.world == 1 else connect(place, device, timeout)
+    return Group() if process.world == 1 else connect(process, device, timeout)

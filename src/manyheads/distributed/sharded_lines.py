@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.data.line_source import Source
 from manyheads.distributed.launch import start
-from manyheads.distributed.place import find_place
+from manyheads.distributed.process import this_process
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import open_regular, read_limited
 
@@ -33,7 +33,7 @@ _MOST_BYTES = 16 << 20
 def is_sharded(output: str | None) -> bool:
     """Return whether this process is one of several, or continues what several have begun."""
     begun = output not in (None, "-") and _folder(str(output)).is_dir()
-    return find_place().world > 1 or begun
+    return this_process().world > 1 or begun
 
 
 def run_lines(
@@ -75,14 +75,14 @@ def _run_in_group(
     output: str | None,
     identity: Mapping[str, Any],
 ) -> bool:
-    place = find_place()
+    process = this_process()
     if output in (None, "-"):
         raise ConfigError(
-            f"{place.world} ranks cannot share standard output; give --output FILE, whose blocks are kept beside it."
+            f"{process.world} ranks cannot share standard output; give --output FILE, whose blocks are kept beside it."
         )
     if "-" in source.files:
-        raise ConfigError(f"{place.world} ranks cannot share standard input; give a file.")
-    folder, group = _folder(str(output)), start(place)
+        raise ConfigError(f"{process.world} ranks cannot share standard input; give a file.")
+    folder, group = _folder(str(output)), start(process)
     with group.guarding():
         count = _work_on_own_blocks(group, folder, source, work, identity)
         if group.is_main:

@@ -44,7 +44,7 @@ class Baseline:
             for label, length in _last_constituents(tree):
                 by_length.setdefault(length, Counter())[label] += 1
         if not whole:
-            raise DataError("A baseline needs training trees, and there are none.")
+            raise DataError("The training data has no trees, from which a baseline is made; give some.")
         usual = _most(sum(whole.values(), Counter()))
         self._whole = {signed: _most(whole[signed]) if signed in whole else usual for signed in (True, False)}
         everywhere: Counter[str] = sum(by_length.values(), Counter())

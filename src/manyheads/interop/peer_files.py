@@ -33,7 +33,7 @@ _WHERE = {_FAIRSEQ: ("cfg.model.", "args."), _OPENNMT: ("opt.",)}
 def read_options(peer: str, folder: Path, saved: Saved) -> dict[str, Any]:
     """Return the options of the peer's model, from its checkpoint or config.yaml.
 
-    Raises: ModelFileError, ConfigError: there are none.
+    Raises: ModelFileError, ConfigError: the folder has none.
     """
     if peer == _JOEYNMT:
         return joeynmt.options_of_folder(folder)

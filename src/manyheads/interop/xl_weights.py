@@ -64,7 +64,7 @@ def num_segments(inputs: Mapping[str, Tensor], *kinds: str) -> int:
 
     Args: kinds: of inputs that each segment has.
 
-    Raises: RequestError: there are none, or one is missing.
+    Raises: RequestError: no segment is given, or a segment lacks one of these inputs.
     """
     count = sum(name.startswith(f"in.{kinds[0]}.") for name in inputs)
     if not count or any(f"in.{kind}.{index}" not in inputs for index in range(count) for kind in kinds):

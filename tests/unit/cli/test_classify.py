@@ -200,8 +200,8 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         (("classify", run, files["one"], "--nbest", 4), "--nbest is 4, but the model has 3 labels"),
         (("classify", run, files["one"], "--nbest", 0), "num-return-sequences is 0"),
         (("classify", tmp_path / "none"), "there is no folder"),
-        (("translate", run, files["one"]), "does not translate: manyheads classify"),
-        (("generate", run, "a"), "gives texts labels; use `classify`"),
+        (("translate", run, files["one"]), "gives texts labels; use `manyheads classify`"),
+        (("generate", run, "a"), "gives texts labels; use `manyheads classify`"),
         (("inspect", "shapes", run, "--text", "a"), "gives texts labels"),
         (("train", "--data.path", data), "Name --preset classifier-demo"),
         ((*train, "--training.r_drop", 1), "training.r_drop is 1.0, but a classifier has labels"),
@@ -241,5 +241,5 @@ def test_no_export_holds_a_classifier(
 
 
 def test_other_models_have_no_labels(model_folder: Path) -> None:
-    with pytest.raises(ModelFileError, match="holds a transformer, which has no labels; train a classifier"):
+    with pytest.raises(ModelFileError, match="holds a transformer, which translates; use `manyheads translate`"):
         package.Classifier.from_pretrained(model_folder)

@@ -147,7 +147,7 @@ def test_too_long_pairs_fail() -> None:
 def test_nothing_left_is_an_error() -> None:
     with pytest.raises(DataError, match="all 4 are too long"):
         stream(PairStore.from_lists(LONG, 100), max_source_len=2, max_target_len=3)
-    with pytest.raises(DataError, match="there are none"):
+    with pytest.raises(DataError, match="The training data has no sentence pairs"):
         stream(PairStore.from_lists([], 100))
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.generate_options import PAGE, GenerateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say
-from manyheads.distributed.place import refuse_ranks
+from manyheads.distributed.process import refuse_ranks
 
 __all__ = ["PAGE", "run"]
 
@@ -25,31 +20,17 @@ def run(options: GenerateOptions) -> int:
     check_files(options.output, options.input)
     if not options.lines:
         refuse_ranks("generate without --lines")
-    overrides = options.generation.overrides()  # contradictions show before the model is loaded
+    options.generation.overrides()  # contradictions show before the model is loaded
     if options.prompt is None and is_conversation(options.input):
         greet(options.model)
     options.run_on.announce()
-    from manyheads.cli.lines.continuations import ContinuationLines
+    from manyheads.cli.lines.continuations import ContinuationLines, write_ids
     from manyheads.decoding.generator import Generator
     from manyheads.text.id_vocabulary import IdVocabulary
 
     generator = options.run_on.load(Generator.from_pretrained, options.model)
     if isinstance(generator.vocabulary, IdVocabulary):
-        options.check_for_ids()
-        from manyheads.decoding.id_files import write_continuations
-
-        for record in write_continuations(
-            generator,
-            generator.vocabulary,
-            options.input,
-            Path(options.output),
-            echo=options.echo,
-            overrides=overrides,
-        ):
-            if options.json:
-                print(json.dumps(record))
-            else:
-                say(f"{record['file']}  {record['ids']:,} ids", file=sys.stderr)
+        write_ids(generator, generator.vocabulary, options)
         return 0
     lines = ContinuationLines(generator, options)
     if options.lines:

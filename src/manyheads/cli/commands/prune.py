@@ -38,6 +38,6 @@ def run(options: PruneOptions) -> int:
     removed = options.heads
     if options.share is not None:
         with showing_if_long() as show:
-            removed = least_important(options.model, options.share, options.by, options.text, show)
+            removed = tuple(least_important(options.model, options.share, options.by, options.text, show))
     say(prune_folder(options.model, removed, output).describe())
     return 0

@@ -16,7 +16,7 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
 from manyheads.cli.training import largest_steps, planned_layer, train_and_watch, try_step
 from manyheads.config.files import to_yaml
-from manyheads.distributed.place import find_place, refuse_ranks
+from manyheads.distributed.process import refuse_ranks, this_process
 
 __all__ = ["PAGE", "run"]
 
@@ -27,9 +27,9 @@ def run(arguments: Sequence[str]) -> int:
         given = read(TrainOptions, arguments)  # to read the settings, too, would take longer than the page
         print(settings_page(given.options.get("preset", "")))
         return 0
-    place = find_place()
-    options, config = read_arguments(arguments, plan=lambda typed: planned_layer(typed, place))
-    if place.world == 1:
+    process = this_process()
+    options, config = read_arguments(arguments, plan=lambda typed: planned_layer(typed, process))
+    if process.world == 1:
         config = size_by_precision(arguments, options, config, options.resume)
     if options.print_config:
         print(to_yaml(config), end="")
@@ -41,11 +41,11 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if options.dry_run:
         trial = try_step(config)
-        if place.is_main:
+        if process.is_main:
             say(trial.describe())
         return 2 if trial.fault else 0
-    result = train_and_watch(arguments, options, config, place)
-    if place.is_main:
+    result = train_and_watch(arguments, options, config, process)
+    if process.is_main:
         from manyheads.cli.watching.training import summary
 
         say(summary(result))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain, tee
+from pathlib import Path
 
 from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.command_line.pages import program
@@ -19,11 +20,13 @@ from manyheads.data.line_source import LinesOf
 from manyheads.data.lines import read_blocks
 from manyheads.decoding.continuation import Continuation
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.id_files import write_continuations
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError
 from manyheads.tasks.report import LineWork
+from manyheads.text.id_vocabulary import IdVocabulary
 
-__all__ = ["ContinuationLines"]
+__all__ = ["ContinuationLines", "write_ids"]
 
 _MOST_PROMPT_CHARS = 100_000_000
 
@@ -143,3 +146,19 @@ def _whole(name: str) -> str:
         if size > _MOST_PROMPT_CHARS:
             raise DataError(f"{name} is longer than {_MOST_PROMPT_CHARS:,} characters, too long for one prompt.")
     return "\n".join(lines)
+
+
+def write_ids(generator: Generator, vocabulary: IdVocabulary, options: GenerateOptions) -> None:
+    """Write the continuation of ids or pictures to a file, and print a line or a JSON object about each.
+
+    Raises: ConfigError: see `GenerateOptions.check_for_ids`. Others: see `write_continuations`.
+    """
+    options.check_for_ids()
+    output, overrides = Path(options.output), options.generation.overrides()
+    for record in write_continuations(
+        generator, vocabulary, options.input, output, echo=options.echo, overrides=overrides
+    ):
+        if options.json:
+            print(json.dumps(record))
+        else:
+            say(f"{record['file']}  {record['ids']:,} ids", file=sys.stderr)

@@ -10,7 +10,7 @@ from manyheads.cli.lines.output import LineWriter
 from manyheads.data.line_source import Source
 from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.distributed import sharded_lines
-from manyheads.distributed.place import find_place
+from manyheads.distributed.process import this_process
 
 if TYPE_CHECKING:
     from manyheads.cli.watching.phases import Phases
@@ -62,7 +62,7 @@ def run_lines(
             show.rest()
 
     with ExitStack() as stack:
-        if find_place().is_main:
+        if this_process().is_main:
             stack.enter_context(writer)  # also creates the output of an empty input
         if show is not None and waits:
             show.rest()

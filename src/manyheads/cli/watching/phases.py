@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from manyheads.cli.watching.heartbeat import Heartbeat, Phase
-from manyheads.distributed.place import find_place
+from manyheads.distributed.process import this_process
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -74,7 +74,7 @@ def showing_phases(*, delay: float = 0.0, quiet: bool = False) -> Iterator[Phase
 @contextmanager
 def showing_if_long() -> Iterator[Phases]:
     """Show phases of a command that is usually quick: nothing for two seconds; of several ranks the main one shows."""
-    with showing_phases(delay=DELAY_SECONDS, quiet=not find_place().is_main) as show:
+    with showing_phases(delay=DELAY_SECONDS, quiet=not this_process().is_main) as show:
         yield show
 
 

@@ -11,7 +11,7 @@ from manyheads.data.labelled_files import LabelledReport
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.classifier import Classifier
 from manyheads.decoding.truncation import counted_truncations, naming_lines
-from manyheads.distributed.place import refuse_ranks
+from manyheads.distributed.process import refuse_ranks
 from manyheads.evaluation.classes import Confusion
 from manyheads.tasks.classification.held_out import check_known, held_out_texts
 from manyheads.tasks.classification.options import EvaluateOptions

@@ -9,12 +9,9 @@ import torch
 
 from manyheads.data.labelled_batch import LabelledBatch
 from manyheads.tasks.classification.settings import ClassificationConfig
-from manyheads.training.plan.trial import Knob
+from manyheads.training.plan.trial import Knob, token_knobs
 
 __all__ = ["Trial"]
-
-_SHORT = 16
-_PROBE_TOKENS = (512, 2048)
 
 
 @dataclass(frozen=True)
@@ -48,16 +45,6 @@ class Trial:
         """See `Trial.begin`."""
 
     def knobs(self) -> list[Knob]:
-        """The tokens of a step; see `Trial.knobs`. Long texts have more attention scores, short ones more rows."""
+        """The tokens of a step; see `Trial.knobs`."""
         data = self.config.data
-        given = f"texts of at most {data.max_len:,}" + (
-            f", accumulate {data.accumulate}" if data.accumulate > 1 else ""
-        )
-        knobs = []
-        for length in sorted({min(_SHORT, data.max_len), data.max_len}):
-            few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
-            steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
-            knobs.append(
-                Knob("data.max_tokens", data.max_tokens, given, steps, least=length, accumulate=data.accumulate)
-            )
-        return knobs
+        return token_knobs(data, data.max_len, "texts")

@@ -12,7 +12,7 @@ from manyheads.data.progress import Progress, telling
 from manyheads.data.trees import read_sentences, read_tree_file
 from manyheads.decoding.parser import Parser
 from manyheads.decoding.truncation import counted_truncations
-from manyheads.distributed.place import refuse_ranks
+from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.brackets import SIGNATURE, BracketScore
 from manyheads.evaluation.likelihood import Likelihood

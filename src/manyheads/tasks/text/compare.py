@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
-from manyheads.distributed.place import refuse_ranks
+from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.language_model import bits_per, token_losses
 from manyheads.evaluation.paired import most_different, paired_losses

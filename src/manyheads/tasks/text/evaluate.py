@@ -12,7 +12,7 @@ from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.launch import start
-from manyheads.distributed.place import find_place
+from manyheads.distributed.process import this_process
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
@@ -106,7 +106,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         return evaluate_hash_rounds(options, show)
     if options.plot is None:
         check_no_link(Path(options.model) / "plots")  # where a picture goes by default
-    group = start(find_place())
+    group = start(this_process())
     show("loading the model", 0, 0)
     generator = options.run_on.load(Generator.from_pretrained, options.model)
     show("reading the text", 0, 0)

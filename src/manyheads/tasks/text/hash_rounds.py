@@ -13,7 +13,7 @@ from manyheads.architectures.reformer.config import HashRounds
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
-from manyheads.distributed.place import refuse_ranks
+from manyheads.distributed.process import refuse_ranks
 from manyheads.evaluation.hashes import with_hashes
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.tasks.report import TextReport

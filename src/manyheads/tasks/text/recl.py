@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
-from manyheads.distributed.place import refuse_ranks
+from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError
 from manyheads.evaluation.effective_context import LEAST_GAIN, losses_by_context, relative_lengths
 from manyheads.evaluation.reading import Reading

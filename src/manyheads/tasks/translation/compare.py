@@ -7,7 +7,7 @@ from typing import Any
 
 from manyheads.data.progress import Progress
 from manyheads.data.readers import ReadReport
-from manyheads.distributed.place import refuse_ranks
+from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.paired import most_different, paired_scores, sentence_chrf
 from manyheads.tasks.comparison import PAGE_EXAMPLES, Comparison, Example, letters

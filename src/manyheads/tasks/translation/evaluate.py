@@ -17,7 +17,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import counted_truncations, naming_lines
-from manyheads.distributed.place import find_place, refuse_ranks
+from manyheads.distributed.process import refuse_ranks, this_process
 from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_lines
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
@@ -220,7 +220,7 @@ def run_model(
             translator = _chosen(translator, test_set, options)
         overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
         settings = translator.options(**overrides)
-        if find_place().is_main and _looks_exchanged(translator, pairs, settings):
+        if this_process().is_main and _looks_exchanged(translator, pairs, settings):
             sys.stderr.write(
                 "manyheads: warning: the model finds the sources as translations of the references likelier than the"
                 " references as translations of the sources. Are --source and --reference exchanged?\n"

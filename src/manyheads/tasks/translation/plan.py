@@ -9,12 +9,9 @@ import torch
 
 from manyheads.data.batch import PairBatch
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.plan.trial import Knob
+from manyheads.training.plan.trial import Knob, token_knobs
 
 __all__ = ["Trial"]
-
-_SHORT = 16
-_PROBE_TOKENS = (512, 2048)
 
 
 @dataclass(frozen=True)
@@ -46,19 +43,6 @@ class Trial:
         """See `Trial.begin`."""
 
     def knobs(self) -> list[Knob]:
-        """The tokens of a step; see `Trial.knobs`.
-
-        Long sentences have more attention scores, short ones more rows. The kind that takes more memory per token
-        decides.
-        """
+        """The tokens of a step; see `Trial.knobs`."""
         data = self.config.data
-        longest = max(data.max_source_len, data.max_target_len)
-        given = f"sentences of at most {longest:,}" + (f", accumulate {data.accumulate}" if data.accumulate > 1 else "")
-        knobs = []
-        for length in sorted({min(_SHORT, longest), longest}):
-            few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
-            steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
-            knobs.append(
-                Knob("data.max_tokens", data.max_tokens, given, steps, least=length, accumulate=data.accumulate)
-            )
-        return knobs
+        return token_knobs(data, max(data.max_source_len, data.max_target_len), "sentences")

@@ -8,9 +8,11 @@ from typing import Any, Protocol, Self
 
 from manyheads.training.run.objective import Batch
 
-__all__ = ["LARGEST", "Knob", "Trial"]
+__all__ = ["LARGEST", "Knob", "Trial", "token_knobs"]
 
 LARGEST = 1 << 24
+_SHORT = 16
+_PROBE_TOKENS = (512, 2048)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,25 @@ class Knob:
     least: int = 1
     most: int = LARGEST
     accumulate: int = 1
+
+
+def token_knobs(data: Any, longest: int, unit: str) -> list[Knob]:
+    """Return the knobs of batches that are limited in tokens.
+
+    Long rows have more attention scores, short ones are more. The kind that takes more memory per token decides.
+
+    Args:
+        data: settings with `max_tokens` and `accumulate`.
+        longest: tokens of the longest row.
+        unit: what a row is, for people: sentences, texts.
+    """
+    given = f"{unit} of at most {longest:,}" + (f", accumulate {data.accumulate}" if data.accumulate > 1 else "")
+    knobs = []
+    for length in sorted({min(_SHORT, longest), longest}):
+        few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
+        steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
+        knobs.append(Knob("data.max_tokens", data.max_tokens, given, steps, least=length, accumulate=data.accumulate))
+    return knobs
 
 
 class Trial(Protocol):

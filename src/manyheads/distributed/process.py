@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from manyheads.errors import ConfigError
 
-__all__ = ["Place", "find_place", "local_device", "refuse_ranks"]
+__all__ = ["Process", "this_process", "local_device", "refuse_ranks"]
 
 _VARIABLES = {
     "rank": "RANK",
@@ -19,7 +19,7 @@ _VARIABLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Process:
     """One process among several.
 
     Attributes:
@@ -40,7 +40,7 @@ class Place:
         return self.rank == 0
 
 
-def find_place(environment: Mapping[str, str] | None = None) -> Place:
+def this_process(environment: Mapping[str, str] | None = None) -> Process:
     """Return the rank of this process as set by torchrun; a single process without a launcher.
 
     Args: environment: None: the process's environment.
@@ -49,34 +49,34 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place:
     """
     values = os.environ if environment is None else environment
     if "WORLD_SIZE" not in values or "RANK" not in values:
-        return Place()
+        return Process()
     numbers = {}
     for field, name in _VARIABLES.items():
         text = values.get(name, "0")
         if not text.isdecimal():
             raise ConfigError(f"{name} is {text!r} in the environment; it must be a whole number, as torchrun sets it.")
         numbers[field] = int(text)
-    place = Place(**numbers)
-    if not place.rank < place.world:
+    process = Process(**numbers)
+    if not process.rank < process.world:
         raise ConfigError(
-            f"RANK is {place.rank} and WORLD_SIZE {place.world} in the environment; ranks count from 0 and stay below"
-            " the world's size. Start with torchrun, which sets both."
+            f"RANK is {process.rank} and WORLD_SIZE {process.world} in the environment; ranks count from 0 and stay"
+            " below the world's size. Start with torchrun, which sets both."
         )
-    return place
+    return process
 
 
 def refuse_ranks(what: str) -> None:
     """Raises: ConfigError: this process is one of several, which `what` cannot use."""
-    world = find_place().world
+    world = this_process().world
     if world > 1:
         raise ConfigError(f"{what} runs in one process, and torchrun started {world}; start it without torchrun.")
 
 
 def local_device(name: str) -> str:
     """The device of that name for this rank: of several GPUs, each rank of a machine has its own."""
-    place = find_place()
-    if place.world == 1 or name not in ("auto", "cuda"):
+    process = this_process()
+    if process.world == 1 or name not in ("auto", "cuda"):
         return name
     import torch
 
-    return f"cuda:{place.local_rank}" if torch.cuda.is_available() else name
+    return f"cuda:{process.local_rank}" if torch.cuda.is_available() else name
