@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -67,14 +68,19 @@ class CompiledSteps:
         _check_compiler(next(model.parameters()).device)
         define_packed_linear()
         self._model: Any = model
-        self._compute = _compiled(model)
         self._kinds: set[Any] = set()
+        self._packed: list[Any] = []
+
+    @cached_property
+    def _compute(self) -> Callable[[Any], Tensor]:
+        """The compiled step. It is made in the first step, so that weights can be packed before."""
         # The program contains the numbers of packed weights, so these must not be reused while it exists.
         self._packed = [
             module.packed
-            for module in model.modules()
+            for module in self._model.modules()
             if isinstance(module, MultiHeadAttention | RelativeAttention | Linear | LinearHead)
         ]
+        return _compiled(self._model)
 
     @property
     def max_len(self) -> int | None:

@@ -31,7 +31,7 @@ M = TypeVar("M")
 
 _USES = {
     "translation": "translates; use `manyheads translate`, or a Translator",
-    "language-modelling": "continues text; use `manyheads generate`, or a Generator",
+    "language-modelling": "is a language model; use `manyheads generate`, or a Generator",
     "classification": "gives texts labels; use `manyheads classify`, or a Classifier",
 }
 """What models of each task are for."""
@@ -72,8 +72,6 @@ class ModelRunner(Generic[M]):
         narrow(self.model, self.precision)
         if self.precision != "int8":  # which is packed already
             pack(self.model)
-        if self.is_compiled:
-            self.steps = CompiledSteps(self.model)  # type: ignore[arg-type]
 
     @property
     def is_compiled(self) -> bool:

@@ -178,7 +178,7 @@ def test_mistakes_name_the_right_command(
 ) -> None:
     (tmp_path / "text.txt").write_bytes(b"a text\n")
     cases: list[tuple[list[str | Path], str]] = [
-        (["generate", model_folder, "a"], "translates; use `translate`"),
+        (["generate", model_folder, "a"], "translates; use `manyheads translate`"),
         (["translate", run, tmp_path / "text.txt"], "language model"),
         (["generate", run, "a", "--lines"], "give one of them"),
         (["generate", run, "a", "--greedy", "--top-k", "3"], "--top-k has no effect"),

@@ -37,5 +37,5 @@ def test_right_branching() -> None:
 
 
 def test_without_trees() -> None:
-    with pytest.raises(DataError, match="training trees"):
+    with pytest.raises(DataError, match="training data has no trees"):
         Baseline("flat", [])
