@@ -117,7 +117,7 @@ NOT_RUN: dict[str, str] = {
     "docs/heads.md:8": "it needs a trained model, and minutes",
     "docs/serving.md:8": "it serves until it is stopped",
     "docs/serving.md:15": "it serves until it is stopped",
-    "docs/serving.md:56": "it needs the package openai and a running server",
+    "docs/serving.md:58": "it needs the package openai and a running server",
     "docs/sources/reformer.md:132": "it needs the reader's model",
     "docs/sources/transformer-xl.md:140": "it needs the published models, gigabytes",
 }

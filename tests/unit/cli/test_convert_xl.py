@@ -140,5 +140,5 @@ def test_a_language_model_does_not_translate(manyheads: Callable[..., int], tmp_
     from manyheads.errors import ModelFileError
 
     save_pretrained(random_model(), tmp_path / "model")
-    with pytest.raises(ModelFileError, match="continues text; use `manyheads generate`"):
+    with pytest.raises(ModelFileError, match="is a language model; use `manyheads generate`"):
         Translator.from_pretrained(tmp_path / "model")
