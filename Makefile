@@ -57,7 +57,7 @@ test first-minute: export PYTHONDONTWRITEBYTECODE =
 
 # A file stays in one process, because its tests share fixtures; compiled tests share none, and are few and long.
 test: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not page"
 	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and not slow" $(UNHOOKED)
 
 # What a new user does first, once more for each class of machine: other processors, one thread, no /proc, not Linux.
@@ -122,7 +122,10 @@ recipes: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) tests/integration/test_recipes.py
 
 # The documentation as a site: site/index.html. Every link and name must hold.
+# The pages are run, README first, and what they print is compared; then they become a site.
+docs: export PYTHONDONTWRITEBYTECODE =
 docs: $(READY)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py
 	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

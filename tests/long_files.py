@@ -9,12 +9,10 @@ import pytest
 __all__ = ["LONGEST_FIRST", "longest_first"]
 
 LONGEST_FIRST = (
-    "integration/test_docs.py",
     "contract/test_language_models.py",
     "integration/test_kill_resume.py",
     "unit/training/test_loop.py",
     "integration/test_ranks.py",
-    "integration/test_readme.py",
     "integration/test_torchrun.py",
     "fuzz/test_fuzz.py",
     "integration/test_io_errors.py",

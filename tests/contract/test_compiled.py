@@ -64,6 +64,7 @@ def test_compiled_decoding_step(subject: Any, precision: Any, make_batch: Any) -
     precision.assert_same(model, decode(None), decode(compiled))
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_inductor(make_batch: Any) -> None:
     """One smoke run of the real compiler, on the first debug preset."""

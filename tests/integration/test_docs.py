@@ -249,6 +249,7 @@ def run_doctest(block: Block, namespace: dict[str, Any]) -> None:
     namespace.update(test.globs)
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs(page: str, folder: Path, texts: Path) -> None:
     """All its blocks, in order; outputs are compared where the page has them and does not say why not."""

@@ -38,7 +38,7 @@ CUTS = [
     (r"info reformer-demo --length \d+", "info reformer-debug --length 64"),
 ]
 
-pytestmark = pytest.mark.readme
+pytestmark = pytest.mark.page
 
 
 def demo_command() -> str:
