@@ -12,7 +12,8 @@ from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.options import DecodingOptions, TranslationDeviceOptions
+from manyheads.decoding.options import TranslationDeviceOptions
+from manyheads.decoding.search_options import DecodingOptions
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder

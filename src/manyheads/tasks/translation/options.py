@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.options import CommandPage, argument, given_options, group, option
-from manyheads.decoding.options import (
-    DecodingOptions,
-    DeviceOptions,
-    SearchDeviceOptions,
-    TranslationDeviceOptions,
-)
+from manyheads.decoding.options import DeviceOptions, SearchDeviceOptions, TranslationDeviceOptions
+from manyheads.decoding.search_options import DecodingOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 from manyheads.tasks.comparing import check_comparison
