@@ -110,7 +110,6 @@ class TranslationDeviceOptions(SearchDeviceOptions):
     shortlist: int | None = option(
         "Choose among likely words only: the N most frequent ones, and N translations of each word of a batch."
         " Learned by `manyheads shortlist`.",
-        default=None,
         metavar="N",
         default_is="the whole vocabulary",
     )

@@ -20,35 +20,26 @@ __all__ = ["DecodingOptions", "GenerationOptions", "SamplingOptions"]
 class SamplingOptions:
     """Options of search and of generation."""
 
-    min_new_tokens: int | None = option(
-        "Fewest tokens of an output.", default=None, metavar="N", default_is="the model's"
-    )
+    min_new_tokens: int | None = option("Fewest tokens of an output.", metavar="N", default_is="the model's")
     temperature: float | None = option(
         "Of sampling; below 1 keeps to likely tokens, above 1 gives unlikely ones a chance.",
-        default=None,
         metavar="X",
         default_is="the model's",
     )
-    top_k: int | None = option(
-        "Draw among the N likeliest tokens; 0: all.", default=None, metavar="N", default_is="the model's"
-    )
+    top_k: int | None = option("Draw among the N likeliest tokens; 0: all.", metavar="N", default_is="the model's")
     top_p: float | None = option(
-        "Draw among the likeliest tokens that hold this much probability.",
-        default=None,
-        metavar="X",
-        default_is="the model's",
+        "Draw among the likeliest tokens that hold this much probability.", metavar="X", default_is="the model's"
     )
     repetition_penalty: float | None = option(
         "Above 1: tokens that occurred before, in the output or its prompt, become less likely.",
-        default=None,
         metavar="X",
         default_is="the model's",
     )
     no_repeat_ngram_size: int | None = option(
-        "No n-gram of this size occurs twice; 0 is off.", default=None, metavar="N", default_is="the model's"
+        "No n-gram of this size occurs twice; 0 is off.", metavar="N", default_is="the model's"
     )
     seed: int | None = option(
-        "Of sampling; the same seed gives the same output.", default=None, metavar="N", default_is="the model's"
+        "Of sampling; the same seed gives the same output.", metavar="N", default_is="the model's"
     )
 
     def given(self, settings: type) -> dict[str, Any]:
@@ -63,12 +54,11 @@ class GenerationOptions(SamplingOptions):
     """Generation; the defaults come from the model's generation_config.json."""
 
     max_new_tokens: int | None = option(
-        "Most tokens of a continuation.", default=None, metavar="N", default_is="the model's", aliases=("-n",)
+        "Most tokens of a continuation.", metavar="N", default_is="the model's", aliases=("-n",)
     )
     greedy: bool = option("Take the likeliest token each time instead of drawing.", default=False)
     min_p: float | None = option(
         "Draw among tokens that are at least this share as likely as the likeliest.",
-        default=None,
         metavar="X",
         default_is="the model's",
     )
@@ -81,12 +71,8 @@ class GenerationOptions(SamplingOptions):
         metavar="N",
         aliases=("--count",),
     )
-    memory_len: int | None = option(
-        "Positions a layer that stay in view.", default=None, metavar="N", default_is="the model's"
-    )
-    max_rows: int | None = option(
-        "Continuations that are written side by side.", default=None, metavar="N", default_is="the model's"
-    )
+    memory_len: int | None = option("Positions a layer that stay in view.", metavar="N", default_is="the model's")
+    max_rows: int | None = option("Continuations that are written side by side.", metavar="N", default_is="the model's")
 
     def overrides(self) -> dict[str, Any]:
         """The fields of `GenerationSettings` that were given, for `Generator`.
@@ -110,13 +96,13 @@ class DecodingOptions(SamplingOptions):
     """Search; the defaults come from the model's generation_config.json."""
 
     num_beams: int | None = option(
-        "Beam width; 1 is greedy search.", default=None, metavar="N", default_is="the model's", aliases=("--beam",)
+        "Beam width; 1 is greedy search.", metavar="N", default_is="the model's", aliases=("--beam",)
     )
     length_penalty: float | None = option(
-        "Exponent of the length penalty; 0 turns it off.", default=None, metavar="X", default_is="the model's"
+        "Exponent of the length penalty; 0 turns it off.", metavar="X", default_is="the model's"
     )
     length_penalty_kind: Literal["gnmt", "power", "none"] | None = option(
-        "gnmt: ((5 + length) / 6) ** penalty; power: length ** penalty.", default=None, default_is="the model's"
+        "gnmt: ((5 + length) / 6) ** penalty; power: length ** penalty.", default_is="the model's"
     )
     lenpen: float | None = option(
         "fairseq's: --length-penalty X with --length-penalty-kind power.", default=None, metavar="X"
@@ -126,29 +112,23 @@ class DecodingOptions(SamplingOptions):
         "Go on until no hypothesis can become better, whatever the model's settings say.", default=False
     )
     max_new_tokens: int | None = option(
-        "Most tokens of a translation; 0: in proportion to the source.",
-        default=None,
-        metavar="N",
-        default_is="the model's",
+        "Most tokens of a translation; 0: in proportion to the source.", metavar="N", default_is="the model's"
     )
     do_sample: bool = option("Draw tokens at random instead of searching.", default=False)
     no_do_sample: bool = option("Search, whatever the model's settings say.", default=False)
     forced_prefix: str | None = option("Every translation begins with this text.", default=None, metavar="TEXT")
     banned_ids: tuple[int, ...] = option("Token ids that are never produced.", default=(), metavar="ID ...")
     rules: Literal["manyheads", "marian", "marian-5"] | None = option(
-        "How beams are scored and stopped: ours, or as Marian models in transformers 4 or 5.",
-        default=None,
-        default_is="the model's",
+        "How beams are scored and stopped: ours, or as Marian models in transformers 4 or 5.", default_is="the model's"
     )
     no_well_formed: bool = option(
         "Of parsers: allow output that is not a tree over the words; it is repaired afterwards.", default=False
     )
     max_tokens: int | None = option(
-        "A batch's budget: rows x beams x longest source.", default=None, metavar="N", default_is="the model's"
+        "A batch's budget: rows x beams x longest source.", metavar="N", default_is="the model's"
     )
     too_long: Literal["fail", "truncate"] | None = option(
         "A source that does not fit: stop and name its line, or cut it and say how many were cut.",
-        default=None,
         default_is="the model's",
     )
 

@@ -31,7 +31,6 @@ class TranslateOptions:
     output: str = option("Where translations go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
     num_return_sequences: int | None = option(
         "The N best translations of each line, as tab-separated values.",
-        default=None,
         metavar="N",
         default_is="the best one, as plain text",
         aliases=("--nbest",),

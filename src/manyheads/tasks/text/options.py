@@ -38,15 +38,14 @@ class EvaluateOptions:
     differences: int = option("Of several models: show the N passages that differ most.", default=10, metavar="N")
     data: str | None = option(
         "A folder written by prepare --task lm with the model's vocabulary, or embedded:crime-and-punishment.",
-        default=None,
         metavar="DATA",
         default_is="the run's",
     )
     split: Literal["test", "valid", "train"] | None = option(
-        "Which part of the data.", default=None, default_is="test if there is one"
+        "Which part of the data.", default_is="test if there is one"
     )
     text: str | None = option("A text file, plain or gzip, in place of data.", default=None, metavar="FILE")
-    segment_len: int | None = option("Tokens read at a time.", default=None, metavar="N", default_is="the run's")
+    segment_len: int | None = option("Tokens read at a time.", metavar="N", default_is="the run's")
     memory_len: tuple[int, ...] = option(
         "Positions a layer that are remembered; several give a table.",
         default=(),
@@ -55,26 +54,24 @@ class EvaluateOptions:
     )
     ext_len: int | None = option(
         "Tokens before each segment that are read again as context and enter memory later.",
-        default=None,
         metavar="N",
         default_is="the run's",
     )
     clamp_len: int | None = option(
-        "Whatever is farther away counts as so far; 0 has no limit.", default=None, metavar="N", default_is="the run's"
+        "Whatever is farther away counts as so far; 0 has no limit.", metavar="N", default_is="the run's"
     )
     same_length: Literal["yes", "no"] | None = option(
-        "Whether every token sees memory_len positions and no more.", default=None, default_is="the run's"
+        "Whether every token sees memory_len positions and no more.", default_is="the run's"
     )
     lanes: int | None = option(
         "Places of the text that are read side by side; each but the first begins without memory.",
-        default=None,
         metavar="N",
         default_is="the run's",
     )
     documents: Literal["joined", "separate"] | None = option(
-        "Whether memory goes on from document to document.", default=None, default_is="the run's"
+        "Whether memory goes on from document to document.", default_is="the run's"
     )
-    max_tokens: int | None = option("Score the first so many tokens only.", default=None, metavar="N", default_is="all")
+    max_tokens: int | None = option("Score the first so many tokens only.", metavar="N", default_is="all")
     num_hashes: tuple[str, ...] = option(
         "Of a Reformer: hash rounds, or full for exact attention; several give a table.",
         default=(),
@@ -88,7 +85,6 @@ class EvaluateOptions:
     recl_step: int = option("With --recl: difference of two context lengths, in tokens.", default=100, metavar="N")
     recl_longest: int | None = option(
         "With --recl: the longest context, in tokens.",
-        default=None,
         metavar="N",
         default_is="1,000, or less if a model or the text is shorter",
     )
@@ -103,11 +99,10 @@ class EvaluateOptions:
         default=None,
     )
     dynamic_rate: float | None = option(
-        "With --dynamic: the learning rate.", default=None, metavar="R", default_is="rms: 0.00001 a token of a segment"
+        "With --dynamic: the learning rate.", metavar="R", default_is="rms: 0.00001 a token of a segment"
     )
     dynamic_decay: float | None = option(
         "With --dynamic: the share by which weights return to the trained ones after each segment.",
-        default=None,
         metavar="R",
         default_is="0.0004 a token of a segment",
     )
@@ -116,15 +111,11 @@ class EvaluateOptions:
     )
     dynamic_statistics: str | None = option(
         "With --dynamic rms: the text that tells the usual size of gradients.",
-        default=None,
         metavar="FILE",
         default_is="the data's training text",
     )
     dynamic_tokens: int | None = option(
-        "With --dynamic rms: read only the first so many tokens of that text.",
-        default=None,
-        metavar="N",
-        default_is="all",
+        "With --dynamic rms: read only the first so many tokens of that text.", metavar="N", default_is="all"
     )
     beside: tuple[str, ...] = option(
         "With --num-hashes or --recl: other models on the same data, a row of the table each.",
@@ -132,10 +123,7 @@ class EvaluateOptions:
         metavar="MODEL ...",
     )
     plot: str | None = option(
-        "Where the picture of several memories goes, as PNG and SVG.",
-        default=None,
-        metavar="FILE",
-        default_is="in the run's plots",
+        "Where the picture of several memories goes, as PNG and SVG.", metavar="FILE", default_is="in the run's plots"
     )
     dry_run: bool = option(
         "Read the first segments only, and print how much time and memory the whole would take.", default=False

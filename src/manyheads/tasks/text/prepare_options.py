@@ -18,19 +18,15 @@ class TextVocabularyOptions(preparation.VocabularyOptions):
 
     level: Literal["bytes", "bpe", "words"] | None = option(
         "What is learned: bytes as they are, pieces of words, or words and line breaks.",
-        default=None,
         default_is="bytes, or the layout's",
     )
     min_count: int | None = option(
         "With words: those that occur fewer times in the training text are <unk>.",
-        default=None,
         metavar="N",
         default_is="1, or the layout's",
     )
     documents: Literal["none", "files", "lines"] | None = option(
-        "What a document is; its end is learned too, and a model can forget there.",
-        default=None,
-        default_is="none, or the layout's",
+        "What a document is; its end is learned too, and a model can forget there.", default_is="none, or the layout's"
     )
 
 
@@ -58,7 +54,6 @@ class PrepareOptions(preparation.PrepareOptions):
     )
     format: Literal["bytes", "u16"] | None = option(
         "The files hold no text, but ids: uint8, or uint16 with the low byte first. See --vocab-size.",
-        default=None,
         default_is="text",
     )
     document_len: int | None = option("With --format: every N ids are a document.", default=None, metavar="N")
