@@ -141,7 +141,7 @@ class DotProductPeer(_AttentionPeer):
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DotProductAttention:
-        return DotProductAttention(dropout=float(options["dropout"]))
+        return DotProductAttention(dropout=options["dropout"])
 
     @classmethod
     def describe(cls, module: DotProductAttention) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class AdditivePeer(_AttentionPeer):
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> AdditiveAttention:
         query_dim, key_dim = _widths(weights, "W_q.weight", "W_k.weight")
-        return AdditiveAttention(query_dim, key_dim, options["num_hiddens"], dropout=float(options["dropout"]))
+        return AdditiveAttention(query_dim, key_dim, options["num_hiddens"], dropout=options["dropout"])
 
     @classmethod
     def describe(cls, module: AdditiveAttention) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class MultiHeadPeer(_AttentionPeer):
             query_dim=query_dim,
             key_dim=key_dim,
             value_dim=value_dim,
-            dropout=float(options["dropout"]),
+            dropout=options["dropout"],
             bias=options["bias"],
         )
 
@@ -233,7 +233,7 @@ class BlockPeer(Peer):
             options["num_hiddens"],
             options["ffn_num_hiddens"],
             options["num_heads"],
-            dropout=float(options["dropout"]),
+            dropout=options["dropout"],
             bias=options["use_bias"],
         )
 

@@ -84,9 +84,7 @@ class MultiHeadPeer(_Labml):
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> MultiHeadAttention:
         bias: Any = True if options["bias"] else ("v_proj", "out_proj")
-        return MultiHeadAttention(
-            options["d_model"], options["heads"], dropout=float(options["dropout_prob"]), bias=bias
-        )
+        return MultiHeadAttention(options["d_model"], options["heads"], dropout=options["dropout_prob"], bias=bias)
 
     @classmethod
     def describe(cls, module: MultiHeadAttention) -> dict[str, Any]:
@@ -122,7 +120,7 @@ class RelativePeer(_Labml):
             options["heads"],
             max_len=half + 1,
             num_future=half - 1,
-            dropout=float(options["dropout_prob"]),
+            dropout=options["dropout_prob"],
             bias=("v_proj", "out_proj"),
         )
 

@@ -48,7 +48,7 @@ class TorchAttention(Peer):
             options["num_heads"],
             key_dim=options["kdim"],
             value_dim=options["vdim"] or options["embed_dim"],
-            dropout=float(options["dropout"]),
+            dropout=options["dropout"],
             bias=options["bias"],
         )
 
