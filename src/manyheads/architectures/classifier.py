@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import ClassifierConfig, Output
-from manyheads.data.labelled_batch import LabelledBatch
+from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.pooling import TextPooling

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from manyheads.data.batch import LabelledBatch
 from manyheads.data.collate import round_up
-from manyheads.data.labelled_batch import LabelledBatch
 from manyheads.data.labelled_settings import LabelledSettings
 from manyheads.data.plan import BatchPlan, cut_rows
 from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_lists
