@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.interop.layout import Layout, nested
-from manyheads.interop.peer import Options, Parts, Peer, require, weights_by_part
+from manyheads.interop.peer import Options, Parts, Peer, own_heads, require, weights_by_part
 from manyheads.interop.scores import uniform_when_empty
 from manyheads.nn.attention.additive import AdditiveAttention
 from manyheads.nn.attention.dot_product import DotProductAttention
@@ -190,14 +190,7 @@ class MultiHeadPeer(_AttentionPeer):
     def describe(cls, module: MultiHeadAttention) -> dict[str, Any]:
         d_model = module.out_proj.out_features
         biases = {getattr(module, name).bias is not None for name in PROJECTIONS}
-        cls.refuse(
-            {
-                f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
-                f"values of width {module.v_proj.out_features}": module.v_proj.out_features != d_model,
-                "scores of its own": module.score is not None,
-                "biases in some projections only": len(biases) > 1,
-            }
-        )
+        cls.refuse({**own_heads(module), "biases in some projections only": len(biases) > 1})
         options = {"num_hiddens": d_model, "num_heads": module.num_heads, "dropout": module.dropout_rate}
         return {**options, "bias": biases == {True}}
 

@@ -16,7 +16,7 @@ from manyheads.architectures.table import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout, export_gradients, export_weights, import_weights
 
-__all__ = ["Options", "Parts", "Peer", "read_options", "require", "weights_by_part"]
+__all__ = ["Options", "Parts", "Peer", "own_heads", "read_options", "require", "weights_by_part"]
 
 Options = Mapping[str, Any]
 """A constructor's arguments and their defaults. A type in place of a default means: `int`, the argument is required;
@@ -187,6 +187,18 @@ class Peer:
                 raise ConfigError(
                     f"{cls.name} cannot hold a model with {name} {getattr(config, name)!r}; it has {value!r}."
                 )
+
+
+def own_heads(module: Any) -> dict[str, bool]:
+    """Return reasons for `Peer.refuse` for which multi-head attention differs from that of most peers, which divide
+    d_model among the heads and multiply queries by keys.
+    """
+    d_model = module.out_proj.out_features
+    return {
+        f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
+        f"values of width {module.v_proj.out_features}": module.v_proj.out_features != d_model,
+        "scores of its own": getattr(module, "score", None) is not None,
+    }
 
 
 def read_options(given: Mapping[str, Any], options: Options, what: str) -> dict[str, Any]:
