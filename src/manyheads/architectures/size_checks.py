@@ -6,7 +6,7 @@ from typing import Any
 
 from manyheads.errors import ConfigError
 
-__all__ = ["check_heads_divide", "check_tied_sizes"]
+__all__ = ["check_heads_divide", "check_tied_sizes", "check_vocabularies"]
 
 
 def check_heads_divide(config: Any) -> None:
@@ -28,3 +28,10 @@ def check_tied_sizes(config: Any) -> None:
             " tie_embeddings 'decoder' or 'none'.",
             fields=("tie_embeddings", "source_vocab_size", "target_vocab_size"),
         )
+
+
+def check_vocabularies(config: Any, *names: str) -> None:
+    """Raises: ConfigError: one of these vocabulary sizes is missing."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"model.{name} is not set; give the number of ids of the vocabulary.")
