@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.config.labels import check_labels
+from manyheads.config.checks import check_labels
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
 from manyheads.data.labelled_files import Labelled, LabelledList
 from manyheads.data.labelled_settings import TATOEBA_LANGUAGES, LabelledSettings

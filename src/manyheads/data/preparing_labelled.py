@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from manyheads.config.labels import check_labels
+from manyheads.config.checks import check_labels
 from manyheads.data.labelled_files import Labelled, LabelledReport, LabelledTexts
 from manyheads.data.labelled_store import write_labelled
 from manyheads.data.line_source import blocks_of

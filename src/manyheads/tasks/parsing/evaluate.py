@@ -189,12 +189,5 @@ def _judge_model(
 
 
 def _figures(score: BracketScore) -> dict[str, Any]:
-    return {
-        "f1": score.f1,
-        "precision": score.precision,
-        "recall": score.recall,
-        "exact_match": score.exact_match,
-        "average_crossing": score.average_crossing,
-        "tagging_accuracy": score.tagging_accuracy,
-        **dataclasses.asdict(score),
-    }
+    ratios = ("f1", "precision", "recall", "exact_match", "average_crossing", "tagging_accuracy")
+    return {**{name: getattr(score, name) for name in ratios}, **dataclasses.asdict(score)}
