@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -20,6 +21,7 @@ from manyheads.decoding.device import Precision, choose_device
 from manyheads.decoding.engines import EngineName, open_engine
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
+from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
@@ -28,6 +30,7 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.text.into_language import IntoLanguage
 from manyheads.text.languages import LanguagePair
 from manyheads.text.marian import MarianTokenizer
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, load_tokenizer
 from manyheads.text.tags import check_target
 from manyheads.text.tokenizer import Tokenizer
@@ -167,14 +170,46 @@ class TranslationModel(RunsModel[Searchable]):
         made = copy(whole)
         made._whole, made.target_lang = whole, chosen
         made.tokenizer = IntoLanguage(whole.tokenizer, chosen)
-        made.search = replace(whole.search, tokenizer=made.tokenizer)
+        made.search = replace(whole.search, tokenizer=made.tokenizer, reranker=None)
         made.languages = tuple(pair for pair in whole.languages if pair[1] == chosen)
+        return made
+
+    def reranked_by(self, reverse: TranslationModel, weight: float = 1.0) -> Self:
+        """Return a translator that ranks each beam again with a model of the reverse direction. It shares the model.
+
+        See `reranking` for the scores. Of a model of several languages, call `into` first; of such a reverse model, the
+        source language of this one is chosen.
+
+        Args:
+            reverse: translates the targets of this model into its sources.
+            weight: of the reverse model's score.
+
+        Raises: ConfigError: the reverse model translates other languages, a model is a parser, a target language is not
+            chosen, or the weight is no finite number of at least 0.
+        """
+        if not 0 <= weight < math.inf:
+            raise ConfigError(f"the weight of the reverse model is {weight}; it must be a number of at least 0.")
+        if any(isinstance(one.tokenizer, ParsingTokenizer) for one in (self, reverse)):
+            raise ConfigError("reranking needs two translators, but one of the models is a parser.")
+        if self.tokenizer.target_languages and self.target_lang is None:
+            raise ConfigError(
+                "this model translates into several languages; choose one before reranking, by --target-lang (in"
+                " Python: translator.into(language))."
+            )
+        check_reverse(self.languages, reverse.languages)
+        if reverse.tokenizer.target_languages and reverse.target_lang is None:
+            sources = {source for source, _ in self.languages}
+            reverse = reverse.into(sources.pop() if len(sources) == 1 else None)
+        made = copy(self)
+        reranker = Reranker(reverse.runner, reverse.tokenizer, reverse.settings, weight)
+        made.search = replace(self.search, reranker=reranker)
         return made
 
     def options(self, **overrides: Unpack[DecodingOverrides]) -> DecodingSettings:
         """Return the settings of a call. `do_sample=True` alone also sets num_beams to 1.
 
-        Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: see `check_ids`.
+        Raises: ConfigError: an option is unknown, of the wrong type or out of range, or there is no beam to rerank.
+            RequestError: see `check_ids`.
         """
         if overrides.get("do_sample") and "num_beams" not in overrides:
             overrides["num_beams"] = 1
@@ -184,6 +219,8 @@ class TranslationModel(RunsModel[Searchable]):
         token = self.tokenizer.target
         check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
         check_target_limit(settings, self.model.max_len)
+        if self.search.reranker is not None:
+            check_reranking(settings)
         return settings
 
 

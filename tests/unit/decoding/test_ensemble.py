@@ -35,7 +35,7 @@ from manyheads.tasks.translation.likelihood import likelihood_of
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-SPECIAL = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
+SPECIAL: dict[str, Any] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 VOCAB = 7
 SOURCES = [[5, 4, 6, 2], [3, 2], [6, 6, 3, 2], [4, 5, 3, 4, 6, 2]]
 
@@ -78,7 +78,7 @@ def searched(model: Any, sources: list[list[int]], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 3}], ids=str)
-def test_searches_are_those_of_averages_by_hand(options: dict[str, int]) -> None:
+def test_searches_are_those_of_averages_by_hand(options: dict[str, Any]) -> None:
     models = three_unlike()
     found = searched(Ensemble(models), SOURCES, max_new_tokens=7, **options)
     settings = DecodingSettings(max_new_tokens=7, **options)
@@ -256,7 +256,7 @@ def test_folders_that_cannot_be_averaged(folders: list[Path], tmp_path: Path, to
     save_pretrained(model_of(vocab=11).float(), tmp_path / "unknown", tokenizer=tokenizer)
     with pytest.raises(ConfigError, match=r"other has another vocabulary \([0-9a-f]{12}\) than .*train the models"):
         Translator.from_pretrained([folders[0], tmp_path / "other"], "cpu")
-    with pytest.raises(ConfigError, match="back translates de to en, but .* en to de"):
+    with pytest.raises(ConfigError, match=r"back translates de to en, but .* en to de"):
         Translator.from_pretrained([folders[0], tmp_path / "back"], "cpu")
     Translator.from_pretrained([folders[0], tmp_path / "unknown"], "cpu")
     with pytest.raises(ConfigError, match="list of paths is empty"):
