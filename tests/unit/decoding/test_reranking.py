@@ -45,13 +45,27 @@ def translator_of(
 
 
 @pytest.fixture
-def forward(tokenizer: Tokenizer) -> Translator:
-    return translator_of(tokenizer, 0, tie_embeddings="none")
+def forward(hash_model: Any, tokenizer: Tokenizer) -> Translator:
+    """Its choices depend on every token before."""
+    return _of_hashes(hash_model, tokenizer, 7)
 
 
 @pytest.fixture
-def reverse(tokenizer: Tokenizer) -> Translator:
-    return translator_of(tokenizer, 1)
+def reverse(hash_model: Any, tokenizer: Tokenizer) -> Translator:
+    return _of_hashes(hash_model, tokenizer, 8)
+
+
+def _of_hashes(hash_model: Any, tokenizer: Tokenizer, seed: int) -> Translator:
+    class Scoring(hash_model):  # type: ignore[misc]
+        def log_probs(self, source: Any, source_lengths: Any, target: Any) -> torch.Tensor:
+            state, rows = self.start(source, source_lengths), []
+            for column in target.unbind(1):
+                row, state = self.step(column[:, None], state)
+                rows.append(row)
+            return torch.stack(rows, 1)
+
+    settings = DecodingSettings(num_beams=5, max_new_tokens=6, min_new_tokens=1, banned_ids=(tokenizer.unk_id,))
+    return Translator(Scoring(vocab_size=tokenizer.vocab_size, seed=seed), tokenizer, settings, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +122,8 @@ def test_bad_arguments(forward: Translator, reverse: Translator, tokenizer: Toke
     for weight in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="the weight of the reverse model is"):
             forward.reranked_by(reverse, weight)
-    reverse.tokenizer = ParsingTokenizer(tokenizer, ParsingTask())
+    trees = Tokenizer.train(["the cat"], TokenizerSettings(kind="word", vocab_size=15), symbols=("(S", ")S", "XX"))
+    reverse.tokenizer = ParsingTokenizer(trees, ParsingTask())
     with pytest.raises(ConfigError, match="one of the models is a parser"):
         forward.reranked_by(reverse)
 
@@ -117,10 +132,10 @@ def test_languages_by_tags(tmp_path: Path) -> None:
     """The source of a model of several languages has a tag, which a reverse model does not give back."""
     languages = ("de", "fr")
     words = ["the cat sees a dog and you"]
-    many = Tokenizer.train(words, TokenizerSettings(kind="word", vocab_size=13), languages=languages)
+    many = Tokenizer.train(words, TokenizerSettings(kind="word", vocab_size=15), languages=languages)
     forward = translator_of(many, 0, (("en", "de"), ("en", "fr")))
     back = translator_of(many, 1, (("de", "en"), ("fr", "en")))
-    back.tokenizer = Tokenizer.train(words, TokenizerSettings(kind="word", vocab_size=13), languages=("en",))
+    back.tokenizer = Tokenizer.train(words, TokenizerSettings(kind="word", vocab_size=15), languages=("en",))
     with pytest.raises(ConfigError, match="choose one before reranking, by --target-lang"):
         forward.reranked_by(back)
     made = forward.into("de").reranked_by(back)

@@ -68,8 +68,12 @@ class TranslateOptions:
     def __post_init__(self) -> None:
         check(self, "--", at_least(1), "lines_at_once", "num_return_sequences")
         if self.document.terms is not None:
-            given = {"--nbest": self.num_return_sequences, "--json": self.json, "--do-sample": self.decoding.do_sample}
-            given["--rerank"] = self.models.rerank
+            given: dict[str, object] = {
+                "--nbest": self.num_return_sequences,
+                "--json": self.json,
+                "--do-sample": self.decoding.do_sample,
+                "--rerank": self.models.rerank,
+            }
             if found := [name for name, value in given.items() if value]:
                 raise ConfigError(f"--terms gives one translation a line by beam search; leave out {', '.join(found)}.")
         if self.models.ensemble and self.engine != "torch":
