@@ -18,7 +18,7 @@ from manyheads.architectures.protocols import Output, Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.state import State, register_state
+from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Ensemble", "EnsembleState", "RestrictedEnsemble", "mean_log_probs"]
@@ -36,7 +36,7 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
 
 @register_state
 @dataclass(frozen=True)
-class EnsembleState(State):
+class EnsembleState:
     """The state of each model; all have the same rows."""
 
     each: tuple[Any, ...]
@@ -44,6 +44,10 @@ class EnsembleState(State):
     def reorder(self, rows: Tensor) -> EnsembleState:
         """See `protocols.SearchState.reorder`."""
         return EnsembleState(tuple(state.reorder(rows) for state in self.each))
+
+    def clone(self) -> EnsembleState:
+        """Return a copy that shares no tensor with this one."""
+        return EnsembleState(tuple(state.clone() for state in self.each))
 
 
 @dataclass(frozen=True)

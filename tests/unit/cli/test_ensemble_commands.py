@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer import presets
+from manyheads.decoding.model_options import EnsembleOptions, RerankingOptions
 from manyheads.decoding.translator import Translator
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
@@ -133,6 +135,16 @@ def test_a_document(manyheads: Cli, folders: Folders, tmp_path: Path) -> None:
     assert translated("--ensemble", folders["B"]) != alone
     assert translated("--rerank", folders["B"], "--rerank-weight", "0") == alone
     assert translated("--rerank", folders["B"], "--rerank-weight", "50", "--beam", "6") != translated("--beam", "6")
+
+
+def test_what_resumed_work_depends_on(folders: Folders) -> None:
+    """The contents of all models, not their names."""
+    names = {name: str(folder) for name, folder in folders.items()}
+    options = RerankingOptions(ensemble=(names["B"],), rerank=names["EN-DE"], rerank_weight=0.5)
+    digests = [hashlib.sha256((folders[name] / "manifest.json").read_bytes()).hexdigest() for name in ("B", "EN-DE")]
+    assert options.identity() == {"ensemble": digests[:1], "rerank": digests[1], "rerank_weight": 0.5}
+    assert RerankingOptions().identity() == EnsembleOptions().identity() == {}
+    assert RerankingOptions().record() == {}
 
 
 @pytest.mark.parametrize(

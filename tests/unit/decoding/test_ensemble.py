@@ -163,7 +163,16 @@ def test_the_state_is_a_pytree_that_branches() -> None:
         assert torch.equal(first, model.step(tokens, again)[0])
 
 
-def batch_of(seed: int = 0) -> PairBatch:
+def test_a_clone_without_padding_is_a_branch() -> None:
+    model = Ensemble(three_unlike())
+    with torch.no_grad():
+        _, state = model.step(torch.tensor([[1]]), model.start(torch.tensor([SOURCES[0]]), torch.tensor([4])))
+        branch = state.clone()
+        first, _ = model.step(torch.tensor([[4]]), state)
+        assert torch.equal(first, model.step(torch.tensor([[4]]), branch)[0])
+
+
+def batch_of() -> PairBatch:
     targets = torch.tensor([[1, 4, 5, 3, 2], [1, 6, 2, 0, 0]])
     return PairBatch(
         source=torch.tensor([[5, 4, 6, 2], [3, 2, 0, 0]]),
