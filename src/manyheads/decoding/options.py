@@ -47,8 +47,8 @@ class DeviceOptions:
     def announce(self) -> None:
         """Tell on standard error what takes long before anything else is seen; here nothing."""
 
-    def load(self, from_pretrained: Callable[..., L], model: str) -> L:
-        """Load a model on the device. from_pretrained: of `Translator`, `Generator` or the like."""
+    def load(self, from_pretrained: Callable[..., L], model: str | list[str]) -> L:
+        """Load a model, or an ensemble, on the device. from_pretrained: of `Translator`, `Generator` or the like."""
         return from_pretrained(model, local_device(self.device), self.fixed_precision(), **self.more())
 
     def more(self) -> dict[str, Any]:

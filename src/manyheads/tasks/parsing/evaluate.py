@@ -171,7 +171,7 @@ def _judge_model(
     """The trees of a model, and how likely it finds the right ones."""
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
     show("loading the model", 0, 0)
-    parser = options.run_on.load(Parser.from_pretrained, options.model)
+    parser = options.run_on.load(Parser.from_pretrained, options.models.all(options.model))
     translator = parser.translator
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
