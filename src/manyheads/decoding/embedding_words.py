@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,46 @@ class NamedEmbeddings:
     @property
     def num_rows(self) -> int:
         """Ids that the vocabulary can name."""
-        return min(self.table.num_rows, self.vocabulary.vocab_size)
+        return min(self.table.num_rows, int(self.vocabulary.vocab_size))
 
     def label(self, index: int) -> str:
         """Return a token as people read it."""
         return legible(self.vocabulary.tokens([index]))[0]
+
+    def labels(self, ids: Sequence[int]) -> list[str]:
+        """Return tokens as the map shows them: where pieces say whether a word begins, `▁walk` is `walk`, `ing` is
+        `-ing`.
+        """
+        tokens = [self.label(index) for index in ids]
+        if not self._word_ids:
+            return tokens
+        return [
+            token[1:] if token[0] == SPACE_SIGN and token[1:] else f"-{token}" if token[0].isalpha() else token
+            for token in tokens
+        ]
+
+    @cached_property
+    def _tokens(self) -> list[str]:
+        tokens: list[str] = self.vocabulary.tokens(range(self.num_rows))
+        return tokens
+
+    @cached_property
+    def _word_ids(self) -> list[int]:
+        """Ids of pieces that are whole words of two letters or more."""
+        return [
+            index
+            for index, token in enumerate(self._tokens)
+            if token.startswith(SPACE_SIGN) and len(token) > _LEAST_LETTERS and token[1:].isalpha()
+        ]
+
+    def frequent(self, count: int) -> list[int]:
+        """Return the first ids that are whole words; if these are too few, of all tokens but special ones and bytes.
+
+        Vocabularies number their tokens by frequency, or in the order in which pieces were learned, the frequent first.
+        """
+        if len(self._word_ids) >= count:
+            return self._word_ids[:count]
+        return [index for index, token in enumerate(self._tokens) if not _SPECIAL.fullmatch(token)][:count]
 
     def word(self, text: str) -> EmbeddedWord:
         """Return a word with the mean of the vectors of its pieces.
@@ -113,7 +149,7 @@ def open_embeddings(path: str | Path, side: str | None = None) -> NamedEmbedding
     table = next(one for one in tables if side in one.sides)
     if isinstance(reader, Generator):
         return NamedEmbeddings(table, reader.vocabulary)
-    return NamedEmbeddings(table, getattr(reader.tokenizer, side, reader.tokenizer))
+    return NamedEmbeddings(table, getattr(reader.tokenizer, side) if task == "translation" else reader.tokenizer)
 
 
 def neighbours_of(embeddings: NamedEmbeddings, words: Sequence[EmbeddedWord], count: int) -> list[list[Neighbour]]:
@@ -136,34 +172,19 @@ def embedding_map(
 
     Args:
         found: the neighbours of the words.
-        frequent: number of frequent tokens: see `frequent_ids`.
+        frequent: number of frequent tokens: see `NamedEmbeddings.frequent`.
 
     Returns: the points, and the share of the variance of each axis. Raises: RequestError: there is nothing to draw.
     """
     shown = {index for word in words if len(word.ids) == 1 for index in word.ids}
     near = [index for index in dict.fromkeys(one.id for some in found for one in some) if index not in shown]
     shown |= set(near)
-    others = [index for index in frequent_ids(embeddings, frequent) if index not in shown]
+    others = [index for index in embeddings.frequent(frequent) if index not in shown]
     if not (words or others):
         raise RequestError("there is no token to draw; give --words, or --tokens above 0.")
     vectors = torch.cat([*(word.vector[None] for word in words), embeddings.table.vectors([*near, *others])])
     plane, shares = principal_plane(vectors)
-    labels = [word.text for word in words] + [embeddings.label(index) for index in (*near, *others)]
+    labels = [word.text for word in words] + embeddings.labels([*near, *others])
     kinds = ["word"] * len(words) + ["neighbour"] * len(near) + ["frequent"] * len(others)
-    points = [MapPoint(*named, x, y) for *named, (x, y) in zip(labels, kinds, plane.tolist(), strict=True)]
+    points = [MapPoint(label, kind, x, y) for label, kind, (x, y) in zip(labels, kinds, plane.tolist(), strict=True)]
     return points, shares
-
-
-def frequent_ids(embeddings: NamedEmbeddings, count: int) -> list[int]:
-    """Return the first ids that are whole words; if these are too few, of all tokens but special ones and bytes.
-
-    Vocabularies number their tokens by frequency, or in the order in which pieces were learned, the frequent first.
-    """
-    tokens = embeddings.vocabulary.tokens(range(embeddings.num_rows))
-    plain = [index for index, token in enumerate(tokens) if not _SPECIAL.fullmatch(token)]
-    words = [
-        index
-        for index in plain
-        if tokens[index].startswith(SPACE_SIGN) and len(tokens[index]) > _LEAST_LETTERS and tokens[index][1:].isalpha()
-    ]
-    return (words if len(words) >= count else plain)[:count]

@@ -57,7 +57,7 @@ def embedding_map_figure(points: Sequence[Point], shares: tuple[float, float], *
         raise ShapeError("there is no point to draw.")
     figure = new_figure(9.5, 7.4, title)
     axes = figure.subplots()
-    for kind, (colour, size, _, what) in reversed(_KINDS.items()):
+    for order, (kind, (colour, size, _, what)) in enumerate(_KINDS.items()):
         own = [point for point in points if point.kind == kind]
         if own:
             axes.scatter(
@@ -67,6 +67,7 @@ def embedding_map_figure(points: Sequence[Point], shares: tuple[float, float], *
                 color=colour,
                 alpha=0.9,
                 linewidth=0,
+                zorder=3 - 0.1 * order,
                 label=what,
             )
     axes.margins(0.08)
@@ -77,10 +78,11 @@ def embedding_map_figure(points: Sequence[Point], shares: tuple[float, float], *
     )
     if len({point.kind for point in points}) > 1:
         axes.legend(frameon=False, fontsize=8.5, loc="upper left", bbox_to_anchor=(0, -0.07), ncols=3)
+    # The note's space is kept before labels are placed; otherwise the points would move below their labels.
+    note = axes.set_title(" ", loc="right", fontsize=8, color=MUTED)
     left_out = _label(figure, axes, points)
     if left_out:
-        note = f"{left_out} of {len(points)} labels have no space and are left out"
-        axes.text(1, 1.005, note, transform=axes.transAxes, ha="right", va="bottom", fontsize=8, color=MUTED)
+        note.set_text(f"{left_out} of {len(points)} labels have no space and are left out")
     return figure
 
 

@@ -37,9 +37,7 @@ class EmbeddingsOptions:
         metavar="WORD ...",
         default_is="none",
     )
-    ids: tuple[int, ...] = option(
-        "Tokens by number, as --words.", default=(), metavar="N ...", default_is="none"
-    )
+    ids: tuple[int, ...] = option("Tokens by number, as --words.", default=(), metavar="N ...", default_is="none")
     neighbours: int = option("Neighbours of each word.", default=8, metavar="N")
     tokens: int = option("Frequent tokens on the map: the first words of the vocabulary.", default=80, metavar="N")
     side: Literal["source", "target"] | None = option(
@@ -121,5 +119,7 @@ def _lines(
     for word, near in zip(words, found, strict=True):
         pieces = " ".join(map(shown_token, word.pieces))
         name = shown_token(word.text) + (f" (mean of {pieces})" if len(word.pieces) > 1 else "")
-        lines.append(name + ": " + "  ".join(f"{shown_token(embeddings.label(one.id))} {one.cosine:.2f}" for one in near))
+        lines.append(
+            name + ": " + "  ".join(f"{shown_token(embeddings.label(one.id))} {one.cosine:.2f}" for one in near)
+        )
     return lines
