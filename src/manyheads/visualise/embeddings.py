@@ -123,7 +123,8 @@ def _label(figure: Figure, axes: Axes, points: Sequence[Point]) -> int:
         text.set_horizontalalignment("left")
         text.set_verticalalignment("bottom")
         text.set_position(offset)
-        taken = np.concatenate([taken, corners[None]])
+        between = np.array([-2.0, 0, 2, 0]) * scale  # so that two words beside each other are not read as one
+        taken = np.concatenate([taken, (corners + between)[None]])
     return left_out
 
 
