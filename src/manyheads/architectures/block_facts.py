@@ -27,7 +27,8 @@ __all__ = ["Facts", "attention_name", "block_facts", "matrices_of"]
 @dataclass(frozen=True)
 class Facts:
     """A module. template: its lines, separated by line breaks, with the names of `sizes` in braces. sizes: name -> the
-    least and the most of the layers that are told together. place: the module's name. width: of its output.
+    least and the most of the layers that are told together. place: the module's name. shape: of its output, without the
+    batch.
     """
 
     kind: str
@@ -35,7 +36,7 @@ class Facts:
     template: str
     sizes: tuple[tuple[str, int, int], ...]
     place: str = ""
-    width: int = 0
+    shape: str = ""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -103,17 +104,18 @@ def block_facts(
         facts = _positions(module)
     if (matrix := _matrix(module)) is not None and id(matrix) in matrices:
         facts = replace(facts, template=f"{facts.template}\nmatrix {matrices[id(matrix)]}, shared")
-    return replace(facts, place=name, width=width)
+    shape = f"n x {width:,}" if len(made) > 2 else f"{width:,}"
+    return replace(facts, place=name, shape=shape)
 
 
 def attention_name(module: nn.Module, *, is_masked: bool) -> str:
     """Return what kind of attention a layer computes."""
     if isinstance(module, LSHSelfAttention):
-        name = "LSH attention" if module.settings.num_hashes else "exact attention, shared Q and K"
+        name = "LSH attention" if module.settings.num_hashes else "full attention, shared Q and K"
     elif isinstance(module, LocalSelfAttention):
         name = "local attention"
     elif isinstance(module, RelativeAttention):
-        name = "relative multi-head attention"
+        name = "relative attention"
     else:
         name = "multi-head attention"
     name = f"masked {name}" if is_masked else name
@@ -132,7 +134,9 @@ def _attention(module: Any, tensors: Sequence[TracedTensor], is_masked: bool) ->
         settings = module.settings
         if settings.num_hashes:
             template += "\n{rounds} rounds, {buckets} buckets, {seen}"
-            template = template.replace("{seen}", "chunks of {chunk}" if settings.visible == "chunk" else "{chunk} keys seen")
+            template = template.replace(
+                "{seen}", "chunks of {chunk}" if settings.visible == "chunk" else "{chunk} keys each"
+            )
             sizes |= {"rounds": settings.num_hashes, "buckets": module.num_buckets, "chunk": settings.chunk_len}
     elif isinstance(module, LocalSelfAttention):
         template += "\nchunks of {chunk}: its own, {before} before, {after} after"
@@ -161,7 +165,7 @@ def _feed_forward(model: Any, name: str, module: FeedForward) -> Facts:
 
 
 def _embedding(module: TokenEmbedding | AdaptiveEmbedding, width: int) -> Facts:
-    scale = ", · √{width}" if module.scale != 1.0 else ""
+    scale = ", times √{width}" if module.scale != 1.0 else ""
     if isinstance(module, TokenEmbedding):
         return _facts(
             "embedding", "Embedding", f"{{rows}} tokens x {{width}}{scale}", rows=module.num_embeddings, width=width
@@ -172,7 +176,7 @@ def _embedding(module: TokenEmbedding | AdaptiveEmbedding, width: int) -> Facts:
         template = f"{{rows}} tokens x {{narrow}}{projected}{scale}"
         return _facts("embedding", "Embedding", template, rows=table.shape[0], narrow=table.shape[1], width=width)
     parts = "\n".join(f"{table.shape[0]:,} tokens x {table.shape[1]:,} → {width:,}" for table in module.tables)
-    return _facts("embedding", "Adaptive embedding", f"{parts}\n· √{{width}}", width=width)
+    return _facts("embedding", "Adaptive embedding", f"{parts}\ntimes √{{width}}", width=width)
 
 
 def _positions(module: nn.Module) -> Facts:

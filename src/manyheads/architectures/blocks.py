@@ -38,8 +38,8 @@ _MOST_EXAMPLE_TOKENS = 2048
 @dataclass(frozen=True)
 class Block:
     """A box. kind: `embedding positions attention feed-forward norm pooling head memory none`. lines: what is known of
-    it. wiring: of a sublayer in a layer. is_cross: it also reads the encoder's output. width: of its output, 0 if it
-    does not matter.
+    it. wiring: of a sublayer in a layer. is_cross: it also reads the encoder's output. shape: of its output, without the
+    batch; n is the number of tokens.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Block:
     lines: tuple[str, ...] = ()
     wiring: Wiring | None = None
     is_cross: bool = False
-    width: int = 0
+    shape: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,12 @@ def _stack(name: str, column: _Column, model: Any) -> Stack:
         kinds.append(LayerKind(tuple(index + 1 for index in indices), tuple(blocks)))
     reads = {"encoder": "source tokens", "decoder": "target tokens, shifted right"}.get(name, "tokens")
     return Stack(
-        name, reads, tuple(column.before), tuple(kinds), tuple(column.after), (*_memory(model), *column.sides)
-        if name != "encoder" else ()
+        name,
+        reads,
+        tuple(column.before),
+        tuple(kinds),
+        tuple(column.after),
+        (*_memory(model), *column.sides) if name != "encoder" else (),
     )
 
 
@@ -194,12 +198,16 @@ def _memory(model: Any) -> list[Block]:
         found.append(Block("memory", "Memory", lines))
     tables = [one for name, one in model.named_parameters() if name.endswith("layers.0.positions")]
     if tables:
-        found.append(Block("positions", "Trained positions", (f"{tables[0].shape[0]:,} distances,", "added to each layer's input")))
+        found.append(
+            Block(
+                "positions", "Trained positions", (f"{tables[0].shape[0]:,} distances,", "added to each layer's input")
+            )
+        )
     return found
 
 
 def _block(facts: Facts) -> Block:
-    return Block(facts.kind, facts.name, facts.lines, width=facts.width)
+    return Block(facts.kind, facts.name, facts.lines, shape=facts.shape)
 
 
 def _operations(

@@ -189,5 +189,9 @@ def _chunking(layer: LocalSelfAttention, heads: str) -> tuple[list[Operation], s
 
 
 def _neighbours(settings: Any) -> str:
-    near = [f"{count} {side}" for count, side in ((settings.chunks_before, "before"), (settings.chunks_after, "after")) if count]
+    near = [
+        f"{count} {side}"
+        for count, side in ((settings.chunks_before, "before"), (settings.chunks_after, "after"))
+        if count
+    ]
     return " and ".join(["its own", *near])

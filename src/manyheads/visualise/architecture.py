@@ -72,14 +72,12 @@ class _StackDrawing:
         self.sheet.arrow((self.centre, self.y), (self.centre, self.y + _GAP))
         self.y += _GAP
         self.y += self._box(block)
-        if block.width:
-            self.sheet.note(self.centre + 0.08, self.y + _GAP / 2 - 0.02, f"n x {block.width:,}")
+        if block.shape:
+            self.sheet.note(self.centre + 0.08, self.y + _GAP / 2 - 0.02, block.shape)
 
     def _box(self, block: Block, *, indent: float = 0.0) -> float:
         colour = COLOURS_OF_BLOCKS.get(block.kind, _OTHER)
-        return self.sheet.box(
-            self.x + indent, self.y, _WIDTH - 2 * indent, block.name, block.lines, colour=colour
-        )
+        return self.sheet.box(self.x + indent, self.y, _WIDTH - 2 * indent, block.name, block.lines, colour=colour)
 
     @staticmethod
     def _is_reversible(kind: LayerKind) -> bool:
@@ -88,6 +86,9 @@ class _StackDrawing:
     def _layers(self, kind: LayerKind) -> None:
         """Draw the layers of one structure in a frame."""
         bottom = self.y + _GAP
+        if not self._is_reversible(kind):  # so that a residual connection begins inside the frame
+            self.sheet.line((self.centre, self.y), (self.centre, self.y + 0.6 * _GAP))
+            self.y += 0.6 * _GAP
         if self._is_reversible(kind):
             for number, block in enumerate(kind.blocks):
                 self._reversible(block, number)
@@ -178,7 +179,7 @@ class _StackDrawing:
         for place, name in ((left, "x₁"), (right, "x₂")):
             self.sheet.line((self.centre, fork), (place, fork), (place, fork + 1.2 * _GAP))
             inwards = 0.1 if place == left else -0.1
-            self.sheet.text(place + inwards, fork + 0.75 * _GAP, name, size=9, ha="left" if inwards > 0 else "right")
+            self.sheet.text(place + inwards, fork + 0.4 * _GAP, name, size=9, ha="left" if inwards > 0 else "right")
         self.y = fork + 0.2 * _GAP
 
     def _reversible(self, block: Block, number: int) -> None:
@@ -196,8 +197,8 @@ class _StackDrawing:
             self.sheet.arrow((self.centre, self.y), (self.centre, self.y + 1.1 * _GAP))
             middle = self.y + 0.55 * _GAP
             self.crosses.append(middle)
-            place = self.centre - _WIDTH / 4
-            self.sheet.arrow((self.x - _STREAM - 0.2, middle), (place, middle), (place, self.y + 1.1 * _GAP))
+            for place in (self.centre - _WIDTH / 4, self.centre - _WIDTH / 8):
+                self.sheet.arrow((self.x - _STREAM - 0.2, middle), (place, middle), (place, self.y + 1.1 * _GAP))
             self.y += 1.1 * _GAP
         else:
             self.sheet.arrow((self.centre, self.y), (self.centre, self.y + 0.8 * _GAP))
@@ -251,8 +252,8 @@ def architecture_figure(model: ModelBlocks, name: str) -> Figure:
     left = -wide - (_LABEL if before else 0.2)
     left = min(left, -wide - _SIDE - 0.65) if last.stack.sides else left
     right = last.x + _WIDTH + wide + _LABEL
-    top = max(drawing.y for drawing in drawings) + 0.55
-    return _titled(sheet, model, name, (left, -0.45, right, top))
+    top = max(drawing.y for drawing in drawings) + 0.65
+    return _titled(sheet, model, name, (left, -0.45 if model.stacks[0].name else -0.22, right, top))
 
 
 def _titled(sheet: Sheet, model: ModelBlocks, name: str, extent: tuple[float, float, float, float]) -> Figure:

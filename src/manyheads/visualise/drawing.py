@@ -19,6 +19,8 @@ _NAME = 0.2
 _PADDING = 0.13
 _LETTERS_PER_INCH = 15.5
 """Of small text, at least."""
+_NAME_LETTERS_PER_INCH = 12.0
+"""Of a name in its usual size; a longer one is smaller."""
 
 
 def wrapped(lines: Sequence[str], width: float) -> list[str]:
@@ -51,7 +53,8 @@ class Sheet:
         self._patches.append((x, y, width, height, colour, 0.8, False))
         top = y + height - _PADDING / 2
         if name:
-            self.text(x + width / 2, top - _NAME / 2, name, size=9.5, weight="bold")
+            size = min(9.5, 9.5 * (width - 0.1) * _NAME_LETTERS_PER_INCH / len(name))
+            self.text(x + width / 2, top - _NAME / 2, name, size=size, weight="bold")
             top -= _NAME
         for number, line in enumerate(shown):
             self.text(x + width / 2, top - LINE * (number + 0.5), line, size=8)
@@ -88,6 +91,7 @@ class Sheet:
         from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
         from matplotlib.path import Path
 
+        figure.set_layout_engine("none")  # everything has its place
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set_xlim(left, right)
