@@ -121,7 +121,8 @@ def _steps(
     limits = _limits(layer, is_masked)
     if limits:
         steps.append(Operation("Mask", limits, square))
-    steps.append(Operation("Softmax", "over the keys", square))
+    rounds = ", in each round" if "buckets" in made else ""
+    steps.append(Operation("Softmax", f"over the keys{rounds}", square))
     steps.append(Operation("MatMul", "A V", f"{square.rpartition(' x ')[0]} x {value_dim}"))
     return (*steps, *after), len(steps) - 1
 

@@ -98,14 +98,15 @@ class _StackDrawing:
                 self._pre(block) if block.wiring == "pre" else self._post(block)
         top = self.y + 0.1
         wide = _STREAM + 0.2 if self._is_reversible(kind) else _MARGIN
-        self.sheet.frame(self.x - wide, bottom - 0.08, _WIDTH + 2 * wide, top - bottom + 0.08)
+        below = 0.08 if self._is_reversible(kind) else 0.02
+        self.sheet.frame(self.x - wide, bottom - below, _WIDTH + 2 * wide, top - bottom + below)
         label = _layers_label(kind.layers, self.stack.num_layers)
         place = self.x + _WIDTH + wide + 0.12 if self.outer > 0 else self.x - wide - 0.12
         big = len(label) == 1
         self.sheet.text(
             place,
             (bottom + top) / 2,
-            "\n".join(label),
+            "\n".join(label).strip(),
             size=15 if big else 9,
             ha="left" if self.outer > 0 else "right",
         )
@@ -274,7 +275,7 @@ def _titled(sheet: Sheet, model: ModelBlocks, name: str, extent: tuple[float, fl
 def _notes(model: ModelBlocks) -> list[str]:
     notes = []
     kinds = [kind for stack in model.stacks for kind in stack.kinds]
-    if any(len(stack.kinds) > 1 for stack in model.stacks):
+    if any(len(stack.kinds) > 1 and stack.num_layers > len(stack.kinds) for stack in model.stacks):
         notes.append("Layers of one structure are drawn once; they run in the order of their numbers.")
     if any(kind.blocks[0].wiring == "reversible" and len(kind.blocks) % 2 for kind in kinds):
         notes.append("With three sublayers, x₁ and x₂ change places in every second layer.")
@@ -333,4 +334,4 @@ def _layers_label(numbers: Sequence[int], num_layers: int) -> list[str]:
     lines = textwrap.wrap(told, 14)
     if len(lines) > 8:
         lines = [*lines[:7], "…"]
-    return [f"{len(numbers)} x", "layer" if len(numbers) == 1 else "layers", *lines]
+    return [f"layer {numbers[0]}", ""] if len(numbers) == 1 else [f"{len(numbers)} x", "layers", *lines]
