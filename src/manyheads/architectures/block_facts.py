@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads.architectures.tracing import TracedTensor
 from manyheads.nn.attention.additive import AdditiveScore
@@ -17,6 +17,7 @@ from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAtt
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
+from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.norm import UnbiasedLayerNorm
 from manyheads.nn.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
@@ -68,12 +69,10 @@ def matrices_of(model: nn.Module) -> dict[int, str]:
     return dict(zip(shared, "EFG", strict=False))
 
 
-def _matrix(module: nn.Module) -> nn.Parameter | None:
+def _matrix(module: nn.Module) -> Tensor | None:
     if isinstance(module, AdaptiveEmbedding | AdaptiveHead):
-        return module.tables[0]
-    if isinstance(module, TokenEmbedding) or type(module).__name__ == "LinearHead":
-        return module.weight  # type: ignore[return-value]
-    return None
+        return module.tables[0]  # type: ignore[no-any-return]
+    return module.weight if isinstance(module, TokenEmbedding | LinearHead) else None
 
 
 def block_facts(

@@ -6,7 +6,6 @@ parameters; attention is masked if none of its weights looked ahead. Nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,16 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.block_facts import Facts, block_facts, matrices_of
-from manyheads.architectures.operations import AttentionOperations, operations_of
 from manyheads.architectures.equations import ATTENTION
+from manyheads.architectures.operations import AttentionOperations, operations_of
 from manyheads.architectures.reformer.layers import AttentionSublayer, FeedForwardSublayer
 from manyheads.architectures.reformer.translator import CrossSublayer, SelfSublayer
 from manyheads.architectures.tracing import LAYER, TracedTensor, trace
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
-from manyheads.nn.embedding import TokenEmbedding
-from manyheads.nn.heads.adaptive import AdaptiveEmbedding
 from manyheads.nn.residual import Residual
 
 __all__ = ["Block", "LayerKind", "ModelBlocks", "Stack", "Wiring", "blocks_of"]
@@ -38,8 +35,8 @@ _MOST_EXAMPLE_TOKENS = 2048
 @dataclass(frozen=True)
 class Block:
     """A box. kind: `embedding positions attention feed-forward norm pooling head memory none`. lines: what is known of
-    it. wiring: of a sublayer in a layer. is_cross: it also reads the encoder's output. shape: of its output, without the
-    batch; n is the number of tokens.
+    it. wiring: of a sublayer in a layer. is_cross: it also reads the encoder's output. shape: of its output, without
+    the batch; n is the number of tokens.
     """
 
     kind: str
@@ -79,7 +76,9 @@ class Stack:
 
 @dataclass(frozen=True)
 class ModelBlocks:
-    """A model. title: its sizes in words. output: what follows the last stack. operations: of each kind of attention."""
+    """A model. title: its sizes in words. output: what follows the last stack. result: what the output is. operations:
+    of each kind of attention.
+    """
 
     architecture: str
     title: str
@@ -249,7 +248,7 @@ def _masked_layers(model: Any, inputs: dict[str, Any]) -> set[str]:
 
 
 def _example(model: Any) -> dict[str, Tensor]:
-    """Return arguments of `log_probs`: as few tokens as show everything, so more than hashing leaves to exact layers."""
+    """Return arguments of `log_probs`: few tokens, but more than hashed layers attend to exactly."""
     device = next(model.parameters()).device
     exact = [module.settings.exact_len for module in model.modules() if isinstance(module, LSHSelfAttention)]
     length = min([8 + max(exact, default=0), _MOST_EXAMPLE_TOKENS, model.config.longest_input or _MOST_EXAMPLE_TOKENS])

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from manyheads.errors import ShapeError
-from manyheads.visualise.architecture import COLOURS_OF_BLOCKS
 from manyheads.visualise.drawing import LINE, Sheet, box_height
+from manyheads.visualise.stack_drawing import COLOURS_OF_BLOCKS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -60,7 +60,8 @@ def test_texts_do_not_cover_each_other_and_stay_in_their_boxes(name: str) -> Non
             centre = ((one.x0 + one.x1) / 2, (one.y0 + one.y1) / 2)
             for box in drawn:
                 if box.contains(*centre):
-                    assert (box.x0 <= one.x0) and (one.x1 <= box.x1), text
+                    assert box.x0 <= one.x0, text
+                    assert one.x1 <= box.x1, text
 
 
 def test_pictures_and_numbers(
