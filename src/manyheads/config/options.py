@@ -41,9 +41,9 @@ def option(
 
     Args:
         text: for the help page.
-        default: its value if it is not given; without one, it must be given.
+        default: its value if it is not given; without one, it must be given, or is None if `default_is` is there.
         metavar: what a value looks like; from the type if empty.
-        default_is: for the help page, in place of `default`.
+        default_is: for the help page, in place of `default`: what holds if it is not given.
         aliases: other names, such as `-o`.
         name: on the command line, if it is not the field's.
         repeats: it may be given several times, each time with one value or several.
@@ -56,12 +56,18 @@ def option(
         "name": name,
         "repeats": repeats,
     }
-    return dataclasses.field(default=default, metadata=about)
+    return _field(default, about)
 
 
 def argument(text: str, default: Any = REQUIRED, *, metavar: str = "", default_is: str | None = None) -> Any:
     """As `option`, for an argument that is given by its place."""
     about = {"text": text, "metavar": metavar, "default_is": default_is, "positional": True}
+    return _field(default, about)
+
+
+def _field(default: Any, about: dict[str, Any]) -> Any:
+    if default is REQUIRED and about["default_is"] is not None:
+        default = None
     return dataclasses.field(default=default, metadata=about)
 
 

@@ -1,31 +1,25 @@
-"""Options of the commands that run a model: named as in transformers, with the names that NMT toolkits use."""
+"""Options of the commands that run a model: where it runs, and in which precision."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import option
-from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.distributed.process import local_device, this_process
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
     from manyheads.decoding.device import InferencePrecision
-    from manyheads.text.sides import TranslationTokenizer
 
 __all__ = [
-    "DecodingOptions",
     "DeviceOptions",
-    "GenerationOptions",
     "InspectionDeviceOptions",
-    "SamplingOptions",
     "SearchDeviceOptions",
     "TranslationDeviceOptions",
 ]
@@ -116,7 +110,6 @@ class TranslationDeviceOptions(SearchDeviceOptions):
     shortlist: int | None = option(
         "Choose among likely words only: the N most frequent ones, and N translations of each word of a batch."
         " Learned by `manyheads shortlist`.",
-        default=None,
         metavar="N",
         default_is="the whole vocabulary",
     )
@@ -132,168 +125,3 @@ class TranslationDeviceOptions(SearchDeviceOptions):
     def more(self) -> dict[str, Any]:
         """See `DeviceOptions.more`."""
         return {**super().more(), "shortlist": self.shortlist}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
-    """Options of search and of generation."""
-
-    min_new_tokens: int | None = option(
-        "Fewest tokens of an output.", default=None, metavar="N", default_is="the model's"
-    )
-    temperature: float | None = option(
-        "Of sampling; below 1 keeps to likely tokens, above 1 gives unlikely ones a chance.",
-        default=None,
-        metavar="X",
-        default_is="the model's",
-    )
-    top_k: int | None = option(
-        "Draw among the N likeliest tokens; 0: all.", default=None, metavar="N", default_is="the model's"
-    )
-    top_p: float | None = option(
-        "Draw among the likeliest tokens that hold this much probability.",
-        default=None,
-        metavar="X",
-        default_is="the model's",
-    )
-    repetition_penalty: float | None = option(
-        "Above 1: tokens that occurred before, in the output or its prompt, become less likely.",
-        default=None,
-        metavar="X",
-        default_is="the model's",
-    )
-    no_repeat_ngram_size: int | None = option(
-        "No n-gram of this size occurs twice; 0 is off.", default=None, metavar="N", default_is="the model's"
-    )
-    seed: int | None = option(
-        "Of sampling; the same seed gives the same output.", default=None, metavar="N", default_is="the model's"
-    )
-
-    def given(self, settings: type) -> dict[str, Any]:
-        """The options that were given and are fields of these settings."""
-        names = {item.name for item in fields(settings)}
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name in names}
-        return {name: value for name, value in values.items() if value not in (None, ()) and value is not False}
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationOptions(SamplingOptions):
-    """Generation; the defaults come from the model's generation_config.json."""
-
-    max_new_tokens: int | None = option(
-        "Most tokens of a continuation.", default=None, metavar="N", default_is="the model's", aliases=("-n",)
-    )
-    greedy: bool = option("Take the likeliest token each time instead of drawing.", default=False)
-    min_p: float | None = option(
-        "Draw among tokens that are at least this share as likely as the likeliest.",
-        default=None,
-        metavar="X",
-        default_is="the model's",
-    )
-    stop: tuple[str, ...] = option(
-        "Texts that end a continuation; \\n is a line break.", default=(), metavar="TEXT ..."
-    )
-    num_return_sequences: int = option(
-        "Continuations of each prompt; a line of three dashes stands between them.",
-        default=1,
-        metavar="N",
-        aliases=("--count",),
-    )
-    memory_len: int | None = option(
-        "Positions a layer that stay in view.", default=None, metavar="N", default_is="the model's"
-    )
-    max_rows: int | None = option(
-        "Continuations that are written side by side.", default=None, metavar="N", default_is="the model's"
-    )
-
-    def overrides(self) -> dict[str, Any]:
-        """The fields of `GenerationSettings` that were given, for `Generator`.
-
-        Raises: ConfigError: options contradict each other.
-        """
-        values = self.given(GenerationSettings)
-        if self.greedy:
-            drawing = [name for name in ("temperature", "top_k", "top_p", "min_p") if name in values]
-            if drawing:
-                name = drawing[0].replace("_", "-")
-                raise ConfigError(f"--greedy takes the likeliest token, so --{name} has no effect; drop one of them.")
-            values["do_sample"] = False
-        if self.stop:
-            values["stop"] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop)
-        return values
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodingOptions(SamplingOptions):
-    """Search; the defaults come from the model's generation_config.json."""
-
-    num_beams: int | None = option(
-        "Beam width; 1 is greedy search.", default=None, metavar="N", default_is="the model's", aliases=("--beam",)
-    )
-    length_penalty: float | None = option(
-        "Exponent of the length penalty; 0 turns it off.", default=None, metavar="X", default_is="the model's"
-    )
-    length_penalty_kind: Literal["gnmt", "power", "none"] | None = option(
-        "gnmt: ((5 + length) / 6) ** penalty; power: length ** penalty.", default=None, default_is="the model's"
-    )
-    lenpen: float | None = option(
-        "fairseq's: --length-penalty X with --length-penalty-kind power.", default=None, metavar="X"
-    )
-    early_stopping: bool = option("Stop a sentence as soon as num_beams hypotheses have ended.", default=False)
-    no_early_stopping: bool = option(
-        "Go on until no hypothesis can become better, whatever the model's settings say.", default=False
-    )
-    max_new_tokens: int | None = option(
-        "Most tokens of a translation; 0: in proportion to the source.",
-        default=None,
-        metavar="N",
-        default_is="the model's",
-    )
-    do_sample: bool = option("Draw tokens at random instead of searching.", default=False)
-    no_do_sample: bool = option("Search, whatever the model's settings say.", default=False)
-    forced_prefix: str | None = option("Every translation begins with this text.", default=None, metavar="TEXT")
-    banned_ids: tuple[int, ...] = option("Token ids that are never produced.", default=(), metavar="ID ...")
-    rules: Literal["manyheads", "marian", "marian-5"] | None = option(
-        "How beams are scored and stopped: ours, or as Marian models in transformers 4 or 5.",
-        default=None,
-        default_is="the model's",
-    )
-    no_well_formed: bool = option(
-        "Of parsers: allow output that is not a tree over the words; it is repaired afterwards.", default=False
-    )
-    max_tokens: int | None = option(
-        "A batch's budget: rows x beams x longest source.", default=None, metavar="N", default_is="the model's"
-    )
-    too_long: Literal["fail", "truncate"] | None = option(
-        "A source that does not fit: stop and name its line, or cut it and say how many were cut.",
-        default=None,
-        default_is="the model's",
-    )
-
-    def overrides(self, tokenizer: TranslationTokenizer | None) -> dict[str, Any]:
-        """The fields of `DecodingSettings` that were given, for `Translator`.
-
-        Args: tokenizer: of the forced prefix, which must be None without it.
-
-        Raises: ConfigError: two options contradict each other.
-        """
-        values = self.given(DecodingSettings)
-        if self.lenpen is not None:
-            if "length_penalty" in values or "length_penalty_kind" in values:
-                raise ConfigError(
-                    f"--lenpen {self.lenpen} means --length-penalty {self.lenpen} --length-penalty-kind power;"
-                    " give one or the other."
-                )
-            values |= {"length_penalty": self.lenpen, "length_penalty_kind": "power"}
-        for name in ("early_stopping", "do_sample"):
-            yes, no = getattr(self, name), getattr(self, f"no_{name}")
-            if yes and no:
-                option = name.replace("_", "-")
-                raise ConfigError(f"--{option} and --no-{option} contradict each other; give one of them.")
-            if no:
-                values[name] = False
-        if self.no_well_formed:
-            values["well_formed"] = False
-        if self.forced_prefix is not None and tokenizer is not None:
-            values["forced_prefix_ids"] = tuple(tokenizer.target.encode(self.forced_prefix))
-        return values

@@ -89,7 +89,6 @@ class VocabularyOptions:
     )
     vocab_size: int | None = option(
         "Number of pieces, for both languages together; of a language model's words or ids the maximum.",
-        default=None,
         metavar="N",
         default_is="8000; of a language model's words or ids no limit",
         aliases=("--tokenizer.vocab-size",),

@@ -23,7 +23,6 @@ class ClassifyOptions:
     scores: bool = option("Print the probability of each label after a tab.", default=False)
     num_return_sequences: int | None = option(
         "The N most probable labels of each line: line number, probability, label.",
-        default=None,
         metavar="N",
         default_is="the best one alone",
         aliases=("--nbest",),

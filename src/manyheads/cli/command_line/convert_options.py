@@ -21,15 +21,10 @@ class ConvertOptions:
     )
     output: str = option("The folder to write.", metavar="DIR", aliases=("-o",))
     origin: str | None = option(
-        "The implementation that wrote SOURCE.",
-        default=None,
-        metavar="PEER",
-        default_is="as its config.json says",
-        name="from",
+        "The implementation that wrote SOURCE.", metavar="PEER", default_is="as its config.json says", name="from"
     )
     to: str | None = option(
         "Convert a model folder of manyheads into this implementation's format.",
-        default=None,
         metavar="PEER",
         default_is="a model folder of manyheads",
     )

@@ -19,7 +19,6 @@ class ExportCommandOptions:
     output: str = option("The folder to write; it must not exist.", metavar="DIR", aliases=("-o",))
     quantization: str | None = option(
         f"Smaller weights: {', '.join(QUANTIZATIONS)}; see above which format has which.",
-        default=None,
         metavar="KIND",
         default_is="float32",
     )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.data.lines import OnBadUtf8
-from manyheads.decoding.options import GenerationOptions, SearchDeviceOptions
+from manyheads.decoding.options import SearchDeviceOptions
+from manyheads.decoding.search_options import GenerationOptions
 from manyheads.errors import ConfigError
 
 __all__ = ["PAGE", "GenerateOptions"]

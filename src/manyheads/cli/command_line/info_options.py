@@ -22,7 +22,6 @@ class InfoOptions:
     )
     sort: str | None = option(
         "With several runs: order the table by this column, the best first: bleu, valid_nll, minutes ...",
-        default=None,
         metavar="COLUMN",
         default_is="the order given",
     )
@@ -37,7 +36,7 @@ class InfoOptions:
         metavar="N",
     )
     batch: int | None = option(
-        "With --length: sequences read side by side at once.", default=None, metavar="N", default_is="the run's lanes"
+        "With --length: sequences read side by side at once.", metavar="N", default_is="the run's lanes"
     )
     verify: bool = option(
         "Compare every file with its SHA-256 (in a run: checkpoints and model); exit code 2 if one is damaged.",

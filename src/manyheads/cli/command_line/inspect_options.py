@@ -84,22 +84,15 @@ def write_figure(figure: Figure, names: Sequence[str]) -> None:
 class AttentionOptions(ModelOptions):
     """Options of `manyheads inspect attention`."""
 
-    target: str | None = option(
-        "The translation that it writes.", default=None, metavar="TEXT", default_is="the model's own"
-    )
+    target: str | None = option("The translation that it writes.", metavar="TEXT", default_is="the model's own")
     output: tuple[str, ...] = picture_option("attention.html", ("html", *PICTURES))
     memory: int | None = option(
         "Tokens at the beginning of the text that a language model with memory has read before.",
-        default=None,
         metavar="N",
         default_is="half of the text",
     )
-    view: str | None = option(
-        "In pictures: encoder, decoder or cross.", default=None, metavar="NAME", default_is="the last"
-    )
-    layer: int | None = option(
-        "In pictures: the layer, counted from 1.", default=None, metavar="N", default_is="the last"
-    )
+    view: str | None = option("In pictures: encoder, decoder or cross.", metavar="NAME", default_is="the last")
+    layer: int | None = option("In pictures: the layer, counted from 1.", metavar="N", default_is="the last")
     max_cells: int = option("Rows and columns of a picture; longer texts are thinned.", default=512, metavar="N")
 
 
@@ -202,10 +195,9 @@ class PositionsOptions:
     model: str | None = argument(
         "A model folder, a run folder, or owner/name on the Hugging Face hub.", default=None, metavar="MODEL"
     )
-    d_model: int | None = option("Width, where no model is given.", default=None, metavar="N", default_is="64")
+    d_model: int | None = option("Width, where no model is given.", metavar="N", default_is="64")
     layout: Literal["interleaved", "halves"] | None = option(
         "Sines and cosines in turn as in the paper, or all sines first; where no model is given.",
-        default=None,
         default_is="interleaved",
     )
     length: int = option("Positions.", default=100, metavar="N")

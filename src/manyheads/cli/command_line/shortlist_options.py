@@ -18,7 +18,6 @@ class ShortlistOptions:
     model: str = argument("A model folder or a run folder of a translator.", metavar="MODEL")
     data: str | None = option(
         "Training pairs: a folder written by prepare, embedded:tatoeba-en-de, or copy-task.",
-        default=None,
         metavar="DATA",
         default_is="the run's",
     )

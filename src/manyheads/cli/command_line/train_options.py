@@ -57,7 +57,6 @@ class TrainOptions:
     minutes: float | None = option(
         "The same as --training.max_minutes. A run on prepared data with neither a preset, a file nor a model is"
         " planned for this time.",
-        None,
         metavar="M",
         default_is="of a planned run 20; otherwise the preset's",
     )
@@ -76,7 +75,7 @@ class TrainOptions:
         False,
     )
     memory_mib: int | None = option(
-        "With --fit: use N MiB of memory.", None, metavar="N", default_is="nine tenths of the free memory"
+        "With --fit: use N MiB of memory.", metavar="N", default_is="nine tenths of the free memory"
     )
     quiet: bool = option("Print warnings and the result only.", False, aliases=("-q",))
     verbose: bool = option("Also print the settings, and keep every logged step in sight.", False, aliases=("-v",))

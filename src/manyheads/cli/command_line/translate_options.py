@@ -13,7 +13,8 @@ from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.model_options import RerankingOptions
-from manyheads.decoding.options import DecodingOptions, TranslationDeviceOptions
+from manyheads.decoding.options import TranslationDeviceOptions
+from manyheads.decoding.search_options import DecodingOptions
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder
@@ -31,7 +32,6 @@ class TranslateOptions:
     output: str = option("Where translations go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
     num_return_sequences: int | None = option(
         "The N best translations of each line, as tab-separated values.",
-        default=None,
         metavar="N",
         default_is="the best one, as plain text",
         aliases=("--nbest",),

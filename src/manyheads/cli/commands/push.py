@@ -19,7 +19,7 @@ class PushOptions:
     model: str = argument("A model folder or a run folder.", metavar="MODEL")
     name: str = argument("The repository, owner/name; it is created if it does not exist.", metavar="NAME")
     revision: str | None = option(
-        "The branch to write to; it is created if it does not exist.", default=None, metavar="NAME", default_is="main"
+        "The branch to write to; it is created if it does not exist.", metavar="NAME", default_is="main"
     )
     private: bool = option("Create the repository as a private one.", default=False)
     license: str | None = option("The licence, as the hub names it: mit, apache-2.0.", default=None, metavar="ID")

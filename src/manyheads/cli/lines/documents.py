@@ -56,7 +56,6 @@ class DocumentOptions:
     )
     source_lang: str | None = option(
         "Language of the document, for its division into sentences; as in BCP 47.",
-        default=None,
         metavar="TAG",
         default_is="the model's, or en",
     )

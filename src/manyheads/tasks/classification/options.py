@@ -87,14 +87,9 @@ class EvaluateOptions(LabelledOptions):
 
     model: str = argument(_MODEL, metavar="MODEL")
     data: str | None = option(
-        "A folder written by prepare, or embedded:tatoeba-languages.",
-        default=None,
-        metavar="DATA",
-        default_is="the run's",
+        "A folder written by prepare, or embedded:tatoeba-languages.", metavar="DATA", default_is="the run's"
     )
-    split: Literal["test", "valid"] | None = option(
-        "Which part of the data.", default=None, default_is="test if there is one"
-    )
+    split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
     picture: str | None = option(
         "Draw the confusion matrix into a file that ends in .png, .svg or .pdf.", default=None, metavar="FILE"
     )

@@ -27,11 +27,9 @@ class HeadTextOptions:
     )
     reference: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
     text: str | None = option("Language models: a text file, plain or gzip.", default=None, metavar="FILE")
-    data: str | None = option(
-        "A folder written by prepare, or embedded data.", default=None, metavar="DATA", default_is="the run's"
-    )
+    data: str | None = option("A folder written by prepare, or embedded data.", metavar="DATA", default_is="the run's")
     split: Literal["test", "valid"] | None = option(
-        "Which part of the data.", default=None, default_is="valid if there is one, for BLEU test"
+        "Which part of the data.", default_is="valid if there is one, for BLEU test"
     )
     pairs: int = option("Translators: pairs that are used at most, from the first one on.", default=200, metavar="N")
     max_tokens: int = option(
@@ -68,14 +66,13 @@ class CurveOptions:
     judge_pairs: int = option("Translators: pairs on which BLEU is measured.", default=1000, metavar="N")
     judge_tokens: int = option("Language models: tokens on which perplexity is measured.", default=65_536, metavar="N")
     num_beams: int | None = option(
-        "Beams of the search; 1 is greedy, and faster.", default=None, metavar="N", default_is="the model's"
+        "Beams of the search; 1 is greedy, and faster.", metavar="N", default_is="the model's"
     )
     tokenize: str = option(
         "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
     )
     record: str | None = option(
         "JSON Lines with the points; those that it has are not computed again.",
-        default=None,
         metavar="FILE",
         default_is="the picture's name with .jsonl",
     )

@@ -57,9 +57,7 @@ class EvaluateOptions(SearchEvaluateOptions):
     trees: str | None = option(
         "The right trees, in brackets; the sentences are their words.", default=None, metavar="FILE"
     )
-    data: str | None = option(
-        "A folder written by prepare --task parsing.", default=None, metavar="DATA", default_is="the run's"
-    )
+    data: str | None = option("A folder written by prepare --task parsing.", metavar="DATA", default_is="the run's")
     hypotheses: str | None = option(
         "Trees to judge instead of a model's, one a line; an empty line is a sentence without a tree.",
         default=None,
@@ -70,7 +68,7 @@ class EvaluateOptions(SearchEvaluateOptions):
         default=None,
     )
     train_trees: str | None = option(
-        "Training trees, whose labels --baseline counts.", default=None, metavar="FILE", default_is="of --data"
+        "Training trees, whose labels --baseline counts.", metavar="FILE", default_is="of --data"
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Options of `manyheads prepare`, `manyheads evaluate` and `manyheads score` for language models."""
+"""Options of `manyheads evaluate` and `manyheads score` for language models, and the page of `prepare`."""
 
 from __future__ import annotations
 
@@ -6,121 +6,22 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from manyheads.config.checks import ABOVE_ZERO, FRACTION, at_least, check
-from manyheads.config.options import CommandPage, argument, given_options, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
-from manyheads.tasks import preparation
 from manyheads.tasks.comparing import check_comparison
+from manyheads.tasks.text.prepare_options import PREPARE
 
 __all__ = [
     "EVALUATE",
     "PREPARE",
     "SCORE",
     "EvaluateOptions",
-    "PrepareOptions",
     "ScoreOptions",
-    "TextVocabularyOptions",
 ]
 
 MOST_HASHES = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextVocabularyOptions(preparation.VocabularyOptions):
-    """Vocabulary and documents."""
-
-    level: Literal["bytes", "bpe", "words"] | None = option(
-        "What is learned: bytes as they are, pieces of words, or words and line breaks.",
-        default=None,
-        default_is="bytes, or the layout's",
-    )
-    min_count: int | None = option(
-        "With words: those that occur fewer times in the training text are <unk>.",
-        default=None,
-        metavar="N",
-        default_is="1, or the layout's",
-    )
-    documents: Literal["none", "files", "lines"] | None = option(
-        "What a document is; its end is learned too, and a model can forget there.",
-        default=None,
-        default_is="none, or the layout's",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareOptions(preparation.PrepareOptions):
-    """Options of `manyheads prepare --task lm`."""
-
-    corpus: tuple[str, ...] = option(
-        "Training text, plain or gzip, in this order; - is standard input. With --layout the corpus's folder or file.",
-        metavar="FILE [FILE ...]",
-    )
-    valid_corpus: tuple[str, ...] = option("Validation text.", default=(), metavar="FILE [FILE ...]")
-    test_corpus: tuple[str, ...] = option("Test text.", default=(), metavar="FILE [FILE ...]")
-    valid_bytes: int | None = option(
-        "Without --valid-corpus: hold back so many bytes of the training text's end; 0 goes without validation.",
-        default=None,
-        metavar="N",
-    )
-    test_bytes: int | None = option(
-        "The same for testing; what is held back for testing comes last.", default=None, metavar="N"
-    )
-    layout: Literal["wikitext-2", "wikitext-103", "ptb", "enwik8", "text8", "lm1b", "images"] | None = option(
-        "The files, units and splits of a corpus that models are compared on; or images: folders of PNG pictures.",
-        default=None,
-    )
-    format: Literal["bytes", "u16"] | None = option(
-        "The files hold no text, but ids: uint8, or uint16 with the low byte first. See --vocab-size.",
-        default=None,
-        default_is="text",
-    )
-    document_len: int | None = option("With --format: every N ids are a document.", default=None, metavar="N")
-    image_size: int | None = option(
-        "With --layout images: pixels a side of the pictures; each is a document of 3 x N x N bytes.",
-        default=None,
-        metavar="N",
-    )
-    resize: bool = option(
-        "With --layout images: cut and scale pictures of other sizes instead of refusing them.", default=False
-    )
-    vocabulary: TextVocabularyOptions = group(TextVocabularyOptions)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        layout, given = self.layout, given_options(self, self.vocabulary)
-
-        def refuse(names: str, reason: str) -> None:
-            if found := [name for name in names.split() if name in given]:
-                raise ConfigError(f"{' and '.join(found)} cannot be used {reason}.")
-
-        if layout == "images":
-            refuse("--format --document-len --vocab-size --documents",
-                   "with --layout images: pictures are bytes, and each picture is a document")  # fmt: skip
-            if self.image_size is None:
-                raise ConfigError("--layout images needs --image-size, the pixels a side of the pictures, such as 64.")
-        else:
-            refuse("--image-size --resize", "without --layout images")
-        if self.format is None:
-            refuse("--document-len", "without --format")
-        else:
-            refuse("--layout", f"with --format {self.format}: the files hold ids, not text")
-        if self.is_of_ids:
-            how = f"--format {self.format}" if self.format else "--layout images"
-            refuse("--level --min-count --tokenizer --lowercase --on-bad-utf8",
-                   f"with {how}: the files hold ids, not text")  # fmt: skip
-        elif layout is not None:
-            refuse("--valid-corpus --test-corpus --valid-bytes --test-bytes",
-                   f"with --layout {layout}, which says which text is for validation and testing")  # fmt: skip
-            if len(self.corpus) != 1:
-                raise ConfigError(
-                    f"--layout {layout} needs one --corpus, its folder or file; {len(self.corpus)} are given."
-                )
-
-    @property
-    def is_of_ids(self) -> bool:
-        """Whether the files hold ids or pictures, not text."""
-        return self.format is not None or self.layout == "images"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,15 +38,14 @@ class EvaluateOptions:
     differences: int = option("Of several models: show the N passages that differ most.", default=10, metavar="N")
     data: str | None = option(
         "A folder written by prepare --task lm with the model's vocabulary, or embedded:crime-and-punishment.",
-        default=None,
         metavar="DATA",
         default_is="the run's",
     )
     split: Literal["test", "valid", "train"] | None = option(
-        "Which part of the data.", default=None, default_is="test if there is one"
+        "Which part of the data.", default_is="test if there is one"
     )
     text: str | None = option("A text file, plain or gzip, in place of data.", default=None, metavar="FILE")
-    segment_len: int | None = option("Tokens read at a time.", default=None, metavar="N", default_is="the run's")
+    segment_len: int | None = option("Tokens read at a time.", metavar="N", default_is="the run's")
     memory_len: tuple[int, ...] = option(
         "Positions a layer that are remembered; several give a table.",
         default=(),
@@ -154,26 +54,24 @@ class EvaluateOptions:
     )
     ext_len: int | None = option(
         "Tokens before each segment that are read again as context and enter memory later.",
-        default=None,
         metavar="N",
         default_is="the run's",
     )
     clamp_len: int | None = option(
-        "Whatever is farther away counts as so far; 0 has no limit.", default=None, metavar="N", default_is="the run's"
+        "Whatever is farther away counts as so far; 0 has no limit.", metavar="N", default_is="the run's"
     )
     same_length: Literal["yes", "no"] | None = option(
-        "Whether every token sees memory_len positions and no more.", default=None, default_is="the run's"
+        "Whether every token sees memory_len positions and no more.", default_is="the run's"
     )
     lanes: int | None = option(
         "Places of the text that are read side by side; each but the first begins without memory.",
-        default=None,
         metavar="N",
         default_is="the run's",
     )
     documents: Literal["joined", "separate"] | None = option(
-        "Whether memory goes on from document to document.", default=None, default_is="the run's"
+        "Whether memory goes on from document to document.", default_is="the run's"
     )
-    max_tokens: int | None = option("Score the first so many tokens only.", default=None, metavar="N", default_is="all")
+    max_tokens: int | None = option("Score the first so many tokens only.", metavar="N", default_is="all")
     num_hashes: tuple[str, ...] = option(
         "Of a Reformer: hash rounds, or full for exact attention; several give a table.",
         default=(),
@@ -187,7 +85,6 @@ class EvaluateOptions:
     recl_step: int = option("With --recl: difference of two context lengths, in tokens.", default=100, metavar="N")
     recl_longest: int | None = option(
         "With --recl: the longest context, in tokens.",
-        default=None,
         metavar="N",
         default_is="1,000, or less if a model or the text is shorter",
     )
@@ -202,11 +99,10 @@ class EvaluateOptions:
         default=None,
     )
     dynamic_rate: float | None = option(
-        "With --dynamic: the learning rate.", default=None, metavar="R", default_is="rms: 0.00001 a token of a segment"
+        "With --dynamic: the learning rate.", metavar="R", default_is="rms: 0.00001 a token of a segment"
     )
     dynamic_decay: float | None = option(
         "With --dynamic: the share by which weights return to the trained ones after each segment.",
-        default=None,
         metavar="R",
         default_is="0.0004 a token of a segment",
     )
@@ -215,15 +111,11 @@ class EvaluateOptions:
     )
     dynamic_statistics: str | None = option(
         "With --dynamic rms: the text that tells the usual size of gradients.",
-        default=None,
         metavar="FILE",
         default_is="the data's training text",
     )
     dynamic_tokens: int | None = option(
-        "With --dynamic rms: read only the first so many tokens of that text.",
-        default=None,
-        metavar="N",
-        default_is="all",
+        "With --dynamic rms: read only the first so many tokens of that text.", metavar="N", default_is="all"
     )
     beside: tuple[str, ...] = option(
         "With --num-hashes or --recl: other models on the same data, a row of the table each.",
@@ -231,10 +123,7 @@ class EvaluateOptions:
         metavar="MODEL ...",
     )
     plot: str | None = option(
-        "Where the picture of several memories goes, as PNG and SVG.",
-        default=None,
-        metavar="FILE",
-        default_is="in the run's plots",
+        "Where the picture of several memories goes, as PNG and SVG.", metavar="FILE", default_is="in the run's plots"
     )
     dry_run: bool = option(
         "Read the first segments only, and print how much time and memory the whole would take.", default=False
@@ -347,18 +236,6 @@ class ScoreOptions:
         """Files that are read."""
         return (self.text,)
 
-
-PREPARE = CommandPage(
-    PrepareOptions,
-    """Turn text into a folder of tokens that train reads, for a language model: bytes, pieces of words, or words.
-Or no text, but ids from binary files (--format) or pictures (--layout images).""",
-    (
-        "manyheads prepare --task lm --corpus novel.txt --valid-bytes 50000 --output data/novel",
-        "manyheads prepare --task lm --layout wikitext-2 --corpus wikitext-2 --output data/wikitext-2",
-        "manyheads prepare --task lm --format u16 --corpus events.bin --valid-bytes 20000 --output data/events",
-        "manyheads prepare --task lm --layout images --image-size 64 --corpus pngs --valid-bytes 1228800 -o data/png",
-    ),
-)
 
 EVALUATE = CommandPage(
     EvaluateOptions,

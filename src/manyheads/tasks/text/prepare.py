@@ -23,7 +23,7 @@ from manyheads.tasks.preparation import (
     smaller_than_asked,
     summary_of,
 )
-from manyheads.tasks.text.options import PrepareOptions
+from manyheads.tasks.text.prepare_options import PrepareOptions
 from manyheads.text.settings import IdSettings, VocabularySettings
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
 from manyheads.text.vocabularies import load_vocabulary

@@ -7,12 +7,8 @@ from typing import Literal
 
 from manyheads.config.options import CommandPage, argument, given_options, group, option
 from manyheads.decoding.model_options import EnsembleOptions, RerankingOptions
-from manyheads.decoding.options import (
-    DecodingOptions,
-    DeviceOptions,
-    SearchDeviceOptions,
-    TranslationDeviceOptions,
-)
+from manyheads.decoding.options import DeviceOptions, SearchDeviceOptions, TranslationDeviceOptions
+from manyheads.decoding.search_options import DecodingOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 from manyheads.tasks.comparing import check_comparison
@@ -35,7 +31,7 @@ class TokenizerOptions(preparation.VocabularyOptions):
     """Tokenizer."""
 
     kind: Literal["bpe", "unigram", "word"] | None = option(
-        "Kind of tokenizer to train.", default=None, default_is="bpe", name="tokenizer.kind"
+        "Kind of tokenizer to train.", default_is="bpe", name="tokenizer.kind"
     )
 
 
@@ -82,13 +78,10 @@ class PrepareOptions(PairOptions):
     target_key: str = option("Key or column of its translation.", default="target", metavar="KEY")
     source_lang: str | None = option(
         "Language of the sources, as in BCP 47; stored with the data and the models trained on it.",
-        default=None,
         metavar="TAG",
         default_is="unknown",
     )
-    target_lang: str | None = option(
-        "Language of their translations.", default=None, metavar="TAG", default_is="unknown"
-    )
+    target_lang: str | None = option("Language of their translations.", metavar="TAG", default_is="unknown")
     pair: tuple[str, ...] = option(
         "Several languages in one model: the files of one direction; once for each. Sources get a tag such as >>de<<.",
         default=(),
@@ -116,9 +109,7 @@ class SearchEvaluateOptions:
     model: str = argument(
         "A model folder, a run folder, or owner/name on the Hugging Face hub.", default="", metavar="MODEL"
     )
-    split: Literal["test", "valid"] | None = option(
-        "Which part of the data.", default=None, default_is="test if there is one"
-    )
+    split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
     output: str | None = option(
         "Save the translations or trees, one a line.", default=None, metavar="FILE", aliases=("-o",)
     )
@@ -147,16 +138,10 @@ class EvaluateOptions(SearchEvaluateOptions):
     reference: str | None = option("Their translations by people, line by line.", default=None, metavar="FILE")
     hypotheses: str | None = option("Translations to judge instead of a model's.", default=None, metavar="FILE")
     data: str | None = option(
-        "A folder written by prepare, embedded:tatoeba-en-de, or copy-task.",
-        default=None,
-        metavar="DATA",
-        default_is="the run's",
+        "A folder written by prepare, embedded:tatoeba-en-de, or copy-task.", metavar="DATA", default_is="the run's"
     )
     target_lang: str | None = option(
-        "Of a model or data with several target languages: which one.",
-        default=None,
-        metavar="TAG",
-        default_is="all of the data",
+        "Of a model or data with several target languages: which one.", metavar="TAG", default_is="all of the data"
     )
     tokenize: str = option(
         "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
@@ -211,10 +196,7 @@ class ScoreOptions:
         "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
     )
     max_tokens: int | None = option(
-        "A batch's budget: rows x longest side. A longer side does not fit.",
-        default=None,
-        metavar="N",
-        default_is="the model's",
+        "A batch's budget: rows x longest side. A longer side does not fit.", metavar="N", default_is="the model's"
     )
     too_long: Literal["fail", "truncate"] = option(
         "A side that does not fit: stop and name its line, or cut it, score what is left and say how many were cut.",

@@ -1,0 +1,117 @@
+"""Options of `manyheads prepare` for language models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.config.options import CommandPage, given_options, group, option
+from manyheads.errors import ConfigError
+from manyheads.tasks import preparation
+
+__all__ = ["PREPARE", "PrepareOptions", "TextVocabularyOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextVocabularyOptions(preparation.VocabularyOptions):
+    """Vocabulary and documents."""
+
+    level: Literal["bytes", "bpe", "words"] | None = option(
+        "What is learned: bytes as they are, pieces of words, or words and line breaks.",
+        default_is="bytes, or the layout's",
+    )
+    min_count: int | None = option(
+        "With words: those that occur fewer times in the training text are <unk>.",
+        metavar="N",
+        default_is="1, or the layout's",
+    )
+    documents: Literal["none", "files", "lines"] | None = option(
+        "What a document is; its end is learned too, and a model can forget there.", default_is="none, or the layout's"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(preparation.PrepareOptions):
+    """Options of `manyheads prepare --task lm`."""
+
+    corpus: tuple[str, ...] = option(
+        "Training text, plain or gzip, in this order; - is standard input. With --layout the corpus's folder or file.",
+        metavar="FILE [FILE ...]",
+    )
+    valid_corpus: tuple[str, ...] = option("Validation text.", default=(), metavar="FILE [FILE ...]")
+    test_corpus: tuple[str, ...] = option("Test text.", default=(), metavar="FILE [FILE ...]")
+    valid_bytes: int | None = option(
+        "Without --valid-corpus: hold back so many bytes of the training text's end; 0 goes without validation.",
+        default=None,
+        metavar="N",
+    )
+    test_bytes: int | None = option(
+        "The same for testing; what is held back for testing comes last.", default=None, metavar="N"
+    )
+    layout: Literal["wikitext-2", "wikitext-103", "ptb", "enwik8", "text8", "lm1b", "images"] | None = option(
+        "The files, units and splits of a corpus that models are compared on; or images: folders of PNG pictures.",
+        default=None,
+    )
+    format: Literal["bytes", "u16"] | None = option(
+        "The files hold no text, but ids: uint8, or uint16 with the low byte first. See --vocab-size.",
+        default_is="text",
+    )
+    document_len: int | None = option("With --format: every N ids are a document.", default=None, metavar="N")
+    image_size: int | None = option(
+        "With --layout images: pixels a side of the pictures; each is a document of 3 x N x N bytes.",
+        default=None,
+        metavar="N",
+    )
+    resize: bool = option(
+        "With --layout images: cut and scale pictures of other sizes instead of refusing them.", default=False
+    )
+    vocabulary: TextVocabularyOptions = group(TextVocabularyOptions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layout, given = self.layout, given_options(self, self.vocabulary)
+
+        def refuse(names: str, reason: str) -> None:
+            if found := [name for name in names.split() if name in given]:
+                raise ConfigError(f"{' and '.join(found)} cannot be used {reason}.")
+
+        if layout == "images":
+            refuse("--format --document-len --vocab-size --documents",
+                   "with --layout images: pictures are bytes, and each picture is a document")  # fmt: skip
+            if self.image_size is None:
+                raise ConfigError("--layout images needs --image-size, the pixels a side of the pictures, such as 64.")
+        else:
+            refuse("--image-size --resize", "without --layout images")
+        if self.format is None:
+            refuse("--document-len", "without --format")
+        else:
+            refuse("--layout", f"with --format {self.format}: the files hold ids, not text")
+        if self.is_of_ids:
+            how = f"--format {self.format}" if self.format else "--layout images"
+            refuse("--level --min-count --tokenizer --lowercase --on-bad-utf8",
+                   f"with {how}: the files hold ids, not text")  # fmt: skip
+        elif layout is not None:
+            refuse("--valid-corpus --test-corpus --valid-bytes --test-bytes",
+                   f"with --layout {layout}, which says which text is for validation and testing")  # fmt: skip
+            if len(self.corpus) != 1:
+                raise ConfigError(
+                    f"--layout {layout} needs one --corpus, its folder or file; {len(self.corpus)} are given."
+                )
+
+    @property
+    def is_of_ids(self) -> bool:
+        """Whether the files hold ids or pictures, not text."""
+        return self.format is not None or self.layout == "images"
+
+
+PREPARE = CommandPage(
+    PrepareOptions,
+    """Turn text into a folder of tokens that train reads, for a language model: bytes, pieces of words, or words.
+Or no text, but ids from binary files (--format) or pictures (--layout images).""",
+    (
+        "manyheads prepare --task lm --corpus novel.txt --valid-bytes 50000 --output data/novel",
+        "manyheads prepare --task lm --layout wikitext-2 --corpus wikitext-2 --output data/wikitext-2",
+        "manyheads prepare --task lm --format u16 --corpus events.bin --valid-bytes 20000 --output data/events",
+        "manyheads prepare --task lm --layout images --image-size 64 --corpus pngs --valid-bytes 1228800 -o data/png",
+    ),
+)
