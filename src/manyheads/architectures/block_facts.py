@@ -1,4 +1,4 @@
-"""What is told of one module of a model: its kind, its name and its sizes."""
+"""The kind, name and sizes of one module of a model, as the drawing of its blocks shows them."""
 
 from __future__ import annotations
 

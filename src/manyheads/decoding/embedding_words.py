@@ -40,7 +40,7 @@ class NamedEmbeddings:
 
     @property
     def name(self) -> str:
-        """What reads it."""
+        """The sides that use the table, such as `source and target`."""
         return " and ".join(self.table.sides)
 
     @property
@@ -100,7 +100,7 @@ class NamedEmbeddings:
         return self._embedded(text, ids)
 
     def token(self, index: int) -> EmbeddedWord:
-        """Return the token with this id. Raises: RequestError: there is none."""
+        """Return the token with this id. Raises: RequestError: the vocabulary has no such id."""
         if not 0 <= index < self.num_rows:
             raise RequestError(f"--ids {index}: the vocabulary has the ids 0 to {self.num_rows - 1:,}.")
         return self._embedded(self.label(index), [index])

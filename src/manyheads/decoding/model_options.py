@@ -27,7 +27,7 @@ class EnsembleOptions:
     )
 
     def all(self, model: str) -> str | list[str]:
-        """What `from_pretrained` takes: the model, or all models of the ensemble."""
+        """Return the argument of `from_pretrained`: the model, or all models of the ensemble."""
         return [model, *self.ensemble] if self.ensemble else model
 
     def record(self) -> dict[str, Any]:

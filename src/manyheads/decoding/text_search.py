@@ -24,7 +24,7 @@ __all__ = ["RanksAgain", "TextSearch", "check_texts", "encode_texts"]
 
 
 class RanksAgain(Protocol):
-    """What ranks the hypotheses of a search again; see `reranking.Reranker`."""
+    """The protocol of `reranking.Reranker`, which imports this module."""
 
     def rerank(
         self,
