@@ -183,7 +183,9 @@ def test_each_model_has_its_own_program() -> None:
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_the_models_of_an_ensemble_share_a_program() -> None:
-    model = Ensemble([model_of(seed=0), model_of(replace(CONFIG, d_model=8, norm_position="pre"), seed=1)])
+    # Wider than any batch has rows: maps of one input are joined where there are more rows, in a program of their own.
+    configs = [replace(CONFIG, d_model=32), replace(CONFIG, d_model=48, norm_position="pre")]
+    model = Ensemble([model_of(config, seed=seed) for seed, config in enumerate(configs)])
     pack(model)
     steps, before = Counted(model), graphs()
     for options in ({"num_beams": 3, "num_return_sequences": 2}, {"num_beams": 2}):
