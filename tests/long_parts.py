@@ -50,6 +50,7 @@ PARTS = {
     "R7-translate": Part("10,000 random files", _files("integration/test_random_files"), 20),
     "R7-table": Part("the whole table of text oddities",
                      _files("integration/test_text_oddities", "integration/test_text_oddities_lm"), 20),
+    "R8-R9": Part("a server with little memory, and with a full disk", _files("integration/test_serving_limits"), 1),
     "R10": Part("ranks against one rank, 200 steps", _files("integration/test_ranks"), 15),
     "R11-ddp": Part("100 signals, DDP, and lost ranks",
                     _files("integration/test_torchrun", only="(signal or lost) and not five_kills and not fsdp"), 25),

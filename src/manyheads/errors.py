@@ -100,7 +100,6 @@ def needing_extra(why: str, extra: str) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an allocation failed. On a CPU torch raises a RuntimeError, which only its text tells apart."""
+    said = ("out of memory", "allocate memory", "bad_alloc")
     text = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in text or "allocate memory" in text)
-    )
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(words in text for words in said))

@@ -40,6 +40,7 @@ PAGES = [
     "docs/attention.md",
     "docs/classification.md",
     "docs/converting.md",
+    "docs/ensembles.md",
     "docs/exporting.md",
     "docs/heads.md",
     "docs/inspecting.md",
@@ -59,6 +60,7 @@ QUICKLY = (
 CUTS = [
     # What a page says, for a reader with minutes -> what a test does, in seconds.
     (r"--preset demo --minutes \d+", "--preset debug --data.path {pairs}"),
+    (r"--preset demo --data.path data/(mine|exchanged)", "--preset debug --data.path {pairs}"),
     (r"--preset xl-demo --minutes \d+", "--preset xl-debug"),
     (r"--preset xl-demo(?!.*--run-dir)", "--preset xl-debug --run-dir runs/xl-demo"),
     (r"--preset xl-demo", "--preset xl-debug"),
@@ -138,6 +140,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / name).write_bytes(piece)
     (place / "b.txt.gz").write_bytes(gzip.compress(novel[9000:18_000]))
     (place / "other.txt").write_bytes(novel[20_000:21_000])
+    (place / "input.en").write_text("I am hungry.\nWhere is the cat?\n", encoding="utf-8")
     (place / "prompts.txt").write_text("He \nShe \n", encoding="utf-8")
     rows = "".join(
         f"{language}\t{text}\n" for pair in pairs[:50] for language, text in zip(("en", "de"), pair, strict=True)

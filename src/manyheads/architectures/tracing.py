@@ -17,9 +17,9 @@ from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import RelativeAttention
 
-__all__ = ["TracedTensor", "folded", "table", "trace"]
+__all__ = ["LAYER", "TracedTensor", "folded", "table", "trace"]
 
-_LAYER = re.compile(r"^(.*?layers)\.(\d+)(.*)$")
+LAYER = re.compile(r"^(.*?layers)\.(\d+)(.*)$")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
     layers: dict[tuple[str, str], list[tuple[str, TracedTensor]]] = {}
     order: list[tuple[str, str] | TracedTensor] = []
     for line in lines:
-        found = _LAYER.match(line.module)
+        found = LAYER.match(line.module)
         if found is None:
             order.append(line)
             continue

@@ -16,6 +16,7 @@ from types import ModuleType
 
 from manyheads import __version__
 from manyheads.cli.printing import say
+from manyheads.cli.streams import abandon_output, set_up_streams
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory
 
@@ -77,7 +78,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns: the exit code (see `EXIT_CODES`)."""
-    _occupy_closed_streams()
+    set_up_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # half a surrogate pair in JSON; letters in an ASCII locale
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -93,7 +94,7 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
     except ManyHeadsError as error:
         return _fail(f"manyheads: {error}", error.exit_code, debug)
     except BrokenPipeError:
-        _abandon_output()  # whoever read it has closed it, as `head` does
+        abandon_output()  # whoever read it has closed it, as `head` does
         return 0
     except OSError as error:  # not handled where it occurred; the system's reason tells the user what to do
         name = "" if error.filename is None else f" {error.filename}"
@@ -147,7 +148,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _abandon_output()
+        abandon_output()
         raise SaveError(f"Cannot write standard output: {error.strerror or error}.") from None
     return code
 
@@ -170,26 +171,6 @@ def _check_working_folder(arguments: list[str]) -> None:
 def module_of(command: str) -> ModuleType:
     """The module of a command, imported."""
     return importlib.import_module(f"manyheads.cli.commands.{command.replace('-', '_')}")
-
-
-def _occupy_closed_streams() -> None:
-    """Put the null device where standard input, output or error is closed.
-
-    Otherwise the next file that is opened gets its number, and what a library prints goes into that file; and `print`
-    writes to standard output what was meant for a standard error that is None.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number, which is this one
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-
-
-def _abandon_output() -> None:
-    """Let what is left unwritten go nowhere; Python would try once more at exit, and complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _table() -> str:

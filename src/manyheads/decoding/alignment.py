@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from manyheads.architectures.attentions import attentions_of
+from manyheads.architectures.ensemble import Ensemble
 from manyheads.decoding.device import inference
 from manyheads.decoding.translator import Translator
 from manyheads.text.sides import Side
@@ -25,11 +26,12 @@ def align(translator: Translator, source: str, target: str) -> list[tuple[int, i
 
     Each target token is aligned to the source token to which it gives most weight; target tokens that attend to EOS
     are left out. A source token that no target token is aligned to is aligned to the target token that gives it most
-    weight.
+    weight. Of an ensemble, the first model's weights are taken.
 
     Returns: an empty list for a model without cross-attention weights.
     """
-    if not isinstance(translator.model, nn.Module):
+    model = translator.model.models[0] if isinstance(translator.model, Ensemble) else translator.model
+    if not isinstance(model, nn.Module):
         return []
     reader, writer = translator.tokenizer.source, translator.tokenizer.target
     source_ids, target_ids = reader.encode(source), writer.encode(target)
@@ -41,7 +43,7 @@ def align(translator: Translator, source: str, target: str) -> list[tuple[int, i
         torch.tensor([[writer.bos_id, *target_ids]], device=translator.device),
     )
     with inference(translator.device, translator.precision):
-        cross = attentions_of(translator.model, *inputs).cross
+        cross = attentions_of(model, *inputs).cross
     if not cross:
         return []
     upper = torch.stack([layer[0].float().mean(0) for layer in cross[len(cross) // 2 :]])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.attentions import attentions_of, buckets_of
+from manyheads.architectures.ensemble import Ensemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.table import ARCHITECTURES
@@ -172,6 +173,9 @@ def _of_layers(hashed: dict[str, Tensor], num_layers: int) -> list[Tensor | None
 
 
 def _module(reader: Translator | Generator) -> nn.Module:
+    """Raises: RequestError: the model is an ensemble. ModelFileError: it is no module."""
+    if isinstance(reader.model, Ensemble):
+        raise RequestError("an ensemble has the attention of several models; name one of them.")
     if not isinstance(reader.model, nn.Module):
         raise ModelFileError(f"a {type(reader.model).__name__} cannot be looked into; it is no torch module.")
     return reader.model

@@ -42,8 +42,8 @@ class DeviceOptions:
     def announce(self) -> None:
         """Tell on standard error what takes long before anything else is seen; here nothing."""
 
-    def load(self, from_pretrained: Callable[..., L], model: str, show: Progress | None = None) -> L:
-        """Load a model on the device. from_pretrained: of `Translator`, `Generator` or the like."""
+    def load(self, from_pretrained: Callable[..., L], model: str | list[str], show: Progress | None = None) -> L:
+        """Load a model, or an ensemble, on the device. from_pretrained: of `Translator`, `Generator` or the like."""
         if show is not None:
             show("loading the model", 0, 0)
         return from_pretrained(model, local_device(self.device), self.fixed_precision(), **self.more())

@@ -17,7 +17,7 @@ from manyheads.decoding.truncation import fit, scored_limit
 from manyheads.errors import RequestError
 from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["score_pairs"]
+__all__ = ["score_ids", "score_pairs"]
 
 _MAX_BATCH_VALUES = 2**25
 """Most numbers in a batch's table of log-probabilities: 128 MiB in float32."""
@@ -38,8 +38,7 @@ def score_pairs(
 
     Raises: RequestError: see `Translator.score`.
     """
-    if not isinstance(runner.model, Scorable):
-        raise RequestError(f"a {type(runner.model).__name__} gives no log-probabilities of whole targets.")
+    _check_scorable(runner.model)
     if isinstance(sources, str) or isinstance(references, str) or len(sources) != len(references):
         raise RequestError(
             f"{len(sources)} sources but {len(references)} references; give two lists of equal length, or two strings."
@@ -53,19 +52,46 @@ def score_pairs(
         fit(rows, numbers, limit, reason, too_long=settings.too_long, what=what)
         for what, rows in (("source", source_ids), ("reference", labels))
     )
+    found = score_ids(runner, tokenizer, source_ids, labels, settings.max_tokens, stop=stop, told=told)
+    return [Scored(writer.tokens(ids), row) for ids, row in zip(labels, found, strict=True)]
+
+
+def score_ids(
+    runner: ModelRunner[Searchable],
+    tokenizer: TranslationTokenizer,
+    sources: Sequence[list[int]],
+    labels: Sequence[list[int]],
+    max_tokens: int,
+    *,
+    stop: Stop | None = None,
+    told: Told | None = None,
+) -> list[list[float]]:
+    """Return the model's log-probability of each label, in nats.
+
+    Args: sources, labels: ids of each pair, EOS last. max_tokens: of a batch, on either side.
+
+    Raises: RequestError: the model cannot score. SearchStopped: `stop` returned true.
+    """
+    model, writer = _check_scorable(runner.model), tokenizer.target
     with runner.inference():
-        found = _token_log_probs(
-            runner.model,
-            source_ids,
+        return _token_log_probs(
+            model,
+            sources,
             [[writer.bos_id, *ids] for ids in labels],
             pad_id=writer.pad_id,
-            max_tokens=settings.max_tokens,
+            max_tokens=max_tokens,
             vocab_size=writer.vocab_size,
             device=runner.device,
             stop=stop,
             told=told,
         )
-    return [Scored(writer.tokens(ids), row) for ids, row in zip(labels, found, strict=True)]
+
+
+def _check_scorable(model: Searchable) -> Scorable:
+    """Raises: RequestError: the model cannot score."""
+    if not isinstance(model, Scorable):
+        raise RequestError(f"a {type(model).__name__} gives no log-probabilities of whole targets.")
+    return model
 
 
 @torch.no_grad()

@@ -42,7 +42,12 @@ class Parser:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, device: str = "auto", precision: Precision = "fp32", *, compile_steps: bool = False
+        cls,
+        path: str | Path | Sequence[str | Path],
+        device: str = "auto",
+        precision: Precision = "fp32",
+        *,
+        compile_steps: bool = False,
     ) -> Self:
         """Load a parser from a model folder, a run folder or `owner/name` on the Hugging Face hub; see `Translator`."""
         return cls(Translator.from_pretrained(path, device, precision, compile_steps=compile_steps))

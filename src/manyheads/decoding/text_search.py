@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.batching import Told
@@ -19,7 +20,24 @@ from manyheads.errors import RequestError
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import Side, TranslationTokenizer
 
-__all__ = ["TextSearch", "check_texts", "encode_texts"]
+__all__ = ["RanksAgain", "TextSearch", "check_texts", "encode_texts"]
+
+
+class RanksAgain(Protocol):
+    """The protocol of `reranking.Reranker`, which imports this module."""
+
+    def rerank(
+        self,
+        sources: Sequence[str],
+        found: Sequence[list[Hypothesis]],
+        outputs: Sequence[list[str]],
+        settings: DecodingSettings,
+        *,
+        numbers: Sequence[int],
+        stop: Stop | None = None,
+        told: Told | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each source in the new order, with new scores."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +49,7 @@ class TextSearch:
         tokenizer: of both sides.
         shortlist: search only candidates for each batch and not the whole vocabulary; not with compiled steps.
         engine: another runtime with the same model.
+        reranker: ranks all hypotheses of the beam before the best ones are returned.
 
     Raises: RequestError: the shortlist cannot be used with this tokenizer, or with compiled steps.
     """
@@ -39,6 +58,7 @@ class TextSearch:
     tokenizer: TranslationTokenizer
     shortlist: Shortlist | None = None
     engine: SearchEngine | None = None
+    reranker: RanksAgain | None = None
 
     def __post_init__(self) -> None:
         if self.shortlist is None:
@@ -78,7 +98,7 @@ class TextSearch:
 
         Raises: RequestError: the engine that was asked for has no such option.
         """
-        self._engine_takes(settings)
+        self._engine_takes(self._keeping_all(settings))
         return "engine torch" if self.engine is None else self.engine.choice
 
     def _engine_takes(self, settings: DecodingSettings) -> bool:
@@ -123,13 +143,34 @@ class TextSearch:
         limit, reason = source_limit(settings, self.runner.model.max_len)
         sources = fit(sources, named, limit, reason, too_long=settings.too_long)
         results: list[list[Hypothesis]] = [[] for _ in texts]
-        if self.engine is not None and self._engine_takes(settings):
-            found = self.engine.search(sources, settings, stop=stop, told=told)
+        all_of_beam = self._keeping_all(settings)
+        if self.engine is not None and self._engine_takes(all_of_beam):
+            found = self.engine.search(sources, all_of_beam, stop=stop, told=told)
         else:
-            found = self._by_torch(sources, settings, [first + place for place in full], stop, told)
+            found = self._by_torch(sources, all_of_beam, [first + place for place in full], stop, told)
+        if self.reranker is not None:
+            found = self._reranked([texts[place] for place in full], found, settings, named, stop)
         for place, hypotheses in zip(full, found, strict=True):
             results[place] = hypotheses
         return results
+
+    def _keeping_all(self, settings: DecodingSettings) -> DecodingSettings:
+        """Return the settings of the search itself, which returns the whole beam if it is ranked again."""
+        return settings if self.reranker is None else replace(settings, num_return_sequences=settings.num_beams)
+
+    def _reranked(
+        self,
+        texts: Sequence[str],
+        found: list[list[Hypothesis]],
+        settings: DecodingSettings,
+        numbers: Sequence[int],
+        stop: Stop | None,
+    ) -> list[list[Hypothesis]]:
+        assert self.reranker is not None
+        writer = self.tokenizer.target
+        outputs = [writer.decode_batch([one.ids for one in hypotheses]) for hypotheses in found]
+        ranked = self.reranker.rerank(texts, found, outputs, settings, numbers=numbers, stop=stop)
+        return [hypotheses[: settings.num_return_sequences] for hypotheses in ranked]
 
     def _by_torch(
         self,

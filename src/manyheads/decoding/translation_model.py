@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, Self, Unpack
 
 import torch
 
+from manyheads.architectures.ensemble import Ensemble
 from manyheads.architectures.pretrained import load, read_languages, save_pretrained
 from manyheads.architectures.protocols import Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
@@ -18,14 +21,16 @@ from manyheads.decoding.device import Precision, choose_device
 from manyheads.decoding.engines import EngineName, open_engine
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
+from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
 from manyheads.decoding.truncation import check_target_limit
-from manyheads.errors import ModelFileError, RequestError
+from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.text.into_language import IntoLanguage
 from manyheads.text.languages import LanguagePair
 from manyheads.text.marian import MarianTokenizer
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, load_tokenizer
 from manyheads.text.tags import check_target
 from manyheads.text.tokenizer import Tokenizer
@@ -68,7 +73,7 @@ class TranslationModel(RunsModel[Searchable]):
     @classmethod
     def from_pretrained(
         cls,
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         device: str | torch.device = "auto",
         precision: Precision = "fp32",
         *,
@@ -78,6 +83,9 @@ class TranslationModel(RunsModel[Searchable]):
         engine: EngineName = "torch",
     ) -> Self:
         """Load a translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
+
+        Several paths are an ensemble, which averages the models' probabilities in each step (see
+        `architectures.ensemble`). Their tokenizers must be equal. Settings and shortlist are those of the first one.
 
         `revision` is a branch, tag or commit of a model on the hub.
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
@@ -90,24 +98,30 @@ class TranslationModel(RunsModel[Searchable]):
                 faster in a measurement, else torch (see `TextSearch.choose_engine`).
 
         Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: the content of a file is
-            invalid, or CTranslate2 cannot hold the model. RequestError: the engine has no such device or precision.
-            MissingExtraError: the engine is not installed.
+            invalid, CTranslate2 cannot hold the model, or the models cannot be averaged. RequestError: the engine has
+            no such device or precision, or searches one model only. MissingExtraError: the engine is not installed.
         """
-        folder = model_folder(path, "translation", revision)
+        paths = [path] if isinstance(path, str | Path) else list(path)
+        if not paths:
+            raise ConfigError("an ensemble needs at least one model, but the list of paths is empty.")
+        if len(paths) > 1 and engine != "torch":
+            raise RequestError(f"engine {engine} searches one model, but {len(paths)} are given; use engine torch.")
+        folders = [model_folder(one, "translation", revision) for one in paths]
+        folder = folders[0]
         tokenizer = load_tokenizer(folder)
-        model = load(folder, device=choose_device(device))
-        assert isinstance(model, Seq2Seq)
+        for other in folders[1:]:
+            _check_alike(folder, tokenizer, other)
+        models = [_load_model(one, tokenizer, choose_device(device)) for one in folders]
+        model = models[0] if len(models) == 1 else Ensemble(models)
         words: Shortlist | None = None
         if shortlist is not None:
-            sizes = model.config.source_vocab_size, model.config.target_vocab_size
+            sizes = models[0].config.source_vocab_size, models[0].config.target_vocab_size
             words = Shortlist.load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
-        _check_vocabularies(model.config, tokenizer, folder)
         settings = load_settings(folder)
         made = cls(model, tokenizer, settings, device, precision, compile_steps=compile_steps, shortlist=words)
         made.runner.prepare_weights()
         made.languages = read_languages(folder)
-        other = open_engine(engine, folder, runs_plainly=made.search.runs_as())
-        made.search = replace(made.search, engine=other)
+        made.search = replace(made.search, engine=open_engine(engine, folder, runs_plainly=made.search.runs_as()))
         return made
 
     def save_pretrained(self, path: str | Path) -> None:
@@ -118,6 +132,8 @@ class TranslationModel(RunsModel[Searchable]):
         Raises: RequestError: the model is not one of this package. SaveError: it could not be written, or its weights
             were rounded by `precision` bf16.
         """
+        if isinstance(self.model, Ensemble):
+            raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
         if not isinstance(self.model, Seq2Seq):
             raise RequestError(f"a {type(self.model).__name__} has no config, so it cannot be saved as a model folder.")
         whole = self._whole or self  # into one language, it is still a model of all of them
@@ -154,14 +170,46 @@ class TranslationModel(RunsModel[Searchable]):
         made = copy(whole)
         made._whole, made.target_lang = whole, chosen
         made.tokenizer = IntoLanguage(whole.tokenizer, chosen)
-        made.search = replace(whole.search, tokenizer=made.tokenizer)
+        made.search = replace(whole.search, tokenizer=made.tokenizer, reranker=None)
         made.languages = tuple(pair for pair in whole.languages if pair[1] == chosen)
+        return made
+
+    def reranked_by(self, reverse: TranslationModel, weight: float = 1.0) -> Self:
+        """Return a translator that ranks each beam again with a model of the reverse direction. It shares the model.
+
+        See `reranking` for the scores. Of a model of several languages, call `into` first; of such a reverse model, the
+        source language of this one is chosen.
+
+        Args:
+            reverse: translates the targets of this model into its sources.
+            weight: of the reverse model's score.
+
+        Raises: ConfigError: the reverse model translates other languages, a model is a parser, a target language is not
+            chosen, or the weight is no finite number of at least 0.
+        """
+        if not 0 <= weight < math.inf:
+            raise ConfigError(f"the weight of the reverse model is {weight}; it must be a number of at least 0.")
+        if any(isinstance(one.tokenizer, ParsingTokenizer) for one in (self, reverse)):
+            raise ConfigError("reranking needs two translators, but one of the models is a parser.")
+        if self.tokenizer.target_languages and self.target_lang is None:
+            raise ConfigError(
+                "this model translates into several languages; choose one before reranking, by --target-lang (in"
+                " Python: translator.into(language))."
+            )
+        check_reverse(self.languages, reverse.languages)
+        if reverse.tokenizer.target_languages and reverse.target_lang is None:
+            sources = {source for source, _ in self.languages}
+            reverse = reverse.into(sources.pop() if len(sources) == 1 else None)
+        made = copy(self)
+        reranker = Reranker(reverse.runner, reverse.tokenizer, reverse.settings, weight)
+        made.search = replace(self.search, reranker=reranker)
         return made
 
     def options(self, **overrides: Unpack[DecodingOverrides]) -> DecodingSettings:
         """Return the settings of a call. `do_sample=True` alone also sets num_beams to 1.
 
-        Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: see `check_ids`.
+        Raises: ConfigError: an option is unknown, of the wrong type or out of range, or there is no beam to rerank.
+            RequestError: see `check_ids`.
         """
         if overrides.get("do_sample") and "num_beams" not in overrides:
             overrides["num_beams"] = 1
@@ -171,7 +219,33 @@ class TranslationModel(RunsModel[Searchable]):
         token = self.tokenizer.target
         check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
         check_target_limit(settings, self.model.max_len)
+        if self.search.reranker is not None:
+            check_reranking(settings)
         return settings
+
+
+def _load_model(folder: Path, tokenizer: TranslationTokenizer, device: torch.device) -> Seq2Seq:
+    model = load(folder, device=device)
+    assert isinstance(model, Seq2Seq)
+    _check_vocabularies(model.config, tokenizer, folder)
+    return model
+
+
+def _check_alike(first: Path, tokenizer: TranslationTokenizer, other: Path) -> None:
+    """Raises: ConfigError: a model has another tokenizer or other languages than the first one of an ensemble."""
+    others = load_tokenizer(other)
+    if others.digest != tokenizer.digest:
+        raise ConfigError(
+            f"{other} has another vocabulary ({others.digest[:12]}) than {first} ({tokenizer.digest[:12]}), so their"
+            " probabilities cannot be averaged; train the models of an ensemble on data with the same tokenizer."
+        )
+    mine, its = read_languages(first), read_languages(other)
+    if mine and its and set(mine) != set(its):
+        shown = [", ".join(f"{source} to {target}" for source, target in pairs) for pairs in (its, mine)]
+        raise ConfigError(
+            f"{other} translates {shown[0]}, but {first} {shown[1]}; the models of an ensemble translate the same"
+            " languages."
+        )
 
 
 def _check_vocabularies(config: Any, tokenizer: TranslationTokenizer, folder: Path) -> None:

@@ -34,7 +34,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     429: {"description": "Too many requests; see Retry-After."},
     431: {"description": "Too many headers."},
     500: {"description": "A fault of the server or the model."},
-    503: {"description": "The server starts or stops."},
+    503: {"description": "The server starts or stops, or has too little free memory."},
     504: {"description": "The deadline has passed."},
 }
 _MOST_FIELD = 60

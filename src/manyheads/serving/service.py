@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from manyheads.errors import NonFiniteError
+from manyheads.errors import NonFiniteError, is_out_of_memory
 from manyheads.serving.batches import CallBatch
 from manyheads.serving.engine import Done, Engine, Event, Failed, Job, QueueFull, Row
 from manyheads.serving.guard import ApiKeys, ServerState
@@ -184,4 +184,11 @@ class Service:
 def _failed(error: Exception) -> Exception:
     if isinstance(error, NonFiniteError):
         return Refusal(500, str(error), code="not_finite")
+    if is_out_of_memory(error):
+        return Refusal(
+            503,
+            "The machine has too little free memory for this batch. Send the request again later, or ask for less:"
+            " shorter texts, fewer beams or samples.",
+            code="out_of_memory", retry_after=1,
+        )  # fmt: skip
     return error

@@ -106,11 +106,12 @@ def search_record(translator: Translator, settings: DecodingSettings, options: A
 
     Args:
         settings: of the search.
-        options: of the command, with `model` and `run_on`.
+        options: of the command, with `model`, `models` and `run_on`.
         more: further entries.
     """
     return {
         **model_record(options.model, translator.model, translator.device, translator.precision),
+        **options.models.record(),
         "tokenizer": translator.tokenizer.digest,
         **more,
         "decoding": asdict(settings),
@@ -120,7 +121,8 @@ def search_record(translator: Translator, settings: DecodingSettings, options: A
 
 def model_line(protocol: Mapping[str, Any]) -> str:
     """The model in a protocol for people."""
-    return f"  model      {protocol['model']}, {protocol['parameters']:,} parameters"
+    names = " + ".join((protocol["model"], *protocol.get("ensemble", ())))
+    return f"  model      {names}, {protocol['parameters']:,} parameters"
 
 
 def machine_lines(protocol: Mapping[str, Any]) -> list[str]:
@@ -155,5 +157,7 @@ def search_line(protocol: Mapping[str, Any]) -> str:
     }
     parts += [f"{name} {decoding[name]}" for name, usual in unusual.items() if decoding[name] != usual]
     parts += [f"{name} {list(decoding[name])}" for name in ("banned_ids", "forced_prefix_ids") if decoding[name]]
+    if "rerank" in protocol:
+        parts.append(f"reranked by {protocol['rerank']} (weight {protocol['rerank_weight']:g})")
     shortlist = [f"shortlist {protocol['shortlist']}"] if "shortlist" in protocol else []
     return ", ".join([*parts, f"batches of {decoding['max_tokens']} tokens", *shortlist])

@@ -31,7 +31,7 @@ from manyheads.tasks import layers
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ("*.md", "docs/**/*.md", "recipes/*", "src/**/*.md", "benchmarks/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "recipes/*.md", "recipes/**/*.yaml", "src/**/*.md", "benchmarks/README.md")
     for path in ROOT.glob(pattern)
     if path.name not in ("CHANGELOG.md", "EXPERIMENTS.md")  # what was, at its time
 )

@@ -258,3 +258,22 @@ def test_mistakes(
         captured = capsys.readouterr()
         assert message in captured.err, captured.err
         assert "Traceback" not in captured.err
+
+
+def test_several_parsers_are_one(
+    manyheads: Cli, data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for more in ((), ("--ensemble", run)):
+        assert manyheads("evaluate", run, "--trees", data / "test.ptb", "--json", *more) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    alone, averaged = found
+    assert averaged["protocol"].pop("ensemble") == [str(run)]
+    assert averaged["protocol"].pop("parameters") == alone["protocol"].pop("parameters") * 2
+    nats = [one["likelihood"].pop("nats_per_token") for one in found]
+    assert nats[0] == pytest.approx(nats[1])
+    assert averaged["likelihood"].pop("perplexity") == pytest.approx(alone["likelihood"].pop("perplexity"))
+    assert averaged == alone
+    (tmp_path / "in").write_text(f"{SENTENCE}\n", encoding="utf-8")
+    assert manyheads("translate", run, tmp_path / "in", "--rerank", run) == 2
+    assert "one of the models is a parser" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,3 +92,13 @@ def test_only_a_smaller_vocabulary_is_mentioned() -> None:
         manifest = {"tokenizer": {"vocab_size": made, "settings": {"vocab_size": asked}}}
         assert bool(smaller_than_asked(manifest)) == is_told
     assert smaller_than_asked({"tokenizer": {"vocab_size": 3, "settings": None}}) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_messages_that_cannot_be_written_fail_no_command(warm_program: list[str], tmp_path: Path) -> None:
+    """A log on a full disk: what the command does, and its exit code, stay the same."""
+    with Path("/dev/full").open("wb") as full:
+        made = subprocess.run([*warm_program, "sample-data", str(tmp_path / "sample")], stderr=full, check=False)
+        failed = subprocess.run([*warm_program, "info", str(tmp_path / "missing")], stderr=full, check=False)
+    assert (made.returncode, failed.returncode) == (0, 2)
+    assert (tmp_path / "sample" / "sentences.en").exists()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads.architectures.ensemble import Ensemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
@@ -176,6 +177,22 @@ def test_each_model_has_its_own_program() -> None:
         assert_same(found(one, LENGTHS[:4], num_beams=1), found(model, LENGTHS[:4], num_beams=1))
         assert one.taken
     assert found(steps[0], LENGTHS[:4], num_beams=1)[0][0].ids != found(steps[1], LENGTHS[:4], num_beams=1)[0][0].ids
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.unhooked
+@pytest.mark.compiles
+def test_the_models_of_an_ensemble_share_a_program() -> None:
+    # Wider than any batch has rows: maps of one input are joined where there are more rows, in a program of their own.
+    configs = [replace(CONFIG, d_model=32), replace(CONFIG, d_model=48, norm_position="pre")]
+    model = Ensemble([model_of(config, seed=seed) for seed, config in enumerate(configs)])
+    pack(model)
+    steps, before = Counted(model), graphs()
+    for options in ({"num_beams": 3, "num_return_sequences": 2}, {"num_beams": 2}):
+        options["max_tokens"] = 140  # no batch has one sentence
+        assert_same(found(steps, LENGTHS, **options), found(model, LENGTHS, **options))
+    assert graphs() - before == 1
+    assert steps.taken > 40
 
 
 @pytest.mark.unhooked

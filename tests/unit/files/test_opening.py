@@ -53,7 +53,7 @@ EXCEPTIONS = {
     "training/run/device.py": "/proc and /sys",
     "training/plan/measuring.py": "/proc and the null device",
     "cli/machine.py": "/proc",
-    "cli/main.py": "the null device",
+    "cli/streams.py": "the null device",
     "cli/lines/output.py": "the file that the user named for the output, and the null device",
     "data/store.py": "numpy maps files that `verify` has checked by kind, size and checksum",
     "interop/tensorflow.py": "numpy maps a file after `check_regular`",

@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from manyheads.serving.batches import TranslationBatch
 from manyheads.serving.engine import Done, Engine, Event, Failed, Job, QueueFull, Row
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.settings import ServingSettings
@@ -212,3 +214,25 @@ def test_closing_fails_what_waits(notes: list[Any]) -> None:
     engine.close()
     assert all(isinstance(client.news[-1], Failed) for client in clients)
     assert not engine.is_alive
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+     RuntimeError("std::bad_alloc")],
+    ids=["Python", "torch", "C++"],
+)  # fmt: skip
+def test_no_memory_is_said_as_503(client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """The engine goes on with the next batch."""
+
+    def fails(*_: Any) -> Any:
+        raise error
+
+    body = {"text": "I am hungry.", "max_new_tokens": 4}
+    with monkeypatch.context() as patch:
+        patch.setattr(TranslationBatch, "advance", fails)
+        found = client.post("/v1/translate", json=body)
+    assert found.status_code == 503
+    assert found.headers["retry-after"] == "1"
+    assert found.json()["error"]["code"] == "out_of_memory"
+    assert client.post("/v1/translate", json=body).status_code == 200

@@ -12,6 +12,7 @@ from manyheads.config.options import CommandPage, argument, group, option, refus
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.model_options import RerankingOptions
 from manyheads.decoding.options import TranslationDeviceOptions
 from manyheads.decoding.search_options import DecodingOptions
 from manyheads.decoding.settings import DecodingSettings
@@ -60,14 +61,25 @@ class TranslateOptions:
     )
     verbose: bool = option("Print the settings and the speed on standard error.", default=False, aliases=("-v",))
     document: DocumentOptions = group(DocumentOptions)
+    models: RerankingOptions = group(RerankingOptions)
     run_on: TranslationDeviceOptions = group(TranslationDeviceOptions)
     decoding: DecodingOptions = group(DecodingOptions)
 
     def __post_init__(self) -> None:
         check(self, "--", at_least(1), "lines_at_once", "num_return_sequences")
         if self.document.terms is not None:
-            given = {"--nbest": self.num_return_sequences, "--json": self.json, "--do-sample": self.decoding.do_sample}
+            given = {
+                "--nbest": self.num_return_sequences,
+                "--json": self.json,
+                "--do-sample": self.decoding.do_sample,
+                "--rerank": self.models.rerank,
+            }
             refuse_given(given, "--terms gives one translation a line by beam search; leave out {}.")
+        if self.models.ensemble and self.engine != "torch":
+            raise ConfigError(
+                f"--engine {self.engine} searches one model, but {1 + len(self.models.ensemble)} are named; leave out"
+                " --engine or --ensemble."
+            )
         if self.json and self.engine != "torch":
             raise ConfigError(
                 f"--json gives token log-probabilities, which --engine {self.engine} may not have; use --engine torch."
@@ -114,11 +126,13 @@ Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl
 With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation.
 A parser gives the tree of each sentence, whose words have spaces between them, over exactly these words.
 A model of several languages needs --target-lang. --terms FILE forces terminology.
+--ensemble averages several models for each token; --rerank chooses among a beam with a model of the reverse direction.
 In a document (Markdown, HTML, subtitles, CSV, JSONL; see --format) everything but the text stays as it is.""",
     (
         'echo "I am hungry." | manyheads translate runs/demo',
         "manyheads translate runs/demo input.en --output output.de --beam 8 --verbose",
         "manyheads translate runs/demo input.en --nbest 4",
+        "manyheads translate runs/a input.en --ensemble runs/b runs/c --rerank runs/back",
         "manyheads translate runs/demo page.md --output page.de.md",
     ),
 )

@@ -35,12 +35,18 @@ def run(options: TranslateOptions) -> int:
     from manyheads.decoding.translator import Translator
 
     load = partial(Translator.from_pretrained, engine=options.engine)
-    translator = options.run_on.load(load, options.model).into(options.target_lang, "--target-lang")
+    translator = options.run_on.load(load, options.models.all(options.model)).into(options.target_lang, "--target-lang")
+    translator = options.models.reranked(translator)
     lines = TranslationLines(translator, options, terms)
     if document is not None:
         lines.check_translates_documents()
         document.translate(
-            lines.translator, options.model, options.output, lines.overrides, lines_at_once=options.lines_at_once
+            lines.translator,
+            options.model,
+            options.output,
+            lines.overrides,
+            lines_at_once=options.lines_at_once,
+            others=options.models.identity(),
         )
     elif is_conversation(options.input) and not is_sharded(options.output):
         lines.converse()

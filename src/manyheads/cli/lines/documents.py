@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -87,6 +88,7 @@ class InputDocument:
         overrides: dict[str, Any],
         *,
         lines_at_once: int,
+        others: Mapping[str, Any],
     ) -> None:
         """Write the translated document.
 
@@ -98,6 +100,7 @@ class InputDocument:
             output: a file; `-` is standard output.
             overrides: fields of `DecodingSettings`.
             lines_at_once: maximum number of sentences that are translated together.
+            others: see `EnsembleOptions.identity`.
 
         Raises: as `Translator.translate`. SaveError: the output cannot be written.
         """
@@ -133,6 +136,7 @@ class InputDocument:
             identity = {  # what determines the translations
                 "command": "translate document",
                 "model": model_identity(model),
+                **others,
                 "settings": asdict(translator.options(**overrides)),
                 "format": asdict(self.options),
                 "terms": [asdict(term) for term in self.terms],

@@ -68,7 +68,8 @@ class TranslationLines:
             forbid="--min-new-tokens 1 forbids empty ones, --no-repeat-ngram-size 3 repetitions.",
         )
         if options.verbose:
-            about = f"{options.model} on {translator.device}, {translator.precision}: {self._settings}"
+            models = " + ".join((options.model, *options.models.ensemble))
+            about = f"{models} on {translator.device}, {translator.precision}: {self._settings}"
             say(about, file=sys.stderr)
 
     def _with_terms(self, sources: list[str], found: list[list[Translation]]) -> list[list[Translation]]:
@@ -161,6 +162,7 @@ class TranslationLines:
         identity = {
             "command": "translate",
             "model": model_identity(options.model),
+            **options.models.identity(),
             "settings": asdict(self._settings),
             "form": form,
             "precision": self.translator.precision,

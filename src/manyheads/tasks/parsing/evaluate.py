@@ -170,7 +170,7 @@ def _judge_model(
 ) -> tuple[ParseReport, Likelihood, dict[str, Any]]:
     """The trees of a model, and how likely it finds the right ones."""
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
-    parser = options.run_on.load(Parser.from_pretrained, options.model, show)
+    parser = options.run_on.load(Parser.from_pretrained, options.models.all(options.model), show)
     translator = parser.translator
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)

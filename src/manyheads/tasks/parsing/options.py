@@ -74,7 +74,7 @@ class EvaluateOptions(SearchEvaluateOptions):
     def __post_init__(self) -> None:
         if self.baseline is None and self.train_trees is not None:
             raise ConfigError("--train-trees is used by --baseline only; leave it out, or give --baseline.")
-        unused = given_options(self.run_on, self.decoding)
+        unused = given_options(self.models, self.run_on, self.decoding)
         if unused and (self.hypotheses is not None or self.baseline is not None):
             judged = "--hypotheses" if self.hypotheses is not None else "--baseline"
             raise ConfigError(f"With {judged} there is no model to run; leave out {', '.join(unused)}.")

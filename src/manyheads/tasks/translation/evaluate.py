@@ -214,9 +214,10 @@ def run_model(
     """
     pairs = test_set.pairs
     with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
-        translator = options.run_on.load(Translator.from_pretrained, options.model, show)
+        translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model), show)
         if translator.tokenizer.target_languages or test_set.directions or not is_compared:
             translator = _chosen(translator, test_set, options)
+        translator = options.models.reranked(translator)
         overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
         settings = translator.options(**overrides)
         if this_process().is_main and _looks_exchanged(translator, pairs, settings):
@@ -292,6 +293,7 @@ def _judge(
     identity = {
         "command": "evaluate",
         "model": model_identity(options.model),
+        **options.models.identity(),
         "settings": asdict(settings),
         "pairs": hashlib.sha256(json.dumps(pairs).encode()).hexdigest(),
         "precision": translator.precision,

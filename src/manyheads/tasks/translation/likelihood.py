@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from manyheads.architectures.ensemble import Ensemble
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch
 from manyheads.data.store import PairStore
@@ -34,7 +35,7 @@ def likelihood_of(
         told: told after each batch how many pairs are done.
     """
     model = translator.model
-    assert isinstance(model, Seq2Seq)  # all that from_pretrained gives
+    assert isinstance(model, Seq2Seq | Ensemble)  # all that from_pretrained gives
     batches = reference_batches(translator, pairs, settings, what, first)
     with inference(translator.device, translator.precision):
         return evaluate_likelihood(model, counted(batches, told), device=translator.device)
@@ -49,7 +50,7 @@ def reference_batches(
 ) -> Iterator[PairBatch]:
     """Yield the pairs as the model reads them; arguments as for `likelihood_of`."""
     model = translator.model
-    assert isinstance(model, Seq2Seq)
+    assert isinstance(model, Seq2Seq | Ensemble)
     both = (translator.tokenizer.source, translator.tokenizer.target)
     sources, references = (
         [[*ids, token.eos_id] for ids in token.encode_batch(list(texts))]

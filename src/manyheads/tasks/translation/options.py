@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.options import CommandPage, argument, given_options, group, option
+from manyheads.decoding.model_options import EnsembleOptions, RerankingOptions
 from manyheads.decoding.options import DeviceOptions, SearchDeviceOptions, TranslationDeviceOptions
 from manyheads.decoding.search_options import DecodingOptions
 from manyheads.errors import ConfigError
@@ -116,6 +117,7 @@ class SearchEvaluateOptions:
     on_bad_utf8: Literal["fail", "replace"] = option(
         "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
     )
+    models: EnsembleOptions = group(EnsembleOptions)
     run_on: SearchDeviceOptions = group(SearchDeviceOptions)
     decoding: DecodingOptions = group(DecodingOptions)
 
@@ -145,12 +147,13 @@ class EvaluateOptions(SearchEvaluateOptions):
         "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
     )
     lowercase: bool = option("Ignore case in BLEU and chrF.", default=False)
+    models: RerankingOptions = group(RerankingOptions)
     run_on: TranslationDeviceOptions = group(TranslationDeviceOptions)
 
     def __post_init__(self) -> None:
         if self.hypotheses is not None and (self.model or self.source is not None):
             raise ConfigError("--hypotheses names translations that were made elsewhere; leave out MODEL and --source.")
-        unused = given_options(self.run_on, self.decoding)
+        unused = given_options(self.models, self.run_on, self.decoding)
         if unused and self.hypotheses is not None:
             raise ConfigError(f"With --hypotheses there is no model to run; leave out {', '.join(unused)}.")
         if self.hypotheses is None and not self.model:
@@ -163,7 +166,13 @@ class EvaluateOptions(SearchEvaluateOptions):
             raise ConfigError("--split selects a part of --data; it cannot be used with --reference.")
         if self.hypotheses is None and (self.source is None) != (self.reference is None):
             raise ConfigError("--source and --reference belong together, line by line; give both or neither.")
-        check_comparison(self, {"--output": self.output, "--hypotheses": self.hypotheses})
+        for_one_model = {
+            "--output": self.output,
+            "--hypotheses": self.hypotheses,
+            "--ensemble": self.models.ensemble,
+            "--rerank": self.models.rerank,
+        }
+        check_comparison(self, for_one_model)
 
     @property
     def inputs(self) -> tuple[str | None, ...]:
@@ -193,6 +202,7 @@ class ScoreOptions:
         "A side that does not fit: stop and name its line, or cut it, score what is left and say how many were cut.",
         default="fail",
     )
+    models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
 
     @property
@@ -225,11 +235,13 @@ protocol: all that must be equal before two such figures may be compared. Text c
 or --data; without either, from what the run was trained with. --hypotheses judges translations made elsewhere.
 Several models are compared on the same test set: scores with a paired bootstrap against the first model, and the
 sentences that differ most; --page writes them as a page.
+--ensemble judges several models as one, which averages their probabilities; --rerank what a reverse model chooses.
 A language model is judged by perplexity and bits a byte: `manyheads evaluate MODEL --help` shows its options.
 A parser is judged by labelled brackets (evalb's rules): `manyheads evaluate --trees FILE --help` shows its options.""",
     (
         "manyheads evaluate runs/demo",
         "manyheads evaluate runs/demo --source test.en --reference test.de --beam 8 --output test.out",
+        "manyheads evaluate runs/a --ensemble runs/b runs/c",
         "manyheads evaluate --hypotheses test.out --reference test.de",
         "manyheads evaluate runs/demo runs/mine --source test.en --reference test.de --page compared.html",
         "manyheads evaluate runs/parser --trees test.ptb",

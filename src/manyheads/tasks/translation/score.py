@@ -24,7 +24,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     report = ReadReport()
     files = PairFiles(source=options.source, target=options.target, on_bad_utf8=options.on_bad_utf8)
     pairs = list(files.read(report))
-    translator = options.run_on.load(Translator.from_pretrained, options.model, show)
+    translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model), show)
     translator = translator.into(options.target_lang, "--target-lang")
     budget: dict[str, Any] = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
     translator.settings = translator.options(**budget, too_long=options.too_long)
@@ -38,6 +38,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     identity = {
         "command": "score",
         "model": model_identity(options.model),
+        **options.models.identity(),
         "settings": asdict(translator.settings),
         "form": (options.tokens, options.on_bad_utf8),
         "precision": translator.precision,

@@ -15,6 +15,8 @@ __all__ = ["KINDS", "run"]
 # what -> what it shows; the code is in `manyheads.cli.commands.inspect.NAME`, with `run(arguments) -> exit code`.
 KINDS = {
     "attention": "where each head of a model looks: a page to touch, or pictures",
+    "architecture": "the blocks of a model, and the operations of its attention (figures 1 and 2 of the papers)",
+    "embeddings": "nearest neighbours of words, and a map of tokens",
     "shapes": "every tensor from input to output, with its shape and equation",
     "buckets": "into which buckets a Reformer's hashing puts each token",
     "heads": "which heads a model needs, and where each looks",

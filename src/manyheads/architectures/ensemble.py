@@ -1,0 +1,169 @@
+"""Several encoder-decoders as one model: in each step the probabilities of the next token are averaged.
+
+Paper: Sutskever et al. 2014, arXiv:1409.3215, sec. 3.7 and table 1, decode with ensembles; they name no formula. Here
+P(y_t) = 1/n sum over models of P_i(y_t), the arithmetic mean, as fairseq and Marian with equal weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.protocols import Output, Searchable
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.data.batch import PairBatch
+from manyheads.errors import ConfigError
+from manyheads.nn.attention.state import register_state
+from manyheads.nn.shapes import Float, Int
+
+__all__ = ["Ensemble", "EnsembleState", "RestrictedEnsemble", "mean_log_probs"]
+
+
+def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
+    """Return log(1/n sum exp(log_probs[i])), elementwise; all have one shape. For equal tensors exactly their value."""
+    # The largest one is subtracted, so that no exp is infinite and not all are 0. A difference of infinities would be
+    # NaN, so the subtracted value is finite.
+    largest = reduce(torch.maximum, log_probs)
+    largest = largest.clamp(min=torch.finfo(largest.dtype).min)
+    total = reduce(torch.add, [(values - largest).exp() for values in log_probs])
+    return largest + (total / len(log_probs)).log()
+
+
+@register_state
+@dataclass(frozen=True)
+class EnsembleState:
+    """The state of each model; all have the same rows."""
+
+    each: tuple[Any, ...]
+
+    def reorder(self, rows: Tensor) -> EnsembleState:
+        """See `protocols.SearchState.reorder`."""
+        return EnsembleState(tuple(state.reorder(rows) for state in self.each))
+
+    def clone(self) -> EnsembleState:
+        """Return a copy that shares no tensor with this one."""
+        return EnsembleState(tuple(state.clone() for state in self.each))
+
+
+@dataclass(frozen=True)
+class PlannedSteps:
+    """A step of each model; see `protocols.PlannedStep`."""
+
+    each: tuple[Any, ...]
+
+    @property
+    def can_compile(self) -> bool:
+        return all(step.can_compile for step in self.each)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return tuple(step.kind for step in self.each)
+
+    def for_compiler(self) -> PlannedSteps:
+        return PlannedSteps(tuple(step.for_compiler() for step in self.each))
+
+
+class _Averaging:
+    """The search of `models`; each has `max_len`, `start` and `step`."""
+
+    models: Any
+
+    @property
+    def max_len(self) -> int | None:
+        """See `protocols.Searchable.max_len`: the smallest one of the models."""
+        return min((model.max_len for model in self.models if model.max_len is not None), default=None)
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> EnsembleState:
+        """See `protocols.Searchable.start`."""
+        return EnsembleState(tuple(model.start(source, source_lengths) for model in self.models))
+
+    def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
+        """See `protocols.Searchable.step`."""
+        each = [model.step(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
+        return mean_log_probs([log_probs for log_probs, _ in each]), EnsembleState(tuple(after for _, after in each))
+
+
+class RestrictedEnsemble(_Averaging):
+    """An ensemble for one search, whose target vocabulary is a part of the real one; see `protocols.Restrictable`.
+
+    Args: models: the restricted models; each normalises its probabilities over the part.
+    """
+
+    def __init__(self, models: Sequence[Searchable]) -> None:
+        self.models = models
+
+
+class Ensemble(_Averaging, nn.Module):
+    """Encoder-decoders of one vocabulary as one `protocols.Searchable`.
+
+        model = Ensemble([manyheads.load("runs/a"), manyheads.load("runs/b")])
+        log_probs, state = model.step(tokens, model.start(source, source_lengths))
+
+    It is also `Scorable`, `Restrictable` and, if all models plan their steps, `PlansSteps`. The architectures may
+    differ. `Translator.from_pretrained([a, b])` also compares the tokenizers.
+
+    Args: models: at least one; the same model twice counts twice.
+
+    Raises: ConfigError: there is no model, or the sizes of the vocabularies differ.
+    Cost: time and memory are the sums of those of the models.
+    """
+
+    def __init__(self, models: Sequence[Seq2Seq]) -> None:
+        super().__init__()
+        if not models:
+            raise ConfigError("an ensemble needs at least one model, but none was given.")
+        sizes = [(model.config.source_vocab_size, model.config.target_vocab_size) for model in models]
+        for number, (source, target) in enumerate(sizes, 1):
+            if (source, target) != sizes[0]:
+                raise ConfigError(
+                    f"model {number} of the ensemble has {source:,} source and {target:,} target ids, but model 1 has"
+                    f" {sizes[0][0]:,} and {sizes[0][1]:,}; only models of one vocabulary can be averaged."
+                )
+        self.models = nn.ModuleList(models)
+
+    def forward(self, batch: PairBatch) -> Output:
+        """Return the negative log-likelihood of a batch's targets with teacher forcing; for evaluation, not training.
+
+        loss_sum equals nll_sum. Memory: one number a model and target token, besides what one model needs.
+        """
+        labels = batch.target_labels
+        steps = torch.arange(labels.shape[1], device=labels.device)
+        keep = steps[None, :] < batch.target_lengths[:, None] - 1
+        found = []
+        for model in self.models:
+            hidden = model.body(batch.source, batch.source_lengths, batch.target_input)
+            found.append(-model.head.token_losses(hidden[keep], labels[keep]))
+        nll_sum = -mean_log_probs(found).sum().detach()
+        return Output(loss_sum=nll_sum, nll_sum=nll_sum, num_tokens=keep.sum(), state=None)
+
+    def log_probs(
+        self,
+        source: Int[Tensor, "batch source_len"],
+        source_lengths: Int[Tensor, " batch"],
+        target: Int[Tensor, "batch len"],
+    ) -> Float[Tensor, "batch len vocab_size"]:
+        """See `protocols.Scorable.log_probs`."""
+        return mean_log_probs([model.log_probs(source, source_lengths, target) for model in self.models])
+
+    def restricted(self, ids: Int[Tensor, " count"]) -> RestrictedEnsemble:
+        """See `protocols.Restrictable.restricted`. Each model is normalised over these ids before the average."""
+        return RestrictedEnsemble([model.restricted(ids) for model in self.models])
+
+    @property
+    def plans_steps(self) -> bool:
+        """See `protocols.PlansSteps`."""
+        return all(model.plans_steps for model in self.models)
+
+    def plan(self, tokens: Tensor, state: EnsembleState) -> tuple[PlannedSteps, EnsembleState]:
+        """See `protocols.PlansSteps`."""
+        each = [model.plan(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
+        return PlannedSteps(tuple(step for step, _ in each)), EnsembleState(tuple(after for _, after in each))
+
+    def compute(self, step: PlannedSteps) -> Tensor:
+        """See `protocols.PlansSteps`."""
+        return mean_log_probs([model.compute(one) for model, one in zip(self.models, step.each, strict=True)])

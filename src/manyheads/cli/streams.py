@@ -1,0 +1,49 @@
+"""Standard input, output and error that are closed, full, or left by their reader."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any
+
+__all__ = ["abandon_output", "set_up_streams"]
+
+
+def set_up_streams() -> None:
+    """Put the null device where a stream is closed, and let no command fail because its messages cannot be written.
+
+    Without the first the next file that is opened gets the number of the closed stream, and what a library prints goes
+    into that file; and `print` writes to standard output what was meant for a standard error that is None.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number, which is this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    elif sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        encoding, raw = sys.stderr.encoding, _Messages(sys.stderr.fileno(), "wb", closefd=False)
+        sys.stderr = io.TextIOWrapper(raw, encoding, "backslashreplace", write_through=True)
+
+
+class _Messages(io.FileIO):
+    """Standard error. What the system refuses to write, on a full disk for example, is dropped: the work goes on."""
+
+    def write(self, content: Any) -> int:
+        """Write all bytes, or drop what is left. Returns: their number."""
+        left = memoryview(content)
+        try:
+            while left and (written := super().write(left)):
+                left = left[written:]
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
+        return len(content)
+
+
+def abandon_output() -> None:
+    """Let what is left unwritten of standard output go nowhere; Python would try once more at exit, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

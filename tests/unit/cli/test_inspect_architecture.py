@@ -1,0 +1,119 @@
+"""`manyheads inspect architecture`: what is drawn, that it can be read, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.architectures.blocks import blocks_of
+from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.visualise.architecture import architecture_figure
+from manyheads.visualise.operations import operations_figure
+
+pytest.importorskip("matplotlib")
+
+Program = Callable[..., int]
+
+
+def config_of(architecture: str, **changes: Any) -> Any:
+    config = ARCHITECTURES[architecture].presets["debug"]
+    sizes = [size for size in ("vocab_size", "source_vocab_size", "target_vocab_size") if hasattr(config, size)]
+    return dataclasses.replace(config, **{**dict.fromkeys(sizes, 50), **changes})
+
+
+CONFIGS = {
+    **{name: config_of(name) for name in ARCHITECTURES},
+    "pre-norm": config_of("transformer", norm_position="pre", encoder_heads=(4, 0)),
+    "no encoder": config_of("transformer", num_encoder_layers=0),
+    "clusters": config_of("transformer-xl", cutoffs=(10, 20, 30), div_value=2, norm_position="pre"),
+    "trained positions": config_of("transformer-xl", attention="absolute_learned"),
+    "pattern": config_of("reformer", num_layers=14, layers=("local", "local", "lsh", "full", "lsh")),
+    "wide": config_of("transformer", source_vocab_size=999_999, target_vocab_size=999_999, num_heads=32, head_dim=None),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_texts_do_not_cover_each_other_and_stay_in_their_boxes(name: str) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    found = blocks_of(build_model(CONFIGS[name]).eval())
+    for figure in (architecture_figure(found, "a model" * 20), operations_figure(found.operations, "a model" * 20)):
+        figure.draw_without_rendering()
+        [axes] = figure.axes
+        boxes = [(text.get_text(), text.get_window_extent()) for text in axes.texts]
+        for number, (_, one) in enumerate(boxes):
+            assert one.x0 >= 0
+            assert one.y0 >= 0
+            assert one.x1 <= figure.bbox.x1
+            assert one.y1 <= figure.bbox.y1
+            assert [other for other, place in boxes[:number] if one.overlaps(place)] == []
+        drawn = [patch.get_window_extent() for patch in axes.patches if isinstance(patch, FancyBboxPatch)]
+        for text, one in boxes:
+            centre = ((one.x0 + one.x1) / 2, (one.y0 + one.y1) / 2)
+            for box in drawn:
+                if box.contains(*centre):
+                    assert box.x0 <= one.x0, text
+                    assert one.x1 <= box.x1, text
+
+
+def test_pictures_and_numbers(
+    manyheads: Program, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, operations = tmp_path / "blocks.svg", tmp_path / "operations.svg"
+    arguments = ("--output", output, "--operations", operations, "--json")
+    assert manyheads("inspect", "architecture", model_folder, *arguments) == 0
+    record, _, paths = capsys.readouterr().out.rpartition("}\n")
+    assert paths == f"{output}\n{operations}\n"
+    found = json.loads(record + "}")
+    assert [stack["name"] for stack in found["stacks"]] == ["encoder", "decoder"]
+    assert found["operations"][0]["num_heads"] == 4
+    texts = re.findall(r">([^<>]+)</text>", output.read_text(encoding="utf-8"))
+    assert texts.count("Add, norm") == 5
+    assert texts.count("2 x") == 2
+    assert "Masked multi-head attention" in texts
+    assert "Scaled dot-product attention" in re.findall(r">([^<>]+)</text>", operations.read_text(encoding="utf-8"))
+
+
+def test_a_model_without_heads_has_no_second_picture(
+    manyheads: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(1)
+    config = config_of("transformer", encoder_heads=(0, 0), decoder_heads=(0, 0), cross_heads=(0, 0))
+    save_pretrained(build_model(config), tmp_path / "model")
+    assert manyheads("inspect", "architecture", "model") == 0
+    assert capsys.readouterr().out == "architecture.png\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["architecture.png", "model"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("MODEL", "--output", "x.gif"), "--output x.gif: it must end in"),
+        (("MODEL", "--operations", "x.html"), "--operations x.html: it must end in"),
+        (("nowhere",), "nowhere"),
+    ],
+)
+def test_mistakes(
+    manyheads: Program,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert manyheads("inspect", "architecture", *(str(model_folder) if a == "MODEL" else a for a in arguments)) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
+    assert list(tmp_path.iterdir()) == []
