@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from manyheads.architectures.table import build_model
-from manyheads.data.labelled_batch import LabelledBatch
+from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.pooling import TextPooling
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import ClassifierConfig, Output
-from manyheads.data.labelled_batch import LabelledBatch
+from manyheads.architectures.size_checks import check_vocabularies
+from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.pooling import TextPooling
@@ -78,7 +79,6 @@ class SequenceClassifier(nn.Module):
 
 def check_classes(config: ClassifierConfig) -> None:
     """Check that a config is complete. Raises: ConfigError: the vocabulary size or the labels are missing."""
-    if config.vocab_size < 1:
-        raise ConfigError("model.vocab_size is not set; give the number of ids of the vocabulary.")
+    check_vocabularies(config, "vocab_size")
     if len(config.labels) < 2:
         raise ConfigError(f"model.labels has {len(config.labels)} labels; a classifier chooses among at least 2.")

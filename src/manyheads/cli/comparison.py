@@ -66,8 +66,7 @@ def table_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def draw_curves(paths: Sequence[Path], picture: Path) -> Path:
     """Draw the learning curves of all runs in one picture, whose ending selects its format. Returns: its path."""
-    from manyheads.visualise.compared_curves import compared_curves_figure
-    from manyheads.visualise.curves import read_metrics
+    from manyheads.visualise.curves import compared_curves_figure, read_metrics
     from manyheads.visualise.figure import save_by_name
 
     metrics = {str(path): path / "metrics.jsonl" for path in paths}

@@ -1,8 +1,9 @@
-"""Ranges of settings, for `__post_init__` of the dataclasses of settings."""
+"""Checks of settings, for `__post_init__` of their dataclasses: ranges of numbers, and labels."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "at_least",
     "between",
     "check",
+    "check_labels",
 ]
 
 MOST_LAYERS = 1024
@@ -98,3 +100,17 @@ def check(settings: Any, section: str, allowed: Range, *names: str, hint: str = 
 def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+def check_labels(labels: Sequence[str]) -> None:
+    """Raises: ConfigError: a label is empty, contains a line break or a tab, or occurs twice."""
+    seen: set[str] = set()
+    for label in labels:
+        if not label.strip() or any(sign in label for sign in "\t\n\r"):
+            raise ConfigError(
+                f"model.labels contains {label!r}; a label is a text without tabs and line breaks, and not empty.",
+                fields=["labels"],
+            )
+        if label in seen:
+            raise ConfigError(f"model.labels contains {label!r} twice; name each label once.", fields=["labels"])
+        seen.add(label)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-__all__ = ["REQUIRED", "CommandPage", "argument", "given_options", "group", "names_of", "option"]
+from manyheads.errors import ConfigError
+
+__all__ = ["REQUIRED", "CommandPage", "argument", "given_options", "group", "names_of", "option", "refuse_given"]
 
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
@@ -82,6 +84,17 @@ def names_of(item: dataclasses.Field[Any]) -> tuple[str, ...]:
     if about.get("positional"):
         return (about["metavar"] or item.name.upper(),)
     return (f"--{(about.get('name') or item.name).replace('_', '-')}", *about.get("aliases", ()))
+
+
+def refuse_given(values: Mapping[str, object], reason: str) -> None:
+    """Raises: ConfigError: one of these options is given.
+
+    Args:
+        values: an option's name -> its value, which is false if it is not given.
+        reason: the message, with {} where the names go.
+    """
+    if found := [name for name, value in values.items() if value]:
+        raise ConfigError(reason.replace("{}", " and ".join(found), 1))
 
 
 def given_options(*groups: Any) -> list[str]:

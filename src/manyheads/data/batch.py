@@ -1,4 +1,4 @@
-"""The input of a model: token ids and lengths, never masks. This module needs torch alone, as the models do."""
+"""The input of a model: token ids, lengths and labels, never masks. This module needs torch alone, as the models do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.data.partition import share
 
-__all__ = ["PairBatch", "SegmentBatch"]
+__all__ = ["LabelledBatch", "PairBatch", "SegmentBatch"]
 
 
 class _Batch:
@@ -71,6 +71,34 @@ class PairBatch(_Batch):
     def twice(self) -> PairBatch:
         """Return a batch that contains the whole batch twice, one after the other."""
         return self._with(lambda tensor: torch.cat([tensor, tensor]))
+
+
+@dataclass(frozen=True)
+class LabelledBatch(_Batch):
+    """Texts as ids, padded on the right, with their labels.
+
+    Shape: tokens (batch, len), each row tokens + EOS; lengths (batch,), without padding; labels (batch,) ids of labels;
+        sample_ids (batch,), positions in the store.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    labels: Tensor
+    sample_ids: Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of ids, including padding."""
+        return self.tokens.numel()
+
+    def describe(self) -> str:
+        """Return the shape in words."""
+        rows, length = self.tokens.shape
+        return f"{rows} texts of {length} tokens"
+
+    def num_target_tokens(self) -> int:
+        """Return the number of labels, which is what the loss counts."""
+        return len(self.labels)
 
 
 @dataclass(frozen=True)

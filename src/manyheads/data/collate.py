@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from manyheads.data.batch import PairBatch
 from manyheads.data.store import PairStore, TokenSide
 
-__all__ = ["collate", "round_up"]
+__all__ = ["collate", "padded_rows", "round_up"]
 
 Lengths = TypeVar("Lengths", int, NDArray[np.integer[Any]])
 
@@ -40,8 +40,10 @@ def collate(
         pad_to_multiple: both sides are padded to a multiple of this length, but not beyond the two limits.
     """
     samples = np.asarray(sample_ids, np.int64)
-    source, source_lengths = _padded(store.source, samples, [], eos_id, pad_id, max_source_len, pad_to_multiple)
-    target, target_lengths = _padded(store.target, samples, [bos_id], eos_id, pad_id, max_target_len, pad_to_multiple)
+    source, source_lengths = padded_rows(store.source, samples, [], eos_id, pad_id, max_source_len, pad_to_multiple)
+    target, target_lengths = padded_rows(
+        store.target, samples, [bos_id], eos_id, pad_id, max_target_len, pad_to_multiple
+    )
     return PairBatch(
         source=torch.from_numpy(source),
         source_lengths=torch.from_numpy(source_lengths),
@@ -58,7 +60,7 @@ def round_up(length: Lengths, multiple: int, limit: int | None) -> Lengths:
     return rounded if limit is None else np.minimum(rounded, limit)
 
 
-def _padded(
+def padded_rows(
     side: TokenSide,
     samples: NDArray[np.int64],
     head: list[int],

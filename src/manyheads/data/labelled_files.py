@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
-from manyheads.data.pair_formats import nested_value, one_line
+from manyheads.data.pair_formats import json_record, mended, nested_value, preview
+from manyheads.data.readers import aligned_lines
 from manyheads.errors import ConfigError, DataError
 
 __all__ = ["Labelled", "LabelledFiles", "LabelledList", "LabelledReport", "LabelledTexts"]
 
-_MISSING = object()
-_PREVIEW = 60
 _FORMS = ("tsv", "jsonl", "texts")
 
 
@@ -130,7 +127,8 @@ class LabelledFiles:
             return self._jsonl_rows(self.jsonl, report)
         assert self.texts is not None
         assert self.labels is not None
-        return self._aligned_rows(self.texts, self.labels, report)
+        pairs = aligned_lines(self.texts, self.labels, self.on_bad_utf8, report)
+        return (None if pair is None else (pair[1], pair[0]) for pair in pairs)
 
     def _tsv_rows(self, path: str, report: ReadReport) -> Iterator[tuple[str, str] | None]:
         for number, line in enumerate(decoded_lines(path, self.on_bad_utf8, report), 1):
@@ -139,8 +137,9 @@ class LabelledFiles:
                 continue
             label, tab, text = line.partition("\t")
             if line.strip() and not tab:
-                shown = line if len(line) <= _PREVIEW else line[:_PREVIEW] + "…"
-                raise DataError(f"{describe(path)}: line {number} has no tab: {shown!r}; expected label<TAB>text.")
+                raise DataError(
+                    f"{describe(path)}: line {number} has no tab: {preview(line)}; expected label<TAB>text."
+                )
             yield label, text.replace("\t", " ")
 
     def _jsonl_rows(self, path: str, report: ReadReport) -> Iterator[tuple[str, str] | None]:
@@ -152,47 +151,8 @@ class LabelledFiles:
                 yield "", ""
                 continue
             where = f"{describe(path)}: line {number}"
-            label, text = _json_values(line, (self.label_key, self.text_key), where)
-            if any("\ud800" <= char <= "\udfff" for char in label + text):
-                if self.on_bad_utf8 == "fail":
-                    raise DataError(
-                        f"{where} holds half a surrogate pair (as \\ud800), which is not valid Unicode text."
-                        " Correct it, or let --on-bad-utf8 replace it."
-                    )
-                if self.on_bad_utf8 == "skip":
-                    yield None
-                    continue
-                report.bad_utf8_replaced += 1
-                label, text = (
-                    one.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for one in (label, text)
-                )
-            report.line_breaks_replaced += "\n" in label or "\n" in text
-            yield one_line(label), one_line(text)
-
-    def _aligned_rows(self, texts: str, labels: str, report: ReadReport) -> Iterator[tuple[str, str] | None]:
-        counts = [0, 0]
-        sides = (decoded_lines(path, self.on_bad_utf8, report) for path in (texts, labels))
-        for text, label in zip_longest(*sides, fillvalue=_MISSING):
-            counts[0] += text is not _MISSING
-            counts[1] += label is not _MISSING
-            if counts[0] != counts[1]:
-                continue
-            yield (label, text) if isinstance(text, str) and isinstance(label, str) else None
-        if counts[0] != counts[1]:
-            raise DataError(
-                f"{describe(texts)} has {counts[0]:,} lines, but {describe(labels)} has {counts[1]:,}"
-                ' (lines end at "\\n" alone); each text needs one label, line by line.'
-            )
-
-
-def _json_values(line: str, keys: tuple[str, str], where: str) -> list[str]:
-    try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not valid JSON: {error}.") from None
-    if not isinstance(record, dict):
-        raise DataError(f"{where} is not a JSON object.")
-    label = record.get(keys[0])
-    if type(label) is int:
-        record = {**record, keys[0]: str(label)}
-    return [nested_value(record, key, where) for key in keys]
+            record = json_record(line, where)
+            if type(record.get(self.label_key)) is int:
+                record[self.label_key] = str(record[self.label_key])
+            values = [nested_value(record, key, where) for key in (self.label_key, self.text_key)]
+            yield mended(values, where, self.on_bad_utf8, report)

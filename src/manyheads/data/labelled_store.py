@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyheads.data.collate import round_up
-from manyheads.data.labelled_batch import LabelledBatch
+from manyheads.data.batch import LabelledBatch
+from manyheads.data.collate import padded_rows, round_up
 from manyheads.data.labelled_settings import LabelledSettings
 from manyheads.data.plan import BatchPlan, cut_rows
 from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_lists
@@ -100,19 +100,10 @@ def collate_labelled(
         max_len: longer texts are truncated to this length, which includes EOS.
         pad_to_multiple: rows are padded to a multiple of this length, but not beyond max_len.
     """
-    starts = store.text.offsets[sample_ids]
-    lengths = store.text.offsets[sample_ids + 1] - starts
-    if max_len is not None:
-        lengths = np.minimum(lengths, max_len - 1)
-    width = round_up(int(lengths.max()) + 1, pad_to_multiple, max_len)
-    rows = np.full((len(sample_ids), width), pad_id, np.int64)
-    columns = np.arange(int(lengths.max()))
-    known = columns < lengths[:, None]  # (batch, longest)
-    rows[:, : len(columns)][known] = store.text.ids[(starts[:, None] + columns)[known]]
-    rows[np.arange(len(rows)), lengths] = eos_id
+    rows, lengths = padded_rows(store.text, sample_ids, [], eos_id, pad_id, max_len, pad_to_multiple)
     return LabelledBatch(
         tokens=torch.from_numpy(rows),
-        lengths=torch.from_numpy(lengths + 1),
+        lengths=torch.from_numpy(lengths),
         labels=torch.from_numpy(store.label[sample_ids]),
         sample_ids=torch.from_numpy(sample_ids.copy()),
     )

@@ -1,8 +1,10 @@
-"""Sentence pairs from CSV, TMX and Parquet files, and the values of nested keys."""
+"""Sentence pairs from CSV, TMX and Parquet files, and the values of JSON records and nested keys."""
 
 from __future__ import annotations
 
 import csv
+import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,9 +14,10 @@ from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.errors import DataError, needing_extra
 
-__all__ = ["csv_pairs", "nested_value", "one_line", "parquet_pairs", "tmx_pairs"]
+__all__ = ["csv_pairs", "json_record", "mended", "nested_value", "parquet_pairs", "preview", "tmx_pairs"]
 
 Pairs = Iterator[tuple[str, str] | None]
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 MOST_NAMED = 8
 MOST_SHOWN = 60
 NAME_THEM = "Name the columns by --source-key and --target-key."
@@ -41,10 +44,44 @@ def nested_value(record: Mapping[str, Any], key: str, where: str, *, null: str |
     if found is None and null is not None:
         return null
     if not isinstance(found, str):
-        shown = str(found)
-        shown = repr(shown if len(shown) <= MOST_SHOWN else shown[:MOST_SHOWN] + "…")
-        raise DataError(f"{where}: the value of {key!r} is not text: {shown}.")
+        raise DataError(f"{where}: the value of {key!r} is not text: {preview(str(found))}.")
     return found
+
+
+def json_record(line: str, where: str) -> dict[str, Any]:
+    """Return the JSON object in a line. Raises: DataError: there is none."""
+    try:
+        record: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not valid JSON: {error}.") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{where} is not a JSON object: {preview(line)}.")
+    return record
+
+
+def mended(texts: list[str], where: str, on_bad_utf8: OnBadUtf8, report: ReadReport) -> tuple[str, str] | None:
+    """Return two texts of a JSON object as lines: line breaks become spaces, and half surrogate pairs U+FFFD.
+
+    Returns: None for a pair that is skipped because of half a surrogate pair.
+    Raises: DataError: there is one, and `on_bad_utf8` is `fail`.
+    """
+    broken = sum(HALF_PAIR.search(text) is not None for text in texts)
+    if broken and on_bad_utf8 == "fail":
+        raise DataError(
+            f"{where} holds half a surrogate pair (as \\ud800), which is not valid Unicode text."
+            " Correct it, or let --on-bad-utf8 replace it."
+        )
+    if broken and on_bad_utf8 == "skip":
+        return None
+    report.bad_utf8_replaced += broken
+    report.line_breaks_replaced += any("\n" in text for text in texts)
+    first, second = (one_line(HALF_PAIR.sub("\ufffd", text)) for text in texts)
+    return first, second
+
+
+def preview(text: str) -> str:
+    """Return the beginning of a text, for messages."""
+    return repr(text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…")
 
 
 def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:

@@ -37,6 +37,7 @@ __all__ = [
     "open_stores",
     "prepare_corpus",
     "prepared_task",
+    "read_texts",
     "refuse_missing",
 ]
 
@@ -143,7 +144,8 @@ class PreparedData(PreparedFolder):
             tokenizer = ParsingTokenizer(tokenizer, task)
         stores = open_stores(PairStore, path, manifest, tokenizer.vocab_size, verify)
         texts = {
-            split: _read_text(path, split, manifest, verify, len(stores[split])) for split in stores.keys() - {"train"}
+            split: read_texts(path, split, ("source", "target"), manifest, len(stores[split]), verify)
+            for split in stores.keys() - {"train"}
         }
         return cls(
             path=path,
@@ -218,16 +220,20 @@ def open_stores(
     return stores
 
 
-def _read_text(
-    folder: Path, split: str, manifest: dict[str, Any], verify: bool, num_pairs: int
+def read_texts(
+    folder: Path, split: str, sides: tuple[str, str], manifest: dict[str, Any], count: int, verify: bool
 ) -> list[tuple[str, str]]:
-    paths = [text_path(folder, split, side) for side in ("source", "target")]
+    """Return the raw text of a split, whose two sides are files of `count` lines.
+
+    Raises: DataError: a file is missing or damaged, or has another number of lines.
+    """
+    paths = [text_path(folder, split, side) for side in sides]
     for path in paths:
         verify_file(path, manifest["files"].get(path.name), content=verify)
-    source, target = (list(stored_lines(path)) for path in paths)
-    if not len(source) == len(target) == num_pairs:
-        raise DataError(f"{paths[0]} and {paths[1]} do not hold {num_pairs} lines each. Prepare the data again.")
-    return list(zip(source, target, strict=True))
+    first, second = (list(stored_lines(path)) for path in paths)
+    if not len(first) == len(second) == count:
+        raise DataError(f"{paths[0]} and {paths[1]} do not hold {count} lines each. Prepare the data again.")
+    return list(zip(first, second, strict=True))
 
 
 def open_data(

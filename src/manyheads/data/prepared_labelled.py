@@ -7,17 +7,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.config.labels import check_labels
+from manyheads.config.checks import check_labels
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
 from manyheads.data.labelled_files import Labelled, LabelledList
 from manyheads.data.labelled_settings import TATOEBA_LANGUAGES, LabelledSettings
 from manyheads.data.labelled_store import LabelledStore
-from manyheads.data.lines import stored_lines
-from manyheads.data.manifest import verify_file
-from manyheads.data.prepared import PreparedFolder, cached_folder, open_manifest, prepared_task, refuse_missing
+from manyheads.data.prepared import (
+    PreparedFolder,
+    cached_folder,
+    open_manifest,
+    prepared_task,
+    read_texts,
+    refuse_missing,
+)
 from manyheads.data.preparing import SPLITS
-from manyheads.data.preparing_labelled import LABELLED_TASK, prepare_labelled
-from manyheads.data.preparing_pairs import text_path
+from manyheads.data.preparing_labelled import LABELLED_TASK, SIDES, prepare_labelled
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.settings import TokenizerSettings
@@ -73,7 +77,11 @@ class LabelledData(PreparedFolder):
             check_labels(labels)
         except ConfigError as error:
             raise DataError(f"{path}/manifest.json is damaged: {error} Prepare the data again.") from None
-        texts = {split: _rows(path, split, manifest, verify, len(stores[split])) for split in names if split != "train"}
+        texts = {
+            split: [Labelled(*row) for row in read_texts(path, split, SIDES, manifest, len(stores[split]), verify)]
+            for split in names
+            if split != "train"
+        }
         known: dict[str, Any] = {**stores, "texts": texts}
         return cls(path=path, manifest=manifest, tokenizer=tokenizer, labels=tuple(labels), **known)
 
@@ -107,18 +115,6 @@ def describe_balance(counts: Mapping[str, int]) -> str:
         ratio = counts[first] / counts[last]
         line += f". The classes are imbalanced, {ratio:.1f} to 1: macro F1 tells more than accuracy"
     return line
-
-
-def _rows(path: Path, split: str, manifest: Mapping[str, object], verify: bool, count: int) -> list[Labelled]:
-    files = [text_path(path, split, side) for side in ("label", "text")]
-    known = manifest["files"]
-    assert isinstance(known, Mapping)
-    for file in files:
-        verify_file(file, known.get(file.name), content=verify)
-    labels, texts = (list(stored_lines(file)) for file in files)
-    if not len(labels) == len(texts) == count:
-        raise DataError(f"{files[0]} and {files[1]} do not hold {count} lines each. Prepare the data again.")
-    return [Labelled(label, text) for label, text in zip(labels, texts, strict=True)]
 
 
 def open_labelled(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from manyheads.config.labels import check_labels
+from manyheads.config.checks import check_labels
 from manyheads.data.labelled_files import Labelled, LabelledReport, LabelledTexts
 from manyheads.data.labelled_store import write_labelled
 from manyheads.data.line_source import blocks_of
@@ -22,11 +22,11 @@ from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["LABELLED_TASK", "MOST_LABELS", "prepare_labelled"]
+__all__ = ["LABELLED_TASK", "MOST_LABELS", "SIDES", "prepare_labelled"]
 
 LABELLED_TASK = "classification"
 MOST_LABELS = 10_000
-_SIDES = ("label", "text")
+SIDES = ("label", "text")
 
 
 def prepare_labelled(
@@ -147,7 +147,7 @@ class _LabelledSource(Source):
         self._counts[split] = {**dataclasses.asdict(report), **counts}
 
     def _paths(self, split: str) -> list[Path]:
-        return [text_path(self.folder, split, side) for side in _SIDES]
+        return [text_path(self.folder, split, side) for side in SIDES]
 
     def learn(self) -> Tokenizer:
         """See `Source.learn`."""

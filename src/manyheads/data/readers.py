@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
-from manyheads.data.pair_formats import csv_pairs, nested_value, one_line, parquet_pairs, tmx_pairs
+from manyheads.data.pair_formats import csv_pairs, json_record, mended, nested_value, parquet_pairs, preview, tmx_pairs
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["PairFiles", "ReadReport", "read_lines"]
+__all__ = ["PairFiles", "ReadReport", "aligned_lines", "read_lines"]
 
 MISSING = object()
-PREVIEW = 60
 FORMS = (".csv", ".tsv", ".jsonl", ".tmx", ".parquet")
 
 
@@ -108,17 +105,24 @@ class PairFiles:
             case ".parquet":
                 return parquet_pairs(path, keys, report)
         assert self.target is not None
-        return _aligned_pairs(path, self.target, self.on_bad_utf8, report)
+        return aligned_lines(path, self.target, self.on_bad_utf8, report, _is_suspicious)
 
     def describe(self) -> str:
         """Return the names of the files, for messages and manifests."""
         return " + ".join(describe(path) for path in (self._path, self.target) if path is not None)
 
 
-def _aligned_pairs(
-    source: str | Path, target: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport
+def aligned_lines(
+    source: str | Path,
+    target: str | Path,
+    on_bad_utf8: OnBadUtf8,
+    report: ReadReport,
+    is_suspicious: Callable[[str, str], bool] | None = None,
 ) -> Iterator[tuple[str, str] | None]:
-    """Yield pairs of lines of two files; both are read completely before unequal counts are reported."""
+    """Yield pairs of lines of two files; both are read completely before unequal counts are reported.
+
+    Args: is_suspicious: whether two lines do not look like a pair; the message names the first such pair.
+    """
     counts = [0, 0]
     suspicion = ""
     sides = (decoded_lines(path, on_bad_utf8, report) for path in (source, target))
@@ -130,13 +134,14 @@ def _aligned_pairs(
         if line is None or other is None:
             yield None
         elif isinstance(line, str) and isinstance(other, str):
-            if not suspicion and _is_suspicious(line, other):
-                suspicion = f" Line {counts[0]} looks suspicious first: {_preview(line)} beside {_preview(other)}."
+            if not suspicion and is_suspicious is not None and is_suspicious(line, other):
+                suspicion = f" Line {counts[0]} looks suspicious first: {preview(line)} beside {preview(other)}."
             yield line, other
     if counts[0] != counts[1]:
+        hint = suspicion or ("" if is_suspicious is None else " No single pair looks wrong.")
         raise DataError(
             f"The files are not aligned: {describe(source)} has {counts[0]} lines, {describe(target)} has {counts[1]}"
-            ' (lines end at "\\n" alone).' + (suspicion or " No single pair looks wrong.") + " Align the files again."
+            f' (lines end at "\\n" alone).{hint} Align the files again.'
         )
 
 
@@ -144,10 +149,6 @@ def _is_suspicious(source: str, target: str) -> bool:
     """Return whether one side is empty, or much longer than five times the other, as after a shift by one line."""
     short, long = sorted((len(source.strip()), len(target.strip())))
     return (short == 0) != (long == 0) or long > 5 * short + 20
-
-
-def _preview(text: str) -> str:
-    return repr(text if len(text) <= PREVIEW else text[:PREVIEW] + "…")
 
 
 def _tsv_pairs(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[tuple[str, str] | None]:
@@ -158,9 +159,7 @@ def _tsv_pairs(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> 
         columns = line.split("\t", 2)
         report.columns_ignored += len(columns) > 2
         if len(columns) < 2 and line.strip():
-            raise DataError(
-                f"{describe(path)}: line {number} has no tab: {_preview(line)}; expected source<TAB>target."
-            )
+            raise DataError(f"{describe(path)}: line {number} has no tab: {preview(line)}; expected source<TAB>target.")
         yield (columns[0], columns[1]) if len(columns) > 1 else ("", "")
 
 
@@ -174,33 +173,5 @@ def _jsonl_pairs(
             yield "", ""
         else:
             where = f"{describe(path)}: line {number}"
-            source, target = _json_values(line, keys, where)
-            broken = sum(any("\ud800" <= char <= "\udfff" for char in text) for text in (source, target))
-            if broken and on_bad_utf8 == "fail":
-                raise DataError(
-                    f"{where} holds half a surrogate pair (as \\ud800), which is not valid Unicode text."
-                    " Correct it, or let --on-bad-utf8 replace it."
-                )
-            if broken and on_bad_utf8 == "skip":
-                yield None
-                continue
-            report.bad_utf8_replaced += broken
-            report.line_breaks_replaced += "\n" in source or "\n" in target
-            yield _mended(source), _mended(target)
-
-
-def _json_values(line: str, keys: tuple[str, str], where: str) -> list[str]:
-    try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not valid JSON: {error}.") from None
-    if not isinstance(record, dict):
-        raise DataError(f"{where} is not a JSON object: {_preview(line)}.")
-    return [nested_value(record, key, where) for key in keys]
-
-
-def _mended(text: str) -> str:
-    """Replace half surrogate pairs by U+FFFD, and line breaks by spaces."""
-    if not text.isascii():
-        text = "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
-    return one_line(text)
+            record = json_record(line, where)
+            yield mended([nested_value(record, key, where) for key in keys], where, on_bad_utf8, report)

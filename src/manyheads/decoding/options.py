@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import option
+from manyheads.data.progress import Progress
 from manyheads.distributed.process import local_device, this_process
 from manyheads.errors import ConfigError
 
@@ -41,8 +42,10 @@ class DeviceOptions:
     def announce(self) -> None:
         """Tell on standard error what takes long before anything else is seen; here nothing."""
 
-    def load(self, from_pretrained: Callable[..., L], model: str | list[str]) -> L:
+    def load(self, from_pretrained: Callable[..., L], model: str | list[str], show: Progress | None = None) -> L:
         """Load a model, or an ensemble, on the device. from_pretrained: of `Translator`, `Generator` or the like."""
+        if show is not None:
+            show("loading the model", 0, 0)
         return from_pretrained(model, local_device(self.device), self.fixed_precision(), **self.more())
 
     def more(self) -> dict[str, Any]:

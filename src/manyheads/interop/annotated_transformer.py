@@ -69,7 +69,7 @@ class AnnotatedSmoothing(Peer):
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LabelSmoothing:
-        return LabelSmoothing(options["V"], options["pad"], float(options["smoothing"]))
+        return LabelSmoothing(options["V"], options["pad"], options["smoothing"])
 
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         given, target = require(inputs, "log_probs", "target")
@@ -118,6 +118,15 @@ class AnnotatedTransformer(Peer):
         "eps": 1e-6,
     }
     inputs = ("src", "src_mask", "tgt", "tgt_mask", "tgt_y", "tgt_full")
+    same: ClassVar[Mapping[str, str]] = {
+        "src_vocab": "source_vocab_size",
+        "tgt_vocab": "target_vocab_size",
+        "N": "num_encoder_layers",
+        "d_model": "d_model",
+        "d_ff": "d_ff",
+        "h": "num_heads",
+        "dropout": "dropout",
+    }
     layout: ClassVar[Layout] = {
         "src_embed.0.lut.weight": "body.source_embedding.weight",
         "tgt_embed.0.lut.weight": "body.target_embedding.weight",
@@ -146,20 +155,14 @@ class AnnotatedTransformer(Peer):
             if re.fullmatch(cls.unused, name):
                 _check_positions(name, weights[name], options["d_model"])
         return TransformerConfig(
-            source_vocab_size=options["src_vocab"],
-            target_vocab_size=options["tgt_vocab"],
-            d_model=options["d_model"],
-            num_heads=options["h"],
-            d_ff=options["d_ff"],
-            num_encoder_layers=options["N"],
+            **cls.fields_of(options),
             num_decoder_layers=options["N"],
-            dropout=float(options["dropout"]),
             # The peer always uses an attention dropout of 0.1, whatever its options say. Not reproduced here.
-            attention_dropout=float(options["dropout"]),
-            feed_forward_dropout=float(options["dropout"]),
+            attention_dropout=options["dropout"],
+            feed_forward_dropout=options["dropout"],
             norm_position="pre",
             norm="unbiased",
-            norm_eps=float(options["eps"]),
+            norm_eps=options["eps"],
             tie_embeddings="none",
             head_bias=True,
         )
@@ -185,15 +188,7 @@ class AnnotatedTransformer(Peer):
                 "num_decoder_heads": config.num_decoder_heads and config.num_heads,
             },
         )
-        options = {
-            "src_vocab": config.source_vocab_size,
-            "tgt_vocab": config.target_vocab_size,
-            "N": config.num_encoder_layers,
-            "d_model": config.d_model,
-            "d_ff": config.d_ff,
-            "h": config.num_heads,
-            "dropout": config.dropout,
-        }
+        options = cls.options_of(config)
         return options if config.norm_eps == cls.options["eps"] else {**options, "eps": config.norm_eps}
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.interop.layout import Layout, nested
-from manyheads.interop.peer import Options, Parts, Peer, require, weights_by_part
+from manyheads.interop.peer import Options, Parts, Peer, own_heads, require, weights_by_part
 from manyheads.interop.scores import uniform_when_empty
 from manyheads.nn.attention.additive import AdditiveAttention
 from manyheads.nn.attention.dot_product import DotProductAttention
@@ -141,7 +141,7 @@ class DotProductPeer(_AttentionPeer):
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DotProductAttention:
-        return DotProductAttention(dropout=float(options["dropout"]))
+        return DotProductAttention(dropout=options["dropout"])
 
     @classmethod
     def describe(cls, module: DotProductAttention) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class AdditivePeer(_AttentionPeer):
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> AdditiveAttention:
         query_dim, key_dim = _widths(weights, "W_q.weight", "W_k.weight")
-        return AdditiveAttention(query_dim, key_dim, options["num_hiddens"], dropout=float(options["dropout"]))
+        return AdditiveAttention(query_dim, key_dim, options["num_hiddens"], dropout=options["dropout"])
 
     @classmethod
     def describe(cls, module: AdditiveAttention) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class MultiHeadPeer(_AttentionPeer):
             query_dim=query_dim,
             key_dim=key_dim,
             value_dim=value_dim,
-            dropout=float(options["dropout"]),
+            dropout=options["dropout"],
             bias=options["bias"],
         )
 
@@ -190,14 +190,7 @@ class MultiHeadPeer(_AttentionPeer):
     def describe(cls, module: MultiHeadAttention) -> dict[str, Any]:
         d_model = module.out_proj.out_features
         biases = {getattr(module, name).bias is not None for name in PROJECTIONS}
-        cls.refuse(
-            {
-                f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
-                f"values of width {module.v_proj.out_features}": module.v_proj.out_features != d_model,
-                "scores of its own": module.score is not None,
-                "biases in some projections only": len(biases) > 1,
-            }
-        )
+        cls.refuse({**own_heads(module), "biases in some projections only": len(biases) > 1})
         options = {"num_hiddens": d_model, "num_heads": module.num_heads, "dropout": module.dropout_rate}
         return {**options, "bias": biases == {True}}
 
@@ -233,7 +226,7 @@ class BlockPeer(Peer):
             options["num_hiddens"],
             options["ffn_num_hiddens"],
             options["num_heads"],
-            dropout=float(options["dropout"]),
+            dropout=options["dropout"],
             bias=options["use_bias"],
         )
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import RequestError
 from manyheads.interop.layout import Layout, Rule
-from manyheads.interop.peer import Options, Peer, read_options, require
+from manyheads.interop.peer import Options, Peer, own_heads, read_options, require
 from manyheads.interop.scores import uniform_when_empty
 from manyheads.nn.attention.dot_product import DotProductAttention
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
@@ -65,10 +65,8 @@ class FusedQkv(Peer):
         widths = {getattr(module, name).in_features for name in PROJECTIONS[:3]}
         cls.refuse(
             {
-                f"head_dim {module.head_dim}": module.head_dim * module.num_heads != embed_dim,
-                f"values of width {module.v_proj.out_features}": module.v_proj.out_features != embed_dim,
+                **own_heads(module),
                 f"inputs of widths {sorted(widths)}": len(widths) > 1,
-                "scores of its own": module.score is not None,
                 "projections without biases": any(getattr(module, name).bias is None for name in PROJECTIONS),
                 f"dropout {module.dropout_rate}": module.dropout_rate != 0,
             }

@@ -25,7 +25,15 @@ from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.interop.layout import Layout, Rule, flipped, stacked
 from manyheads.interop.peer import Options, Peer
-from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, num_segments, sizes_of, tied_projections
+from manyheads.interop.xl_weights import (
+    HEAD,
+    by_cluster,
+    layout_of_body,
+    num_segments,
+    options_of_sizes,
+    sizes_of,
+    tied_projections,
+)
 
 __all__ = ["OfficialTransformerXL", "options_of_module"]
 
@@ -137,23 +145,12 @@ class OfficialTransformerXL(Peer):
         )
         return {
             "n_token": config.vocab_size,
-            "n_layer": config.num_layers,
-            "n_head": config.num_heads,
-            "d_model": config.d_model,
-            "d_head": config.width_of_heads,
-            "d_inner": config.d_ff,
-            "dropout": config.dropout,
-            "dropatt": config.attention_dropout,
+            **options_of_sizes(config),
             "tie_weight": config.tie_embeddings,
-            "d_embed": config.embedding_dim,
-            "div_val": config.div_value,
             "tie_projs": list(config.tie_projections or (False,)),
             "pre_lnorm": config.norm_position == "pre",
             "tgt_len": tgt_len,
             "ext_len": config.ext_len,
-            "mem_len": config.memory_len,
-            "cutoffs": list(config.cutoffs),
-            "same_length": config.same_length,
             "attn_type": _KINDS.index(config.attention),
             "clamp_len": clamp_len,
         }

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from manyheads.errors import ModelFileError
 from manyheads.interop.layout import Layout, flipped, nested
-from manyheads.interop.peer import Options, Parts, Peer, require, weights_by_part
+from manyheads.interop.peer import Options, Parts, Peer, own_heads, require, weights_by_part
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention, split_heads
 from manyheads.nn.attention.relative import LearnedRelativeAttention
@@ -47,8 +47,7 @@ class _Labml(Peer):
         has_bias = [getattr(module, name).bias is not None for name in PROJECTIONS]
         cls.refuse(
             {
-                f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
-                f"values of width {module.v_proj.out_features}": module.v_proj.out_features != d_model,
+                **own_heads(module),
                 "v_proj or out_proj without biases": not all(has_bias[2:]),
                 "a bias in only one of q_proj and k_proj": has_bias[0] != has_bias[1],
             }
@@ -84,19 +83,12 @@ class MultiHeadPeer(_Labml):
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> MultiHeadAttention:
         bias: Any = True if options["bias"] else ("v_proj", "out_proj")
-        return MultiHeadAttention(
-            options["d_model"], options["heads"], dropout=float(options["dropout_prob"]), bias=bias
-        )
+        return MultiHeadAttention(options["d_model"], options["heads"], dropout=options["dropout_prob"], bias=bias)
 
     @classmethod
     def describe(cls, module: MultiHeadAttention) -> dict[str, Any]:
         widths = {getattr(module, name).in_features for name in PROJECTIONS[:3]}
-        cls.refuse(
-            {
-                "scores of its own": module.score is not None,
-                f"inputs of widths {sorted(widths)}": widths != {module.out_proj.out_features},
-            }
-        )
+        cls.refuse({f"inputs of widths {sorted(widths)}": widths != {module.out_proj.out_features}})
         return {**super().describe(module), "bias": module.q_proj.bias is not None}
 
     @classmethod
@@ -122,7 +114,7 @@ class RelativePeer(_Labml):
             options["heads"],
             max_len=half + 1,
             num_future=half - 1,
-            dropout=float(options["dropout_prob"]),
+            dropout=options["dropout_prob"],
             bias=("v_proj", "out_proj"),
         )
 

@@ -86,6 +86,19 @@ class Marian(Peer):
     }
     """MarianConfig's options for the model, and its defaults."""
     ignores_others = True
+    same: ClassVar[Mapping[str, str]] = {
+        "vocab_size": "source_vocab_size",
+        "d_model": "d_model",
+        "encoder_layers": "num_encoder_layers",
+        "decoder_layers": "num_decoder_layers",
+        "encoder_attention_heads": "num_heads",
+        "encoder_ffn_dim": "d_ff",
+        "max_position_embeddings": "max_len",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation_dropout": "feed_forward_dropout",
+        "scale_embedding": "scale_embedding",
+    }
     head = r"model\.|lm_head\.|final_logits_bias"
     inputs = ("src", "src_mask", "decoder_input_ids", "decoder_mask", "labels")
     layout: ClassVar[Layout] = {
@@ -122,22 +135,12 @@ class Marian(Peer):
         is_shared = options["share_encoder_decoder_embeddings"]
         target_size = options["vocab_size"] if is_shared else options["decoder_vocab_size"] or options["vocab_size"]
         config = TransformerConfig(
-            source_vocab_size=options["vocab_size"],
+            **cls.fields_of(options),
             target_vocab_size=target_size,
-            d_model=options["d_model"],
-            num_heads=options["encoder_attention_heads"],
             num_decoder_heads=options["decoder_attention_heads"],
-            d_ff=options["encoder_ffn_dim"],
             decoder_d_ff=options["decoder_ffn_dim"],
-            num_encoder_layers=options["encoder_layers"],
-            num_decoder_layers=options["decoder_layers"],
-            dropout=float(options["dropout"]),
-            attention_dropout=float(options["attention_dropout"]),
-            feed_forward_dropout=float(options["activation_dropout"]),
             activation=ACTIVATIONS[options["activation_function"]],  # type: ignore[arg-type]
             positions="sinusoidal_halves",
-            max_len=options["max_position_embeddings"],
-            scale_embedding=options["scale_embedding"],
             tie_embeddings=_tie(options, weights),
             head_bias=True,
         )
@@ -196,21 +199,11 @@ class Marian(Peer):
         )
         activation = next(peer for peer, ours in ACTIVATIONS.items() if ours == config.activation)
         return {
-            "vocab_size": config.source_vocab_size,
+            **cls.options_of(config),
             "decoder_vocab_size": config.target_vocab_size,
-            "d_model": config.d_model,
-            "encoder_layers": config.num_encoder_layers,
-            "decoder_layers": config.num_decoder_layers,
-            "encoder_attention_heads": config.num_heads,
             "decoder_attention_heads": config.heads_of("decoder"),
-            "encoder_ffn_dim": config.d_ff,
             "decoder_ffn_dim": config.d_ff_of("decoder"),
-            "max_position_embeddings": config.max_len,
             "activation_function": activation,
-            "dropout": config.dropout,
-            "attention_dropout": config.attention_dropout,
-            "activation_dropout": config.feed_forward_dropout,
-            "scale_embedding": config.scale_embedding,
             "share_encoder_decoder_embeddings": config.tie_embeddings in ("all", "embeddings"),
             "tie_word_embeddings": config.tie_embeddings in ("all", "decoder"),
         }

@@ -110,7 +110,7 @@ class OpenNMT(PlainTransformer):
             num_decoder_layers=options["dec_layers"],
             activation=cls.activation_of(options["pos_ffn_activation_fn"]),
             norm_position="pre",
-            norm_eps=float(options["norm_eps"]),
+            norm_eps=options["norm_eps"],
             positions="sinusoidal" if formula else "learned",
             max_len=positions.shape[0],
             tie_embeddings=tie_of(embeddings=options["share_embeddings"], output=options["share_decoder_embeddings"]),

@@ -16,7 +16,7 @@ from manyheads.architectures.table import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop.layout import Layout, export_gradients, export_weights, import_weights
 
-__all__ = ["Options", "Parts", "Peer", "read_options", "require", "weights_by_part"]
+__all__ = ["Options", "Parts", "Peer", "own_heads", "read_options", "require", "weights_by_part"]
 
 Options = Mapping[str, Any]
 """A constructor's arguments and their defaults. A type in place of a default means: `int`, the argument is required;
@@ -34,6 +34,7 @@ class Peer:
         options: its constructor's arguments. section: the key in a config that holds them; None: the config itself.
             ignores_others: whether other options are ignored; otherwise they are errors.
         inputs: shell patterns of its inputs, without `in.`; None: others are ignored.
+        same: an option -> the field of our config that has the same value, where both directions are supported.
         layout: the names of its weights and of ours. unused: a regular expression of names in its state dict that are
             not parameters.
         module: our module, in evaluation mode. config: as given to `from_peer`. chosen: the options, with defaults.
@@ -46,6 +47,7 @@ class Peer:
     section: ClassVar[str | None] = "model"
     ignores_others: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...] | None] = None
+    same: ClassVar[Mapping[str, str]] = {}
     layout: ClassVar[Layout] = {}
     unused: ClassVar[str] = ""
     head: ClassVar[str] = ""
@@ -118,6 +120,16 @@ class Peer:
         raise NotImplementedError
 
     @classmethod
+    def fields_of(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of our config that `same` names, for the peer's options."""
+        return {ours: options[peer] for peer, ours in cls.same.items()}
+
+    @classmethod
+    def options_of(cls, config: object) -> dict[str, Any]:
+        """Return the peer's options that `same` names, for our config."""
+        return {peer: getattr(config, ours) for peer, ours in cls.same.items()}
+
+    @classmethod
     def parameters_in(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the peer's tensors without those that are not parameters."""
         return {name: tensor for name, tensor in weights.items() if not re.fullmatch(cls.unused, name)}
@@ -177,6 +189,18 @@ class Peer:
                 )
 
 
+def own_heads(module: Any) -> dict[str, bool]:
+    """Return reasons for `Peer.refuse` for which multi-head attention differs from that of most peers, which divide
+    d_model among the heads and multiply queries by keys.
+    """
+    d_model = module.out_proj.out_features
+    return {
+        f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
+        f"values of width {module.v_proj.out_features}": module.v_proj.out_features != d_model,
+        "scores of its own": getattr(module, "score", None) is not None,
+    }
+
+
 def read_options(given: Mapping[str, Any], options: Options, what: str) -> dict[str, Any]:
     """Return a peer's constructor arguments with its defaults filled in.
 
@@ -201,7 +225,7 @@ def read_options(given: Mapping[str, Any], options: Options, what: str) -> dict[
         if not _fits(given[name], kind):
             shown = kind.__name__ if isinstance(kind, type) else kind
             raise ConfigError(f"{name} is {given[name]!r} in the options of {what}; it must be of type {shown}.")
-        values[name] = given[name]
+        values[name] = float(given[name]) if kind is float else given[name]
     if values.get("model_type") != options.get("model_type"):
         raise ConfigError(f"this is a config of model_type {values['model_type']!r}, not of a {what} model.")
     return values

@@ -77,6 +77,22 @@ class HFReformer(Peer):
         "tie_word_embeddings": False,
     }
     ignores_others = True
+    same: ClassVar[Mapping[str, str]] = {
+        "chunk_size_feed_forward": "ff_chunk_len",
+        "feed_forward_size": "d_ff",
+        "hidden_dropout_prob": "dropout",
+        "hidden_size": "d_model",
+        "is_decoder": "causal",
+        "layer_norm_eps": "norm_eps",
+        "local_num_chunks_before": "local_chunks_before",
+        "local_attn_chunk_length": "local_chunk_len",
+        "lsh_attn_chunk_length": "chunk_len",
+        "lsh_num_chunks_before": "chunks_before",
+        "lsh_num_chunks_after": "chunks_after",
+        "num_attention_heads": "num_heads",
+        "num_hashes": "num_hashes",
+        "vocab_size": "vocab_size",
+    }
     head = r"lm_head\."
     layout: ClassVar[Layout] = {
         "reformer.embeddings.word_embeddings.weight": "body.embedding.weight",
@@ -113,40 +129,26 @@ class HFReformer(Peer):
         if unknown or not options["attn_layers"]:
             raise ConfigError(f"attn_layers is {options['attn_layers']}; it must name 'lsh' or 'local' for each layer.")
         axial, given = options["axial_pos_embds"], options["num_buckets"]
-        causal, has_lsh = options["is_decoder"], "lsh" in options["attn_layers"]
+        has_lsh = "lsh" in options["attn_layers"]
         config = ReformerConfig(
-            vocab_size=options["vocab_size"],
-            d_model=options["hidden_size"],
-            num_heads=options["num_attention_heads"],
+            **cls.fields_of(options),
             head_dim=options["attention_head_size"],
-            d_ff=options["feed_forward_size"],
             num_layers=len(options["attn_layers"]),
             layers=tuple(options["attn_layers"]),
             positions="axial" if axial else "learned",
             axial_shape=tuple(options["axial_pos_shape"]) if axial else (),
             axial_dims=tuple(options["axial_pos_embds_dim"]) if axial else (),
             max_len=_max_len(options),
-            num_hashes=options["num_hashes"],
             num_buckets=tuple(given if isinstance(given, list) else [given]) if has_lsh else (2,),
-            chunk_len=options["lsh_attn_chunk_length"],
             exact_len=options["lsh_attn_chunk_length"],
-            causal=causal,
             visible="chunk",
-            chunks_before=options["lsh_num_chunks_before"],
-            chunks_after=options["lsh_num_chunks_after"],
             look_across_rounds=True,
             wrap=True,
-            local_chunk_len=options["local_attn_chunk_length"],
-            local_chunks_before=options["local_num_chunks_before"],
-            local_chunks_after=0
-            if causal
-            else options["local_num_chunks_after"],  # the causal mask hides them in a decoder
+            # The causal mask hides later chunks in a decoder.
+            local_chunks_after=0 if options["is_decoder"] else options["local_num_chunks_after"],
             local_wrap=True,
-            dropout=float(options["hidden_dropout_prob"]),
-            attention_dropout=float(options[f"{'lsh' if has_lsh else 'local'}_attention_probs_dropout_prob"]),
-            ff_chunk_len=options["chunk_size_feed_forward"],
+            attention_dropout=options[f"{'lsh' if has_lsh else 'local'}_attention_probs_dropout_prob"],
             activation=_ACTIVATIONS[options["hidden_act"]],  # type: ignore[arg-type]
-            norm_eps=float(options["layer_norm_eps"]),
             hash_seed=options["hash_seed"] or 0,
             shared_rotations=options["hash_seed"] is not None,
             pad_to_chunks=True,
@@ -181,30 +183,17 @@ class HFReformer(Peer):
         factors = list(config.lsh.factors(config.max_len))
         activations = {ours: peer for peer, ours in reversed(_ACTIVATIONS.items())}
         options = {
+            **cls.options_of(config),
             "attention_head_size": config.width_of_heads,
             "attn_layers": list(config.kinds),
             "axial_pos_embds": config.positions == "axial",
-            "chunk_size_feed_forward": config.ff_chunk_len,
-            "feed_forward_size": config.d_ff,
             "hash_seed": config.hash_seed,
             "hidden_act": activations[config.activation],
-            "hidden_dropout_prob": config.dropout,
-            "hidden_size": config.d_model,
-            "is_decoder": config.causal,
-            "layer_norm_eps": config.norm_eps,
-            "local_num_chunks_before": config.local_chunks_before,
             "local_num_chunks_after": config.local_chunks_after,
             "local_attention_probs_dropout_prob": config.attention_dropout,
-            "local_attn_chunk_length": config.local_chunk_len,
-            "lsh_attn_chunk_length": config.chunk_len,
             "lsh_attention_probs_dropout_prob": config.attention_dropout,
-            "lsh_num_chunks_before": config.chunks_before,
-            "lsh_num_chunks_after": config.chunks_after,
             "max_position_embeddings": config.max_len,
-            "num_attention_heads": config.num_heads,
             "num_buckets": factors[0] if len(factors) == 1 else factors,
-            "num_hashes": config.num_hashes,
-            "vocab_size": config.vocab_size,
         }
         if config.positions == "axial":
             shape, dims = config.axes

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.interop.layout import Layout
-from manyheads.interop.peer import Options, Peer, require
+from manyheads.interop.peer import Options, Peer, own_heads, require
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention, mask_of_torch
 
@@ -48,7 +48,7 @@ class TorchAttention(Peer):
             options["num_heads"],
             key_dim=options["kdim"],
             value_dim=options["vdim"] or options["embed_dim"],
-            dropout=float(options["dropout"]),
+            dropout=options["dropout"],
             bias=options["bias"],
         )
 
@@ -77,10 +77,8 @@ class TorchAttention(Peer):
         biases = {getattr(module, name).bias is not None for name in PROJECTIONS}
         cls.refuse(
             {
-                f"head_dim {module.head_dim}": module.head_dim * module.num_heads != embed_dim,
-                f"values of width {module.v_proj.out_features}": module.v_proj.out_features != embed_dim,
+                **own_heads(module),
                 f"query_dim {module.q_proj.in_features}": module.q_proj.in_features != embed_dim,
-                "scores of its own": module.score is not None,
                 "biases in some projections only": len(biases) > 1,
             }
         )

@@ -68,6 +68,16 @@ class TorchTransformer(Peer):
         "norm_first": False,
         "bias": True,
     }
+    same: ClassVar[Mapping[str, str]] = {
+        "d_model": "d_model",
+        "nhead": "num_heads",
+        "num_encoder_layers": "num_encoder_layers",
+        "num_decoder_layers": "num_decoder_layers",
+        "dim_feedforward": "d_ff",
+        "activation": "activation",
+        "layer_norm_eps": "norm_eps",
+        "bias": "bias",
+    }
     inputs = ("src", "tgt", "src_mask", "tgt_mask", "memory_mask", "*_key_padding")
     layout: ClassVar[Layout] = {
         "*.layers.*.self_attn.in_proj_*": "*.layers.*.self_attn.{q,k,v}_proj.*",
@@ -86,19 +96,12 @@ class TorchTransformer(Peer):
             raise ConfigError(f"activation is {options['activation']!r}; torch.nn.Transformer has 'relu' and 'gelu'.")
         return EncoderDecoder(
             TransformerConfig(
-                d_model=options["d_model"],
-                num_heads=options["nhead"],
-                d_ff=options["dim_feedforward"],
-                num_encoder_layers=options["num_encoder_layers"],
-                num_decoder_layers=options["num_decoder_layers"],
-                dropout=float(options["dropout"]),
-                attention_dropout=float(options["dropout"]),
-                feed_forward_dropout=float(options["dropout"]),
-                activation=options["activation"],
+                **cls.fields_of(options),
+                dropout=options["dropout"],
+                attention_dropout=options["dropout"],
+                feed_forward_dropout=options["dropout"],
                 norm_position="pre" if options["norm_first"] else "post",
-                norm_eps=float(options["layer_norm_eps"]),
                 final_norm=True,
-                bias=options["bias"],
             )
         )
 
@@ -119,18 +122,11 @@ class TorchTransformer(Peer):
             }
         )
         return {
-            "d_model": config.d_model,
-            "nhead": config.num_heads,
-            "num_encoder_layers": config.num_encoder_layers,
-            "num_decoder_layers": config.num_decoder_layers,
-            "dim_feedforward": config.d_ff,
+            **cls.options_of(config),
             # The peer has one dropout rate. If ours differ, results in evaluation are still the same.
             "dropout": max(config.dropout, config.attention_dropout, config.feed_forward_dropout),
-            "activation": config.activation,
-            "layer_norm_eps": config.norm_eps,
             "batch_first": True,
             "norm_first": config.norm_position == "pre",
-            "bias": config.bias,
         }
 
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

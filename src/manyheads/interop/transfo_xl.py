@@ -18,7 +18,15 @@ from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError
 from manyheads.interop.layout import Layout
 from manyheads.interop.peer import Options, Peer
-from manyheads.interop.xl_weights import HEAD, by_cluster, layout_of_body, num_segments, sizes_of, tied_projections
+from manyheads.interop.xl_weights import (
+    HEAD,
+    by_cluster,
+    layout_of_body,
+    num_segments,
+    options_of_sizes,
+    sizes_of,
+    tied_projections,
+)
 
 __all__ = ["TransfoXL"]
 
@@ -73,7 +81,7 @@ class TransfoXL(Peer):
             vocab_size=options["vocab_size"],
             **sizes,
             norm_position="pre" if options["pre_lnorm"] else "post",
-            norm_eps=float(options["layer_norm_epsilon"]),
+            norm_eps=options["layer_norm_epsilon"],
             share_biases=not options["untie_r"],
             clamp_len=options["clamp_len"] if options["clamp_len"] > 0 else None,
             tie_embeddings=options["tie_word_embeddings"],
@@ -98,24 +106,13 @@ class TransfoXL(Peer):
         tied = list(config.tie_projections) or [False] * (len(config.cutoffs) + 1)
         return {
             "vocab_size": config.vocab_size,
-            "cutoffs": list(config.cutoffs),
-            "d_model": config.d_model,
-            "d_embed": config.embedding_dim,
-            "n_head": config.num_heads,
-            "d_head": config.width_of_heads,
-            "d_inner": config.d_ff,
-            "div_val": config.div_value,
+            **options_of_sizes(config),
             "pre_lnorm": config.norm_position == "pre",
-            "n_layer": config.num_layers,
-            "mem_len": config.memory_len,
             "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
-            "same_length": config.same_length,
             "proj_share_all_but_first": all(tied[1:]) and not tied[0],
             "tie_projs": tied,
             "tie_word_embeddings": config.tie_embeddings,
             "untie_r": not config.share_biases,
-            "dropout": config.dropout,
-            "dropatt": config.attention_dropout,
             "layer_norm_epsilon": config.norm_eps,
         }
 

@@ -12,7 +12,19 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import RequestError
 from manyheads.interop.layout import Layout
 
-__all__ = ["HEAD", "by_cluster", "layout_of_body", "num_segments", "sizes_of", "tied_projections"]
+__all__ = ["HEAD", "by_cluster", "layout_of_body", "num_segments", "options_of_sizes", "sizes_of", "tied_projections"]
+
+_SIZES = {
+    "d_model": "d_model",
+    "n_head": "num_heads",
+    "d_inner": "d_ff",
+    "n_layer": "num_layers",
+    "div_val": "div_value",
+    "dropout": "dropout",
+    "dropatt": "attention_dropout",
+    "same_length": "same_length",
+}
+"""Options with the same value as a setting of ours."""
 
 HEAD: Layout = {
     "crit.out_layers.0.{weight,bias}": "head.{weight,bias}",
@@ -44,18 +56,22 @@ def layout_of_body(config: TransformerXLConfig, prefix: str = "") -> Layout:
 def sizes_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of our config that all peers name alike."""
     return {
-        "d_model": options["d_model"],
-        "num_heads": options["n_head"],
+        **{ours: options[peer] for peer, ours in _SIZES.items()},
         "head_dim": options["d_head"],
-        "d_ff": options["d_inner"],
-        "num_layers": options["n_layer"],
         "d_embed": options["d_embed"] or options["d_model"],
         "cutoffs": tuple(options["cutoffs"]),
-        "div_value": options["div_val"],
-        "dropout": float(options["dropout"]),
-        "attention_dropout": float(options["dropatt"]),
         "memory_len": options["mem_len"] or 0,
-        "same_length": options["same_length"],
+    }
+
+
+def options_of_sizes(config: TransformerXLConfig) -> dict[str, Any]:
+    """Return the options of `sizes_of`, for our config."""
+    return {
+        **{peer: getattr(config, ours) for peer, ours in _SIZES.items()},
+        "d_head": config.width_of_heads,
+        "d_embed": config.embedding_dim,
+        "cutoffs": list(config.cutoffs),
+        "mem_len": config.memory_len,
     }
 
 

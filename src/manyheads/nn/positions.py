@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["AxialPositions", "LearnedPositions", "SinusoidalPositions", "sinusoidal_table"]
+__all__ = ["AxialPositions", "LearnedPositions", "SinusoidalPositions", "positions_of_kind", "sinusoidal_table"]
 
 
 def sinusoidal_table(
@@ -198,3 +198,10 @@ class AxialPositions(nn.Module):
             stride //= size
             parts.append(weight.view(size, -1)[torch.div(positions, stride, rounding_mode="floor") % size])
         return x + torch.cat(parts, dim=-1)
+
+
+def positions_of_kind(kind: str, d_model: int, max_len: int) -> LearnedPositions | SinusoidalPositions:
+    """Return `learned`, `sinusoidal` or `sinusoidal_halves` positions. max_len: of learned ones."""
+    if kind == "learned":
+        return LearnedPositions(d_model, max_len=max_len)
+    return SinusoidalPositions(d_model, layout="halves" if kind == "sinusoidal_halves" else "interleaved")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["PROTOCOLS", "Refusal", "error_body", "too_long"]
+__all__ = ["PROTOCOLS", "Refusal", "error_body", "invalid", "refuse_unsupported", "too_long"]
 
 PROTOCOLS = {
     "/v2/": "deepl",
@@ -71,6 +71,19 @@ class Refusal(Exception):  # noqa: N818  (an answer, not a fault)
         if self.close:
             found["connection"] = "close"
         return found
+
+
+def invalid(field: str, reason: str) -> Refusal:
+    """Return the refusal of a value that cannot be used. reason: the rest of the message, with the remedy."""
+    return Refusal(422, f"{field}: {reason}", code="invalid", field=field)
+
+
+def refuse_unsupported(body: object, *fields: str) -> None:
+    """Raises: Refusal: one of these fields of a foreign protocol is given."""
+    for field in fields:
+        if getattr(body, field):
+            message = f"{field}: this server does not support it; leave it out."
+            raise Refusal(400, message, code="unsupported", field=field)
 
 
 def too_long(field: str, what: str, found: int, limit: int, remedy: str) -> Refusal:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.architectures.attentions import attentions_of
 from manyheads.architectures.protocols import Scorable
+from manyheads.decoding.batching import padded
 from manyheads.decoding.device import inference
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
@@ -61,9 +61,8 @@ class PairBatch(Remaining):
             rows.append(row)
         taken = [self.left.pop(row) for row in rows]
         device = self._translator.device
-        source = _padded([ids for ids, _, _ in taken], writer.pad_id, device)
-        lengths = torch.tensor([len(ids) for ids, _, _ in taken], device=device)
-        inputs = _padded([[writer.bos_id, *target[:-1]] for _, target, _ in taken], writer.pad_id, device)
+        source, lengths = padded([ids for ids, _, _ in taken], writer.pad_id, device)
+        inputs, _ = padded([[writer.bos_id, *target[:-1]] for _, target, _ in taken], writer.pad_id, device)
         with inference(device, self._translator.precision):
             log_probs = model.log_probs(source, lengths, inputs)
         return [
@@ -87,8 +86,7 @@ class TextBatch:
         self._found = [ScoredIds() for _ in contents]
         self._dropped: set[int] = set()
         self._begin = 0
-        self._lengths = torch.tensor([len(ids) for ids in self._ids])
-        self._inputs = _padded([[generator.vocabulary.start_id, *ids[:-1]] for ids in self._ids], 0, "cpu")
+        self._inputs, self._lengths = padded([[generator.vocabulary.start_id, *ids[:-1]] for ids in self._ids])
         with inference(generator.device, generator.precision):
             self._state = generator.model.start(len(contents), context_settings(generator.model, generator.settings))
 
@@ -134,11 +132,6 @@ def _chosen(table: Tensor, ids: list[int], num_top: int) -> ScoredIds:
     values, places = table.float().topk(min(num_top, table.size(1)))
     pairs = [list(zip(*row, strict=True)) for row in zip(places.tolist(), values.tolist(), strict=True)]
     return ScoredIds(log_probs, pairs)
-
-
-def _padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str) -> Tensor:
-    tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
-    return pad_sequence(tensors, batch_first=True, padding_value=pad_id).to(device)
 
 
 @dataclass(frozen=True)

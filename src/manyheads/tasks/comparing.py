@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from manyheads.config.options import refuse_given
 from manyheads.errors import ConfigError
 
 __all__ = ["MOST_MODELS", "check_comparison"]
@@ -26,16 +27,14 @@ def check_comparison(options: Any, unusable: Mapping[str, Any]) -> None:
     models = (options.model, *options.others)
     if not options.others:
         given = {"--page": options.page, "--differences": options.differences != type(options).differences}
-        if found := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{' and '.join(found)} compares models; name two models or more.")
+        refuse_given(given, "{} compares models; name two models or more.")
         return
     if len(models) > MOST_MODELS:
         raise ConfigError(f"{len(models)} models are given; at most {MOST_MODELS} are compared at once.")
     folders = [Path(name) for name in models]
     if twice := [name for place, name in enumerate(models) if folders[place] in folders[:place]]:
         raise ConfigError(f"{twice[0]} is named twice; name each model once.")
-    if found := [name for name, value in unusable.items() if value]:
-        raise ConfigError(f"{' and '.join(found)} is for one model, but {len(models)} are named; leave it out.")
+    refuse_given(unusable, f"{{}} is for one model, but {len(models)} are named; leave it out.")
     if options.differences < 0:
         raise ConfigError(f"--differences is {options.differences}; it must be at least 0.")
     if options.page is not None:

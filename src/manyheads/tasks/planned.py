@@ -116,7 +116,7 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
     from manyheads.decoding.device import choose_device
     from manyheads.tasks.table import task_of
-    from manyheads.training.plan.rate import tokens_per_second
+    from manyheads.training.plan.measuring import tokens_per_second
     from manyheads.training.run.precision import resolve_precision
 
     device = choose_device(config.device)

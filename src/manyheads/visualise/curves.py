@@ -1,25 +1,29 @@
-"""Learning curves from the records in `metrics.jsonl`."""
+"""Learning curves from the records in `metrics.jsonl`: of one run, and of several in one picture."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyheads.errors import DataError
+from manyheads.errors import ConfigError, DataError
 from manyheads.files.guarded import read_limited
-from manyheads.visualise.figure import COLOURS, INK, MUTED, Array, new_figure, style_axes
+from manyheads.visualise.figure import COLOURS, INK, MUTED, Array, new_figure, plain_text, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["each_metrics", "learning_curve_figure", "read_metrics", "series"]
+__all__ = ["compared_curves_figure", "each_metrics", "learning_curve_figure", "read_metrics", "series"]
+
+_SCORES = (("bleu", "BLEU"), ("f1", "F1"))
+_STYLES = ("-", "--", ":", "-.")
+
 
 MOST_BYTES = 256 << 20
 """Of metrics.jsonl: a line has about 200, so this is more than a million of them."""
@@ -172,3 +176,38 @@ def _smooth(values: Array) -> Array:
     weight = np.convolve(np.ones_like(values), kernel, mode="same")
     smoothed: Array = np.convolve(values, kernel, mode="same") / weight
     return smoothed
+
+
+def compared_curves_figure(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw the validation loss of each run over its steps, and beside it BLEU or F1 if a run has it.
+
+    Args: runs: name -> records of its metrics.jsonl.
+
+    Raises: ConfigError: no run has a validation. MissingExtraError: no matplotlib.
+    """
+    panels = [("valid_nll", "Validation loss", "nats a token")]
+    panels += [(key, name, "") for key, name in _SCORES if any(len(series(r, key)[0]) for r in runs.values())]
+    if not any(len(series(records, "valid_nll")[0]) for records in runs.values()):
+        raise ConfigError("None of these runs has a validation yet, so there is no curve to draw.")
+    figure = new_figure(6.5 * len(panels), 4.8)
+    for place, (key, title, unit) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        for number, (name, records) in enumerate(runs.items()):
+            steps, values = series(records, key)
+            if len(steps):
+                last = values.min() if key == "valid_nll" else values.max()
+                axes.plot(
+                    steps,
+                    values,
+                    color=COLOURS[number % len(COLOURS)],
+                    linestyle=_STYLES[number // len(COLOURS) % len(_STYLES)],
+                    marker="o",
+                    markersize=3,
+                    linewidth=1.8,
+                    label=f"{name}  {last:.3g}",
+                )
+        style_axes(axes, title=title, x_label="step", y_label=unit)
+        axes.set_xlim(left=0)
+        legend = axes.legend(frameon=False, fontsize=9, labelcolor=INK, title="best", title_fontsize=9)
+        plain_text(legend.get_texts())
+    return figure

@@ -183,7 +183,10 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         ((*prepare, "--tsv", place / "train.tsv", "--valid-count", 0, "--test-tsv", files["unknown"]), "label 'metal'"),
         ((*prepare, "--tsv", place / "train.tsv"), "There is no validation data"),
         ((*prepare, "--valid-count", 3), "There are no training texts"),
-        ((*prepare, "--texts", files["one"], "--labels", files["two"], "--valid-count", 0), "has 1 lines, but"),
+        (
+            (*prepare, "--texts", files["one"], "--labels", files["two"], "--valid-count", 0),
+            "The files are not aligned",
+        ),
         ((*prepare, "--tsv", files["empty"], "--valid-count", 0), "line 1 has no text"),
         ((*prepare, "--tsv", files["single"], "--valid-count", 0), "a classifier has 2 to 10,000"),
         ((*prepare, "--tsv", place / "train.tsv", "--valid-count", -1), "valid-count is -1"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from manyheads.cli.command_line.info_options import InfoOptions
 from manyheads.cli.command_line.parsing import option_names
 from manyheads.cli.command_line.task_pages import pages_of
 from manyheads.cli.command_line.train_options import TrainOptions
 from manyheads.cli.command_line.translate_options import TranslateOptions
+from manyheads.cli.commands.info import InfoOptions
 from manyheads.cli.main import COMMANDS
 from manyheads.config.merge import dotted_names
 from manyheads.tasks.translation.settings import TrainConfig

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.visualise.compared_curves import compared_curves_figure
-from manyheads.visualise.curves import each_metrics
+from manyheads.visualise.curves import compared_curves_figure, each_metrics
 
 Cli = Callable[..., int]
 

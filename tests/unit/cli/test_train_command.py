@@ -237,7 +237,7 @@ def test_the_live_display(tmp_path: Path) -> None:
         reporter.step(step(40, logged=True))
         sample = Sample(source="a [red]source", text="t", reference="r")
         reporter.validation(
-            ValidationReport(step=40, loss=2.5, perplexity=12.0, bleu=1.5, chrf=20.0, bleu_signature="sig", best=True,
+            ValidationReport(step=40, loss=2.5, bleu=1.5, chrf=20.0, bleu_signature="sig", best=True,
                              samples=(sample,))
         )  # fmt: skip
         reporter.message("careful [x]", "warning")

@@ -79,7 +79,7 @@ def test_what_is_skipped_is_counted(tmp_path: Path) -> None:
 
 def test_files_of_unlike_length_and_forms(tmp_path: Path) -> None:
     texts, labels = write(tmp_path / "texts", "red\nblue\ncat\n"), write(tmp_path / "labels", "no\nno\n")
-    with pytest.raises(DataError, match=r"texts has 3 lines, but .*labels has 2 .*each text needs one label"):
+    with pytest.raises(DataError, match=r"not aligned: .*texts has 3 lines, .*labels has 2 .*Align the files again"):
         read(texts=texts, labels=labels)
     with pytest.raises(ConfigError, match="There is a file of texts but none of labels"):
         read(texts=texts)

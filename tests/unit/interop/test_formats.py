@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.command_line.convert_options import ConvertOptions
+from manyheads.cli.commands.convert import ConvertOptions
 from manyheads.errors import ConfigError
 from manyheads.interop import FORMATS, PEERS
 

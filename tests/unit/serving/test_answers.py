@@ -26,7 +26,7 @@ def test_dump_is_json(value: Any) -> None:
 
 def test_large_answers_are_made_outside_the_loop(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    scored, rounded, of_prompt = native._scored, native._rounded, openai._Completion._add_prompt
+    tokens, rounded, of_prompt = native._tokens, native._rounded, openai._Completion._add_prompt
 
     def noted(function: Any) -> Any:
         def call(*given: Any) -> Any:
@@ -36,7 +36,7 @@ def test_large_answers_are_made_outside_the_loop(client: TestClient, monkeypatch
         return call
 
     monkeypatch.setattr(answers, "dump", noted(dump))
-    monkeypatch.setattr(native, "_scored", noted(scored))
+    monkeypatch.setattr(native, "_tokens", noted(tokens))
     monkeypatch.setattr(native, "_rounded", noted(rounded))
     monkeypatch.setattr(openai._Completion, "_add_prompt", noted(of_prompt))
     for path, body in (

@@ -184,7 +184,7 @@ def test_the_rate_is_measured(folders: Path) -> None:
 
     from manyheads.tasks.presets import debug
     from manyheads.tasks.translation.plan import Trial
-    from manyheads.training.plan.rate import tokens_per_second
+    from manyheads.training.plan.measuring import tokens_per_second
 
     trial = Trial(debug()).at(8)
     assert tokens_per_second(trial, 8, 2, torch.device("cpu")) > 0

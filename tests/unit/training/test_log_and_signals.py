@@ -44,7 +44,7 @@ def test_plain_lines() -> None:
     reporter = PlainReporter(stream)
     sample = Sample(source="a\nb", text="t", reference="r")
     reporter.validation(
-        ValidationReport(step=5, loss=1.5, perplexity=4.48, bleu=12.345, chrf=30.0, bleu_signature="sig", best=True,
+        ValidationReport(step=5, loss=1.5, bleu=12.345, chrf=30.0, bleu_signature="sig", best=True,
                          samples=(sample,))
     )  # fmt: skip
     reporter.message("careful", "warning")

@@ -253,7 +253,7 @@ def test_a_raised_flag_stops_the_loss_of_a_validation(small: Make, monkeypatch: 
 
 
 def scripted(losses: list[float]) -> Callable[[Validator, int], ValidationReport]:
-    return lambda self, step: ValidationReport(step=step, loss=losses.pop(0), perplexity=1.0)
+    return lambda self, step: ValidationReport(step=step, loss=losses.pop(0))
 
 
 def test_patience_ends_a_run_and_survives_a_resume(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:

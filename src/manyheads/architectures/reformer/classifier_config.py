@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.config.labels import check_labels
+from manyheads.config.checks import check_labels
 
 if TYPE_CHECKING:
     from manyheads.nn.pooling import Pooling

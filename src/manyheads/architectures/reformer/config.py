@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, Self
 
+from manyheads.architectures.size_checks import check_heads_divide, check_tied_sizes
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.lsh_settings import LSHSettings
@@ -73,12 +74,7 @@ class _Sizes:
         check(self, "model.", between(0, MOST_UNITS), "head_dim", "ff_chunk_len")
         check(self, "model.", between(0, 2**63 - 1), "hash_seed")
         check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "norm_eps")
-        if not self.head_dim and self.d_model % self.num_heads:
-            raise ConfigError(
-                f"model.d_model {self.d_model} is not divisible by model.num_heads {self.num_heads}; change one of"
-                " them, or give head_dim.",
-                fields=("d_model", "num_heads", "head_dim"),
-            )
+        check_heads_divide(self)
         _ = self.lsh  # its own checks
 
     @property
@@ -88,13 +84,11 @@ class _Sizes:
 
     @property
     def lsh(self) -> LSHSettings:
-        """Settings of the layer kind `lsh`."""
-        return LSHSettings(
-            num_hashes=self.num_hashes,
-            num_buckets=self.num_buckets if len(self.num_buckets) > 1 else sum(self.num_buckets),
-            chunk_len=self.chunk_len,
-            exact_len=self.exact_len,
-        )
+        """Settings of the layer kind `lsh`: its fields of the same names, and the number of buckets."""
+        same = {item.name for item in fields(LSHSettings)} & {item.name for item in fields(self)}
+        values = {name: getattr(self, name) for name in same}
+        values["num_buckets"] = self.num_buckets if len(self.num_buckets) > 1 else sum(self.num_buckets)
+        return LSHSettings(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,21 +199,6 @@ class ReformerConfig(_Sizes):
                 f" model.d_model {self.d_model}.",
                 fields=("axial_dims", "axial_shape", "d_model"),
             )
-
-    @property
-    def lsh(self) -> LSHSettings:
-        """Settings of the layer kind `lsh`."""
-        return replace(
-            super().lsh,
-            causal=self.causal,
-            visible=self.visible,
-            chunks_before=self.chunks_before,
-            chunks_after=self.chunks_after,
-            within_bucket=self.within_bucket,
-            correct_duplicates=self.correct_duplicates,
-            look_across_rounds=self.look_across_rounds,
-            wrap=self.wrap,
-        )
 
     @property
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -345,13 +324,7 @@ class ReformerSeq2SeqConfig(_Sizes):
         check(self, "model.", between(1, MOST_LAYERS), "num_decoder_layers")
         check(self, "model.", between(0, MOST_LAYERS), "num_encoder_layers")
         check(self, "model.", between(0, MOST_UNITS), "source_vocab_size", "target_vocab_size")
-        if self.tie_embeddings in ("all", "embeddings") and self.source_vocab_size != self.target_vocab_size:
-            raise ConfigError(
-                f"model.tie_embeddings is {self.tie_embeddings!r} but source_vocab_size {self.source_vocab_size}"
-                f" differs from target_vocab_size {self.target_vocab_size}; use one joint vocabulary, or"
-                " tie_embeddings 'decoder' or 'none'.",
-                fields=("tie_embeddings", "source_vocab_size", "target_vocab_size"),
-            )
+        check_tied_sizes(self)
 
     @property
     def longest_input(self) -> int | None:

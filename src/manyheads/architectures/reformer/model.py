@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.reformer.layers import AttentionSublayer, Call, FeedForwardSublayer, ReformerLayer
 from manyheads.architectures.reformer.state import ReformerState, seed_tensor
-from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.architectures.size_checks import check_vocabularies
+from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.kernels.recomputation import recomputed
 from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
+from manyheads.nn.positions import AxialPositions, positions_of_kind
 from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
 
@@ -42,11 +43,14 @@ class Reformer(nn.Module):
 
     def __init__(self, config: ReformerConfig) -> None:
         super().__init__()
-        if config.vocab_size < 1:
-            raise ConfigError("model.vocab_size is not set; give the number of ids of the vocabulary.")
+        check_vocabularies(config, "vocab_size")
         self.config = config
         self.embedding = TokenEmbedding(config.vocab_size, config.d_model, scale=False)
-        self.positions = _positions(config)
+        self.positions = (
+            AxialPositions(*config.axes)
+            if config.positions == "axial"
+            else positions_of_kind(config.positions, config.d_model, config.max_len)
+        )
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(ReformerLayer(config, index) for index in range(config.num_layers))
         self.norm = nn.LayerNorm(2 * config.d_model, eps=config.norm_eps)
@@ -170,11 +174,3 @@ class Reformer(nn.Module):
         if self.config.reversible:
             return recomputed(join, (x1, x2), [*self.norm.parameters()], chunk_len)
         return torch.cat([join(x1[:, part], x2[:, part]) for part in chunk_slices(x1.shape[1], chunk_len)], dim=1)
-
-
-def _positions(config: ReformerConfig) -> nn.Module:
-    if config.positions == "axial":
-        return AxialPositions(*config.axes)
-    if config.positions == "learned":
-        return LearnedPositions(config.d_model, max_len=config.max_len)
-    return SinusoidalPositions(config.d_model)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.reformer.layers import FeedForwardSublayer
-from manyheads.errors import ConfigError
+from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.nn.attention.branches import BranchedKeyValueState
 from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, source_mask
 from manyheads.nn.attention.lsh import LSHSelfAttention
@@ -25,7 +25,7 @@ from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+from manyheads.nn.positions import positions_of_kind
 from manyheads.nn.shapes import Float, Int
 from manyheads.seeding import derive_seed
 
@@ -158,15 +158,12 @@ class ReformerTranslator(nn.Module):
 
     def __init__(self, config: ReformerSeq2SeqConfig) -> None:
         super().__init__()
-        for side in ("source", "target"):
-            if getattr(config, f"{side}_vocab_size") < 1:
-                raise ConfigError(
-                    f"model.{side}_vocab_size is not set; give the number of ids of the {side} vocabulary."
-                )
+        check_vocabularies(config, "source_vocab_size", "target_vocab_size")
         self.config = config
         self.source_embedding = TokenEmbedding(config.source_vocab_size, config.d_model)
         self.target_embedding = TokenEmbedding(config.target_vocab_size, config.d_model)
-        self.source_positions, self.target_positions = _positions(config), _positions(config)
+        self.source_positions = positions_of_kind(config.positions, config.d_model, config.max_len)
+        self.target_positions = positions_of_kind(config.positions, config.d_model, config.max_len)
         self.dropout = Dropout(config.dropout)
         self.encoder_layers = nn.ModuleList(EncoderLayer(config, i) for i in range(config.num_encoder_layers))
         self.encoder_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
@@ -250,9 +247,3 @@ class ReformerTranslator(nn.Module):
 
     def _decoder(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder_layers))
-
-
-def _positions(config: ReformerSeq2SeqConfig) -> nn.Module:
-    if config.positions == "learned":
-        return LearnedPositions(config.d_model, max_len=config.max_len)
-    return SinusoidalPositions(config.d_model)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 from manyheads.architectures.transformer.config import Activation, TransformerConfig
-from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
-from manyheads.config.labels import check_labels
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, check_labels
 from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
 
 if TYPE_CHECKING:

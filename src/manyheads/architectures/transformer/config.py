@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 from manyheads.architectures.head_names import HEAD_KINDS, HeadKind
+from manyheads.architectures.size_checks import check_tied_sizes
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
@@ -127,13 +128,7 @@ class TransformerConfig:
                     fields=("d_model", name),
                 )
         self._check_layer_heads()
-        if self.tie_embeddings in ("all", "embeddings") and self.source_vocab_size != self.target_vocab_size:
-            raise ConfigError(
-                f"model.tie_embeddings is {self.tie_embeddings!r} but source_vocab_size {self.source_vocab_size}"
-                f" differs from target_vocab_size {self.target_vocab_size}; use one joint vocabulary, or"
-                " tie_embeddings 'decoder' or 'none'.",
-                fields=("tie_embeddings", "source_vocab_size", "target_vocab_size"),
-            )
+        check_tied_sizes(self)
 
     def heads_of(self, stack: Literal["encoder", "decoder"]) -> int:
         """Return the number of attention heads in that stack."""

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.head_names import HeadKind
+from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer
 from manyheads.architectures.transformer.state import PlannedStep
-from manyheads.errors import ConfigError
 from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, PlannedLayer, source_mask
 from manyheads.nn.attention.head_masks import HeadMasks, of_layers
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.norm import build_norm
-from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+from manyheads.nn.positions import positions_of_kind
 from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
 
@@ -104,16 +104,12 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        for side in ("source", "target"):
-            if getattr(config, f"{side}_vocab_size") < 1:
-                raise ConfigError(
-                    f"model.{side}_vocab_size is not set; give the number of ids of the {side} vocabulary."
-                )
+        check_vocabularies(config, "source_vocab_size", "target_vocab_size")
         self.config = config
         self.source_embedding = TokenEmbedding(config.source_vocab_size, config.d_model, scale=config.scale_embedding)
         self.target_embedding = TokenEmbedding(config.target_vocab_size, config.d_model, scale=config.scale_embedding)
-        self.source_positions = _positions(config)
-        self.target_positions = _positions(config)
+        self.source_positions = positions_of_kind(config.positions, config.d_model, config.max_len)
+        self.target_positions = positions_of_kind(config.positions, config.d_model, config.max_len)
         self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
@@ -196,11 +192,3 @@ class Transformer(nn.Module):
         x: Tensor = self.target_embedding(step.tokens)
         x = self.dropout(low_precision((x + step.positions).to(x.dtype)))
         return self.decoder.step(x, step.layers, step.mask, step.memory_mask)
-
-
-def _positions(config: TransformerConfig) -> LearnedPositions | SinusoidalPositions:
-    if config.positions == "learned":
-        return LearnedPositions(config.d_model, max_len=config.max_len)
-    return SinusoidalPositions(
-        config.d_model, layout="halves" if config.positions == "sinusoidal_halves" else "interleaved"
-    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from manyheads.architectures.head_names import HeadKind
+from manyheads.architectures.size_checks import check_heads_divide
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
@@ -133,12 +134,7 @@ class TransformerXLConfig:
         check(self, "model.", between(1, MOST_LAYERS), "num_layers")
         check(self, "model.", between(0, MOST_UNITS), "vocab_size", "head_dim", "d_embed")
         check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "norm_eps")
-        if not self.head_dim and self.d_model % self.num_heads:
-            raise ConfigError(
-                f"model.d_model {self.d_model} is not divisible by model.num_heads {self.num_heads}; change one of"
-                " them, or give head_dim.",
-                fields=("d_model", "num_heads", "head_dim"),
-            )
+        check_heads_divide(self)
         if self.initial_memory == "zeros" and (self.norm_position, self.attention) != ("post", "relative"):
             raise ConfigError(
                 f"model.initial_memory zeros needs norm_position post and attention relative, not {self.norm_position}"

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.head_names import HeadKind
+from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
 from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs, XLState, XLStep
-from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.attention.head_masks import HeadMasks, of_layers
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
@@ -40,8 +41,7 @@ class TransformerXL(nn.Module):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
-        if config.vocab_size < 1:
-            raise ConfigError("model.vocab_size is not set; give the number of ids of the vocabulary.")
+        check_vocabularies(config, "vocab_size")
         self.config = config
         self.embedding = AdaptiveEmbedding(
             config.vocab_size,

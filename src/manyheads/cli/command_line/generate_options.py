@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import SearchDeviceOptions
 from manyheads.decoding.search_options import GenerationOptions
@@ -47,9 +47,8 @@ class GenerateOptions:
         """Raises: ConfigError: an option was given that has a meaning for text only, or no output file."""
         if self.prompt:
             raise ConfigError("This model writes ids, not text; give the ids to continue by --input FILE.")
-        for name, is_given in {"--lines": self.lines, "--stop": self.generation.stop}.items():
-            if is_given:
-                raise ConfigError(f"{name} is for text, but this model writes ids; leave it out.")
+        given = {"--lines": self.lines, "--stop": self.generation.stop}
+        refuse_given(given, "{} is for text, but this model writes ids; leave it out.")
         if self.output == "-":
             raise ConfigError("This model writes ids, which cannot be printed; give --output FILE.")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from manyheads.cli.lines.documents import DocumentOptions
 from manyheads.config.build import build
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation_config import load_settings
@@ -68,14 +68,13 @@ class TranslateOptions:
     def __post_init__(self) -> None:
         check(self, "--", at_least(1), "lines_at_once", "num_return_sequences")
         if self.document.terms is not None:
-            given: dict[str, object] = {
+            given = {
                 "--nbest": self.num_return_sequences,
                 "--json": self.json,
                 "--do-sample": self.decoding.do_sample,
                 "--rerank": self.models.rerank,
             }
-            if found := [name for name, value in given.items() if value]:
-                raise ConfigError(f"--terms gives one translation a line by beam search; leave out {', '.join(found)}.")
+            refuse_given(given, "--terms gives one translation a line by beam search; leave out {}.")
         if self.models.ensemble and self.engine != "torch":
             raise ConfigError(
                 f"--engine {self.engine} searches one model, but {1 + len(self.models.ensemble)} are named; leave out"
@@ -110,17 +109,14 @@ class TranslateOptions:
 
     def check_for_document(self) -> None:
         """Raises: ConfigError: an option was given that has a meaning for lines only."""
-        for name, is_given in (
-            ("--num-return-sequences", self.num_return_sequences is not None),
-            ("--json", self.json),
-            ("--linearised", self.linearised),
-            ("--on-bad-utf8", self.on_bad_utf8 != "fail"),
-            ("--do-sample", self.decoding.do_sample),
-        ):
-            if is_given:
-                raise ConfigError(
-                    f"{name} is for lines; {self.input} is translated as a document. Give --format lines."
-                )
+        given = {
+            "--num-return-sequences": self.num_return_sequences is not None,
+            "--json": self.json,
+            "--linearised": self.linearised,
+            "--on-bad-utf8": self.on_bad_utf8 != "fail",
+            "--do-sample": self.decoding.do_sample,
+        }
+        refuse_given(given, f"{{}} is for lines; {self.input} is translated as a document. Give --format lines.")
 
 
 PAGE = CommandPage(

@@ -4,13 +4,99 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from manyheads.cli.command_line.command import command
-from manyheads.cli.command_line.serve_options import PAGE, ServeOptions
 from manyheads.cli.machine import set_up_machine
-from manyheads.errors import MissingExtraError
+from manyheads.config.options import CommandPage, argument, option
+from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.serving.settings import ServingSettings
 
 __all__ = ["PAGE", "run"]
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Options of `manyheads serve`. A field with the name of a field of `ServingSettings` sets it."""
+
+    models: tuple[str, ...] = argument(
+        "Model folders, run folders, or owner/name on the Hugging Face hub; NAME=MODEL sets the name.",
+        metavar="MODEL",
+    )
+    host: str = option("Address to listen on.", default="127.0.0.1", metavar="ADDRESS")
+    port: int = option("Port to listen on; 0 takes a free one.", default=8000, metavar="N")
+    api_key_file: str = option(
+        "Accept only requests with a key of this file; one per line.", default="", metavar="FILE"
+    )
+    no_api_key: bool = option("Serve a public address without keys.", default=False)
+    allowed_hosts: tuple[str, ...] = option(
+        "A name by which clients call this server (Host header); * permits all.",
+        default=(), metavar="NAME", repeats=True, name="allowed_host",
+        default_is="local names; for a public address all",
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = option(
+        "A web page's origin that may use this server, such as https://example.org.",
+        default=(), metavar="ORIGIN", repeats=True, name="allowed_origin",
+    )  # fmt: skip
+    source_lang: str = option("Language of sources, if the model does not say.", default="", metavar="CODE")
+    target_lang: str = option("Language of translations, if the model does not say.", default="", metavar="CODE")
+    device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
+    precision: Literal["auto", "fp32", "bf16", "int8"] = option(
+        "auto takes the faster one of fp32 and bf16 on this device; int8 is for CPUs.", default="fp32"
+    )
+    engine: Literal["torch", "ctranslate2"] = option(
+        "What searches translations; ctranslate2 runs on the CPU in fp32, and torch does what it lacks.",
+        default="torch",
+    )
+    deadline_seconds: float = option(
+        "Seconds until a request must be answered; then 504.", default=60.0, metavar="S", name="deadline"
+    )
+    max_requests: int = option("Requests at the same time; more get 429.", default=256, metavar="N")
+    max_batch_tokens: int = option("Tokens of a batch: rows x longest row.", default=1 << 14, metavar="N")
+    max_waiting_tokens: int = option("Tokens that wait; more get 429.", default=1 << 18, metavar="N")
+    prefix_cache_mb: int = option(
+        "Memory for the beginnings of long prompts, in MiB for each language model; 0: none.",
+        default=256, metavar="MB", name="prefix_cache",
+    )  # fmt: skip
+    max_batches: int = option("Batches that run at the same time.", default=3, metavar="N")
+    drain_delay_seconds: float = option(
+        "Seconds after SIGTERM in which requests are still accepted.", default=0.0, metavar="S", name="drain_delay"
+    )
+    log_format: Literal["lines", "json"] = option("Form of the log on standard error.", default="lines")
+    quiet: bool = option("Log errors only.", default=False)
+    debug_delay_seconds: float = option(
+        "Delay of each step of a batch in seconds, for load tests.", default=0.0, metavar="S", name="debug_delay"
+    )
+
+    def __post_init__(self) -> None:
+        if self.host not in _LOCAL and not (self.api_key_file or self.no_api_key):
+            raise ConfigError(
+                f"--host {self.host} can be reached by other machines; give --api-key-file FILE, or --no-api-key to"
+                " serve everybody."
+            )
+
+    def settings(self) -> ServingSettings:
+        """The settings of the server. Raises: ConfigError: a value is out of range."""
+        named: dict[str, Any] = {
+            item.name: getattr(self, item.name) for item in fields(ServingSettings) if hasattr(self, item.name)
+        }
+        if not self.allowed_hosts:
+            named["allowed_hosts"] = ServingSettings.allowed_hosts if self.host in _LOCAL else ("*",)
+        return ServingSettings(**named, json_logs=self.log_format == "json")
+
+
+PAGE = CommandPage(
+    ServeOptions,
+    """Serve models over HTTP: our own API, and those of OpenAI (completions), LibreTranslate and DeepL,
+so that their clients work with these models. See docs/serving.md. SIGTERM finishes accepted requests, then stops.""",
+    (
+        "manyheads serve runs/demo --source-lang en --target-lang de",
+        "manyheads serve en-de=runs/demo novel=runs/novel --port 8080 --api-key-file keys.txt --host 0.0.0.0",
+    ),
+)
 
 
 @command(PAGE, "serve")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
 
 from manyheads.serving.service import Service
 
-__all__ = ["STREAMED", "dump", "large_answer", "whole_or_events"]
+__all__ = ["STREAMED", "dump", "large_answer", "server_event", "whole_or_events"]
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 """The types of `whole_or_events`, for the description of a route."""
@@ -29,6 +29,11 @@ async def whole_or_events(job: Any, is_streamed: bool | None) -> Response:
         return StreamingResponse(job.events(), media_type="text/event-stream", headers=_EVENTS)
     answer: Response = await job.answer()
     return answer
+
+
+def server_event(data: Mapping[str, Any], event: str = "") -> str:
+    """Return a server-sent event."""
+    return f"{f'event: {event}{chr(10)}' if event else ''}data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 def dump(value: Any) -> str:

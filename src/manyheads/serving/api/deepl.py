@@ -11,7 +11,7 @@ from manyheads.serving.api.fields import LooseBody, Text
 from manyheads.serving.api.forms import form_schema, read_body
 from manyheads.serving.markup import translate_html
 from manyheads.serving.paragraphs import translate_paragraphs
-from manyheads.serving.refusals import Refusal
+from manyheads.serving.refusals import Refusal, refuse_unsupported
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.service import Service
 
@@ -49,10 +49,7 @@ def router(service: Service) -> APIRouter:
         if body.tag_handling and not is_html:
             raise Refusal(400, "tag_handling: this server supports html only.", code="unsupported",
                           field="tag_handling")  # fmt: skip
-        for name in ("glossary_id", "ignore_tags", "splitting_tags", "non_splitting_tags"):
-            if getattr(body, name):
-                raise Refusal(400, f"{name}: this server does not support it; leave it out.", code="unsupported",
-                              field=name)  # fmt: skip
+        refuse_unsupported(body, "glossary_id", "ignore_tags", "splitting_tags", "non_splitting_tags")
         texts = [body.text] if isinstance(body.text, str) else body.text
         model, source = _model(service, body.source_lang, body.target_lang)
         at_ends = str(body.split_sentences).lower() not in ("0", "false", "off")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -18,17 +17,17 @@ from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.truncation import scored_limit
-from manyheads.serving.api.answers import STREAMED, large_answer, whole_or_events
+from manyheads.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
 from manyheads.serving.api.fields import Body, Number, Text, finite, given
 from manyheads.serving.batches import Written
 from manyheads.serving.engine import Done, Row
-from manyheads.serving.refusals import Refusal, openai_error, too_long
+from manyheads.serving.refusals import Refusal, invalid, openai_error, too_long
 from manyheads.serving.scoring import ScoredIds, attention_maps
 from manyheads.serving.sentences import Sentence, rejoin, split
 from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model, plain_tag
 from manyheads.serving.service import Service
 
-__all__ = ["router", "server_event", "translator_for"]
+__all__ = ["router", "translator_for"]
 
 _MOST_WEIGHTS = 1_000_000
 
@@ -128,12 +127,11 @@ def router(service: Service) -> APIRouter:
     @routes.post("/score", summary="Log-probabilities of given translations or texts.")
     async def score(request: Request, body: ScoreBody) -> Response:
         if (body.text is None) == (body.source is None) or (body.source is None) != (body.target is None):
-            raise Refusal(422, "text: give either text, or source and target.", code="invalid", field="text")
+            raise invalid("text", "give either text, or source and target.")
         if body.text is not None:
             for name in ("source_lang", "target_lang"):
                 if getattr(body, name) is not None:
-                    raise Refusal(422, f"{name}: goes with source and target; leave it out.", code="invalid",
-                                  field=name)  # fmt: skip
+                    raise invalid(name, "goes with source and target; leave it out.")
             return await _score_texts(service, request, body, body.text)
         return await _score_pairs(service, request, body, body.source or [], body.target or [])
 
@@ -142,11 +140,6 @@ def router(service: Service) -> APIRouter:
         return await _attention(service, request, body)
 
     return routes
-
-
-def server_event(data: Mapping[str, Any], event: str = "") -> str:
-    """Return a server-sent event."""
-    return f"{f'event: {event}{chr(10)}' if event else ''}data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 def translator_for(
@@ -200,15 +193,14 @@ class _Translation:
         forced = body.forced_prefix_ids
         if body.forced_prefix is not None:
             if forced is not None:
-                raise Refusal(422, "forced_prefix: give it as text or as ids, not both.", code="invalid",
-                              field="forced_prefix")  # fmt: skip
+                raise invalid("forced_prefix", "give it as text or as ids, not both.")
             forced = model.reader.tokenizer.target.encode(body.forced_prefix)
         if forced:
             if len(self._sentences) != 1:
-                raise Refusal(
-                    422, f"forced_prefix: the text has {len(self._sentences)} sentences; send one, or set"
-                    " split_sentences to false.", code="invalid", field="forced_prefix",
-                )  # fmt: skip
+                count = len(self._sentences)
+                raise invalid(
+                    "forced_prefix", f"the text has {count} sentences; send one, or set split_sentences to false."
+                )
             overrides["forced_prefix_ids"] = forced
         self._settings = model.settings(overrides)
         self._rows = model.rows([sentence.text for _, sentence in self._sentences], self._settings)
@@ -327,9 +319,7 @@ class _Translation:
             "text": writer.decode(hypothesis.ids),
             "score": finite(hypothesis.score),
             "log_prob": finite(hypothesis.sum_log_prob),
-            "tokens": writer.tokens(ids),
-            "token_ids": ids,
-            "token_log_probs": [finite(value) for value in hypothesis.token_log_probs],
+            **_tokens(ids, hypothesis.token_log_probs, [], writer.tokens),
         }
 
 
@@ -353,8 +343,7 @@ class _Generation:
         service.check_count("prompt", len(found._prompts))
         if body.prompt_ids is not None:
             if body.prompt:
-                raise Refusal(422, "prompt_ids: give prompt or prompt_ids, not both.", code="invalid",
-                              field="prompt_ids")  # fmt: skip
+                raise invalid("prompt_ids", "give prompt or prompt_ids, not both.")
             prompts = model.reader.begin_ids([body.prompt_ids])
         else:
             prompts = await service.off_loop(lambda: model.reader.encode_prompts(found._prompts))
@@ -418,17 +407,8 @@ class _Generation:
         return record
 
     def _continuation(self, one: Any) -> dict[str, Any]:
-        show = self._model.reader.vocabulary.tokens
-        record = {
-            "text": one.text,
-            "ended_by": one.ended_by,
-            "tokens": show(one.ids),
-            "token_ids": one.ids,
-            "token_log_probs": [finite(value) for value in one.log_probs],
-        }
-        if one.top:
-            record["top_log_probs"] = _top(one.top, show)
-        return record
+        tokens = _tokens(one.ids, one.log_probs, one.top, self._model.reader.vocabulary.tokens)
+        return {"text": one.text, "ended_by": one.ended_by, **tokens}
 
 
 async def _score_texts(service: Service, request: Request, body: ScoreBody, texts: list[str]) -> Response:
@@ -451,10 +431,7 @@ async def _score_pairs(
 ) -> Response:
     model = translator_for(service, body.model, body.source_lang, body.target_lang)
     if len(sources) != len(targets):
-        raise Refusal(
-            422, f"target: there are {len(sources)} sources but {len(targets)} targets; send equally many.",
-            code="invalid", field="target",
-        )  # fmt: skip
+        raise invalid("target", f"there are {len(sources)} sources but {len(targets)} targets; send equally many.")
     service.check_count("source", len(sources))
     reader, writer = model.reader.tokenizer.source, model.reader.tokenizer.target
 
@@ -484,7 +461,11 @@ async def _scores(
     """Return the answer with the log-probabilities of ids. show: readable tokens of ids."""
 
     def whole() -> dict[str, Any]:
-        scores = [_scored(ids, one, show) for ids, one in zip(scored, found, strict=True)]
+        filled = ((ids, one or ScoredIds()) for ids, one in zip(scored, found, strict=True))
+        scores = [
+            {"log_prob": finite(sum(one.log_probs)), **_tokens(ids, one.log_probs, one.top, show)}
+            for ids, one in filled
+        ]
         return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
 
     return await large_answer(service, whole)
@@ -496,7 +477,7 @@ async def _attention(service: Service, request: Request, body: AttentionBody) ->
     settings = model.settings({})
     [row] = await service.off_loop(lambda: model.rows([body.source], settings, "source"))
     if row is None:
-        raise Refusal(422, "source: there is no text in it; send at least one word.", code="invalid", field="source")
+        raise invalid("source", "there is no text in it; send at least one word.")
     source = row.content[0]
     if body.target is None:
         [[best, *_]] = await service.run(request, model.begin(settings, [row]), [row], len(source))
@@ -539,17 +520,12 @@ async def _attention(service: Service, request: Request, body: AttentionBody) ->
     return await large_answer(service, whole)
 
 
-def _scored(ids: list[int], found: ScoredIds | None, show: Any) -> dict[str, Any]:
-    scored = found or ScoredIds()
-    record: dict[str, Any] = {
-        "log_prob": finite(sum(scored.log_probs)),
-        "tokens": show(ids),
-        "token_ids": ids,
-        "token_log_probs": [finite(value) for value in scored.log_probs],
-    }
-    if scored.top:
-        record["top_log_probs"] = _top(scored.top, show)
-    return record
+def _tokens(
+    ids: list[int], log_probs: list[float], top: list[list[tuple[int, float]]], show: Callable[[list[int]], list[str]]
+) -> dict[str, Any]:
+    """Return the entries about tokens. top: alternatives of each, if they are asked for."""
+    shown = {"tokens": show(ids), "token_ids": ids, "token_log_probs": [finite(value) for value in log_probs]}
+    return {**shown, "top_log_probs": _top(top, show)} if top else shown
 
 
 def _top(top: list[list[tuple[int, float]]], show: Any) -> list[list[dict[str, Any]]]:

@@ -6,7 +6,6 @@ token of the prompt.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -22,11 +21,11 @@ from pydantic import Field
 from manyheads import __version__
 from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.generation import context_settings
-from manyheads.serving.api.answers import STREAMED, large_answer, whole_or_events
+from manyheads.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
 from manyheads.serving.api.fields import LooseBody, Number, Text, finite
 from manyheads.serving.batches import Written
 from manyheads.serving.engine import Done, Row
-from manyheads.serving.refusals import Refusal, openai_error
+from manyheads.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported
 from manyheads.serving.scoring import ScoredIds
 from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
 from manyheads.serving.service import Service
@@ -36,7 +35,6 @@ __all__ = ["router"]
 
 _MOST_LOGPROBS = 20
 _MOST_STOPS = 4
-_UNSUPPORTED = ("suffix", "presence_penalty", "frequency_penalty", "logit_bias")
 Id = Annotated[int, Field(ge=0, le=2**31)]
 
 
@@ -121,10 +119,7 @@ def router(service: Service) -> APIRouter:
         decode = chosen.reader.vocabulary if isinstance(chosen, ServedGenerator) else chosen.reader.tokenizer.source
         wrong = next((index for index in body.tokens if index >= decode.vocab_size), None)
         if wrong is not None:
-            raise Refusal(
-                422, f"tokens: {wrong} is not an id of this model; ids are 0 to {decode.vocab_size - 1:,}.",
-                code="invalid", field="tokens",
-            )  # fmt: skip
+            raise invalid("tokens", f"{wrong} is not an id of this model; ids are 0 to {decode.vocab_size - 1:,}.")
         return JSONResponse({"prompt": await service.off_loop(lambda: decode.decode(body.tokens))})
 
     @routes.get("/tokenizer_info", summary="About the tokenizer (vLLM).")
@@ -192,10 +187,7 @@ class _Completion:
     async def prepare(cls, service: Service, request: Request, body: CompletionBody) -> _Completion:
         """Tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
         model = find_model(service.models, body.model, ServedGenerator)
-        for name in _UNSUPPORTED:
-            if getattr(body, name):
-                raise Refusal(400, f"{name}: this server does not support it; leave it out.", code="unsupported",
-                              field=name)  # fmt: skip
+        refuse_unsupported(body, "suffix", "presence_penalty", "frequency_penalty", "logit_bias")
         found = cls(service, request, body, model)
         if body.stream and found._best_of > found._n:
             raise Refusal(400, "best_of: it cannot be streamed; set stream to false.", code="invalid", field="best_of")
@@ -348,10 +340,10 @@ class _Completion:
                 for index in range(len(self._texts) * self._n):
                     yield self._chunk(index, "", None, "length")
             if self._body.stream_options is not None and self._body.stream_options.include_usage:
-                yield _data({**self._head(), "choices": [], "usage": self._usage(num_new)})
+                yield server_event({**self._head(), "choices": [], "usage": self._usage(num_new)})
             yield "data: [DONE]\n\n"
         except Refusal as refusal:  # the status was sent before; OpenAI's clients raise for an error in a chunk
-            yield _data(openai_error(refusal))
+            yield server_event(openai_error(refusal))
 
     def _token_chunk(self, row: int, path: int, token: NewToken, offset: int) -> str:
         logprobs = None
@@ -365,7 +357,7 @@ class _Completion:
 
     def _chunk(self, index: int, text: str, logprobs: _LogProbs | None, reason: str | None) -> str:
         choice = {"index": index, "text": text, "logprobs": logprobs and vars(logprobs), "finish_reason": reason}
-        return _data({**self._head(), "choices": [choice]})
+        return server_event({**self._head(), "choices": [choice]})
 
     def _head(self) -> dict[str, Any]:
         return {"id": self._id, "object": "text_completion", "created": self._created, "model": self._model.name}
@@ -393,10 +385,6 @@ def _shown(vocabulary: Vocabulary, token: int) -> str:
     """Return the text of a token; its readable form if it has no text of its own, such as a part of a character."""
     text = vocabulary.decode([token])
     return text if text and "\ufffd" not in text else vocabulary.tokens([token])[0]
-
-
-def _data(record: dict[str, Any]) -> str:
-    return f"data: {json.dumps(record, ensure_ascii=False)}\n\n"
 
 
 def _described(model: ServedModel) -> dict[str, Any]:

@@ -55,8 +55,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
     refuse_ranks("evaluate of a classifier")
     read = LabelledReport()
     rows, name = held_out_texts(options, read)
-    show("loading the model", 0, 0)
-    classifier = options.run_on.load(Classifier.from_pretrained, options.model)
+    classifier = options.run_on.load(Classifier.from_pretrained, options.model, show)
     right = check_known(rows, classifier, name)
     with naming_lines(text=name), counted_truncations() as cut:
         log_probs = classifier.log_probs(

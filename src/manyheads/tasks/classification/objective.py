@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from manyheads.architectures.classifier import SequenceClassifier
-from manyheads.data.labelled_files import Labelled
 from manyheads.data.labelled_store import LabelledStore, LabelledStream, eval_labelled
 from manyheads.data.prepared_labelled import LabelledData, open_labelled
 from manyheads.data.progress import Progress
@@ -111,6 +108,7 @@ def _resolve(config: ClassificationConfig, data: LabelledData) -> Classification
     return replace(config, model=replace(model, labels=data.labels, vocab_size=max(model.vocab_size, size)))
 
 
+@dataclass(frozen=True)
 class ClassJudge:
     """Judges a model on held-out texts.
 
@@ -125,57 +123,57 @@ class ClassJudge:
     Raises: DataError: a text is longer than the model's positions; better now than at the first validation.
     """
 
-    def __init__(
-        self,
-        model: SequenceClassifier,
-        data: LabelledData,
-        split: str,
-        config: ClassificationConfig,
-        device: torch.device,
-        stop: StopFlag,
-    ) -> None:
-        self._model, self._data, self._config, self._device, self._stop = model, data, config, device, stop
-        self._store: LabelledStore | None = getattr(data, split)
-        self._texts: Sequence[Labelled] = data.texts.get(split, [])
-        longest = config.model.longest_input
-        if self._store is not None and longest is not None:
-            lengths = self._store.text.lengths + 1
+    model: SequenceClassifier
+    data: LabelledData
+    split: str
+    config: ClassificationConfig
+    device: torch.device
+    stop: StopFlag
+
+    def __post_init__(self) -> None:
+        longest = self.config.model.longest_input
+        if self.store is not None and longest is not None:
+            lengths = self.store.text.lengths + 1
             if lengths.max(initial=0) > longest:
                 raise DataError(
-                    f"Text {int(lengths.argmax()) + 1} of {data.path} {split} has {lengths.max()} tokens, but the model"
-                    f" has {longest} positions; raise model.max_len, or shorten the text."
+                    f"Text {int(lengths.argmax()) + 1} of {self.data.path} {self.split} has {lengths.max()} tokens, but"
+                    f" the model has {longest} positions; raise model.max_len, or shorten the text."
                 )
+
+    @property
+    def store(self) -> LabelledStore | None:
+        """The held-out texts as ids."""
+        store: LabelledStore | None = getattr(self.data, self.split)
+        return store
 
     def __bool__(self) -> bool:
         """Whether there is anything to validate on."""
-        return self._store is not None and len(self._store) > 0
+        return self.store is not None and len(self.store) > 0
 
     @torch.no_grad()
     def run(self, step: int) -> ValidationReport | None:
         """See `Judge.run`."""
-        assert self._store is not None
-        self._model.eval()
-        tokenizer, nll = self._data.tokenizer, 0.0
+        assert self.store is not None
+        self.model.eval()
+        tokenizer, nll = self.data.tokenizer, 0.0
         predicted: dict[int, tuple[int, float]] = {}
         special = {"pad_id": tokenizer.pad_id, "eos_id": tokenizer.eos_id}
-        for batch in eval_labelled(self._store, self._config.data.max_tokens, **special):
-            if self._stop:
+        for batch in eval_labelled(self.store, self.config.data.max_tokens, **special):
+            if self.stop:
                 return None
-            moved = batch.to(self._device)
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
-                log_probs = self._model.log_probs(moved.tokens, moved.lengths)
+            moved = batch.to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+                log_probs = self.model.log_probs(moved.tokens, moved.lengths)
             nll -= float(log_probs.gather(1, moved.labels[:, None]).double().sum())
             best, chosen = log_probs.max(1)
             predicted |= zip(
                 batch.sample_ids.tolist(), zip(chosen.tolist(), best.exp().tolist(), strict=True), strict=True
             )
-        right = self._store.label.tolist()
-        found = Confusion.of(self._data.labels, ((right[place], one) for place, (one, _) in predicted.items()))
-        loss = nll / len(right)
+        right = self.store.label.tolist()
+        found = Confusion.of(self.data.labels, ((right[place], one) for place, (one, _) in predicted.items()))
         return ValidationReport(
             step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 700.0)),
+            loss=nll / len(right),
             accuracy=100 * found.accuracy,
             f1=100 * found.macro_f1,
             samples=self._wrong(predicted),
@@ -184,11 +182,11 @@ class ClassJudge:
     def _wrong(self, predicted: dict[int, tuple[int, float]]) -> tuple[Sample, ...]:
         """The first texts with a wrong label, as samples."""
         shown: list[Sample] = []
-        for place, row in enumerate(self._texts):
-            if len(shown) >= self._config.validation.num_samples:
+        for place, row in enumerate(self.data.texts.get(self.split, [])):
+            if len(shown) >= self.config.validation.num_samples:
                 break
             number, probability = predicted[place]
-            found = self._data.labels[number]
+            found = self.data.labels[number]
             if found != row.label:
                 shown.append(Sample(source="", text=f"{row.label}, taken for {found} ({probability:.2f}): {row.text}"))
         return tuple(shown)

@@ -22,8 +22,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[int, str]]:
     """Load the model. Raises: DataError: the files cannot be read, or have a label that the model does not know."""
     report = LabelledReport()
     rows, name = given_texts(options, report)
-    show("loading the model", 0, 0)
-    classifier = options.run_on.load(Classifier.from_pretrained, options.model)
+    classifier = options.run_on.load(Classifier.from_pretrained, options.model, show)
     items = list(zip(check_known(rows, classifier, name), (row.text for row in rows), strict=True))
 
     def work(first: int, some: list[tuple[int, str]]) -> Iterator[str]:

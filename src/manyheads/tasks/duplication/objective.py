@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +84,7 @@ class DuplicationObjective:
         )
 
 
+@dataclass(frozen=True)
 class DuplicationJudge:
     """Judges a model on sequences that it has never seen.
 
@@ -95,11 +95,10 @@ class DuplicationJudge:
         stop: looked at between batches.
     """
 
-    def __init__(self, model: LanguageModel, config: TextConfig, device: torch.device, stop: StopFlag) -> None:
-        self._model = model
-        self._config = config
-        self._device = device
-        self._stop = stop
+    model: LanguageModel
+    config: TextConfig
+    device: torch.device
+    stop: StopFlag
 
     def __bool__(self) -> bool:
         """Whether there is anything to validate on: always."""
@@ -107,16 +106,15 @@ class DuplicationJudge:
 
     def run(self, step: int) -> ValidationReport | None:
         """See `Judge.run`."""
-        config = self._config
+        config = self.config
         rows = max(1, config.data.lanes // config.data.accumulate)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
             found = evaluate_duplication(
-                self._model,
+                self.model,
                 held_out(config.seed, "valid", config.data.segment_len, rows),
-                device=self._device,
-                stop=lambda: bool(self._stop),
+                device=self.device,
+                stop=lambda: bool(self.stop),
             )
         if found is None:
             return None
-        loss = found.nats_per_token
-        return ValidationReport(step=step, loss=loss, perplexity=math.exp(min(loss, 700.0)), accuracy=found.accuracy)
+        return ValidationReport(step=step, loss=found.nats_per_token, accuracy=found.accuracy)

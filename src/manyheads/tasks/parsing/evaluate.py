@@ -170,8 +170,7 @@ def _judge_model(
 ) -> tuple[ParseReport, Likelihood, dict[str, Any]]:
     """The trees of a model, and how likely it finds the right ones."""
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
-    show("loading the model", 0, 0)
-    parser = options.run_on.load(Parser.from_pretrained, options.models.all(options.model))
+    parser = options.run_on.load(Parser.from_pretrained, options.models.all(options.model), show)
     translator = parser.translator
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
@@ -190,12 +189,5 @@ def _judge_model(
 
 
 def _figures(score: BracketScore) -> dict[str, Any]:
-    return {
-        "f1": score.f1,
-        "precision": score.precision,
-        "recall": score.recall,
-        "exact_match": score.exact_match,
-        "average_crossing": score.average_crossing,
-        "tagging_accuracy": score.tagging_accuracy,
-        **dataclasses.asdict(score),
-    }
+    ratios = ("f1", "precision", "recall", "exact_match", "average_crossing", "tagging_accuracy")
+    return {**{name: getattr(score, name) for name in ratios}, **dataclasses.asdict(score)}

@@ -107,8 +107,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     if options.plot is None:
         check_no_link(Path(options.model) / "plots")  # where a picture goes by default
     group = start(this_process())
-    show("loading the model", 0, 0)
-    generator = options.run_on.load(Generator.from_pretrained, options.model)
+    generator = options.run_on.load(Generator.from_pretrained, options.model, show)
     show("reading the text", 0, 0)
     with group.main_first():
         held = held_text(generator, options.model, text=options.text, data=options.data, split=options.split)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +111,20 @@ class LanguageObjective:
         self, model: LanguageModel, device: torch.device, stop: StopFlag, translate: Translate | None
     ) -> TextJudge:
         """See `Objective.judge`."""
-        return TextJudge(model, self.data, self.config, device, translate, stop)
+        write = translate or build_write(model, self.data, self.config, device)
+        return TextJudge(model, self.data, self.config, device, write, stop)
 
     def judge_sets(self, model: LanguageModel, device: torch.device, stop: StopFlag) -> dict[str, TextJudge]:
         """See `Objective.judge_sets`."""
-        config = replace(self.config, validation=replace(self.config.validation, num_samples=0))
         found = {}
-        for name, data in known_sets(config.initial.data, self.sets, TextData.open).items():
+        for name, data in known_sets(self.config.initial.data, self.sets, TextData.open).items():
             split = chosen_split({"test": data.test, "valid": data.valid}, None)
             if split == "test":
                 counts = data.manifest["counts"]
                 manifest = {**data.manifest, "counts": {**counts, "valid": counts["test"]}}
                 data = replace(data, valid=data.test, manifest=manifest)
             if split is not None:
-                found[f"{name} {split}"] = TextJudge(model, data, config, device, None, stop)
+                found[f"{name} {split}"] = TextJudge(model, data, self.config, device, None, stop)
         return found
 
     def lighter(self) -> str:
@@ -155,6 +153,14 @@ def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: in
     return model.start(lanes, projected=False, hash_seed=seed) if config.model.draws_hashes else None
 
 
+def build_write(model: LanguageModel, data: TextData, config: TextConfig, device: torch.device) -> Translate:
+    """The search that `generate` uses, over the model as it is at the time of each call."""
+    changes: Any = {"max_new_tokens": config.validation.sample_tokens, "min_new_tokens": 0, "num_return_sequences": 1}
+    generator = Generator(model, data.vocabulary, replace(config.generation, **changes), device, config.precision)
+    return lambda prompts, stop: generator.generate(prompts, stop_asked=stop)
+
+
+@dataclass(frozen=True)
 class TextJudge:
     """Judges a language model on held-out text.
 
@@ -163,84 +169,57 @@ class TextJudge:
         data: its validation text.
         config: how it is read, what is written.
         device: where the model is.
-        write: prompts to continuations; None takes the model's own generator.
+        write: prompts to continuations; None leaves out samples.
         stop: looked at between segments.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        data: TextData,
-        config: TextConfig,
-        device: torch.device,
-        write: Translate | None,
-        stop: StopFlag,
-    ) -> None:
-        self._model = model
-        self._data = data
-        self._config = config
-        self._device = device
-        self._write = write or self._writer()
-        self._stop = stop
+    model: LanguageModel
+    data: TextData
+    config: TextConfig
+    device: torch.device
+    write: Translate | None
+    stop: StopFlag
 
     def __bool__(self) -> bool:
         """Whether there is anything to validate on."""
-        return self._data.valid is not None and len(self._data.valid) > 0
-
-    def _writer(self) -> Translate:
-        config = self._config
-        settings = replace(
-            config.generation, max_new_tokens=config.validation.sample_tokens, min_new_tokens=0, num_return_sequences=1
-        )
-        generator = Generator(self._model, self._data.vocabulary, settings, self._device, config.precision)
-
-        def write(prompts: list[str], stop: Callable[[], bool]) -> list[str]:
-            return generator.generate(prompts, stop_asked=stop)
-
-        return write
+        return self.data.valid is not None and len(self.data.valid) > 0
 
     def run(self, step: int) -> ValidationReport | None:
         """See `Judge.run`."""
-        valid, vocabulary = self._data.valid, self._data.vocabulary
+        valid, vocabulary = self.data.valid, self.data.vocabulary
         assert valid is not None
-        self._model.eval()
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
+        self.model.eval()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             found = evaluate_text(
-                self._model,
+                self.model,
                 valid,
-                self._config.reading,
+                self.config.reading,
                 vocabulary,
-                device=self._device,
-                stop=lambda: bool(self._stop),
+                device=self.device,
+                stop=lambda: bool(self.stop),
             )
         if found is None:
             return None
-        prompts = [self._config.validation.prompt] * self._config.validation.num_samples
+        prompts = [self.config.validation.prompt] * (self.config.validation.num_samples if self.write else 0)
         if prompts and not vocabulary.is_text:
             return self._report(step, found, (Sample(source="", text=NO_TEXT),))
         try:
-            texts = self._write(prompts, lambda: bool(self._stop)) if prompts else []
+            texts = self.write(prompts, lambda: bool(self.stop)) if self.write and prompts else []
         except SearchStopped:
             return None
         samples = tuple(Sample(source=prompt, text=text) for prompt, text in zip(prompts, texts, strict=True))
         return self._report(step, found, samples)
 
     def _report(self, step: int, found: Likelihood, samples: tuple[Sample, ...]) -> ValidationReport:
-        loss = found.nats_per_token
-        return ValidationReport(
-            step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 700.0)),
-            bits_per_byte=self._bits_per_byte(found),
-            samples=samples,
-        )
+        bits = self._bits_per_byte(found)
+        return ValidationReport(step=step, loss=found.nats_per_token, bits_per_byte=bits, samples=samples)
 
     def _bits_per_byte(self, found: Likelihood) -> float | None:
         """Of the whole text; of a part only where every token is a byte, since the bytes of a part are not counted."""
-        vocabulary = self._data.vocabulary
+        vocabulary = self.data.vocabulary
         if isinstance(vocabulary, IdVocabulary) and vocabulary.form != "bytes":
             return None  # an id takes two bytes in the file, which says nothing of what is in it
-        if not self._config.reading.max_tokens:
-            return bits_per(found.nll_sum, self._data.counts("valid")["bytes"])
+        if not self.config.reading.max_tokens:
+            return bits_per(found.nll_sum, self.data.counts("valid")["bytes"])
         are_bytes = vocabulary.kind in ("bytes", "ids") and vocabulary.end_id is None
         return bits_per(found.nll_sum, found.num_tokens) if are_bytes else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from manyheads.config.checks import ABOVE_ZERO, FRACTION, at_least, check
-from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
@@ -171,8 +171,7 @@ class EvaluateOptions:
             "--ext-len": self.ext_len,
             "--dry-run": self.dry_run,
         }
-        if found := [name for name, value in clashes.items() if value]:
-            raise ConfigError(f"--recl sets the context of the models itself; leave out {' and '.join(found)}.")
+        refuse_given(clashes, "--recl sets the context of the models itself; leave out {}.")
         check(self, "--", at_least(1), "recl_step")
         if self.recl_longest is not None and self.recl_longest < 2 * self.recl_step:
             raise ConfigError(
@@ -194,15 +193,12 @@ class EvaluateOptions:
                 "--dynamic-rate": self.dynamic_rate is not None,
                 "--dynamic-decay": self.dynamic_decay is not None,
             }
-            if found := [name for name, given in {**rule, **statistics}.items() if given]:
-                raise ConfigError(f"{' and '.join(found)} cannot be used without --dynamic; give --dynamic rms.")
+            refuse_given({**rule, **statistics}, "{} cannot be used without --dynamic; give --dynamic rms.")
             return
         clashes = {"--num-hashes": self.num_hashes, "--recl": self.recl, "--dry-run": self.dry_run}
-        if found := [name for name, value in clashes.items() if value]:
-            raise ConfigError(f"--dynamic changes weights while it reads; leave out {' and '.join(found)}.")
+        refuse_given(clashes, "--dynamic changes weights while it reads; leave out {}.")
         if self.dynamic == "sgd":
-            if found := [name for name, given in statistics.items() if given]:
-                raise ConfigError(f"--dynamic sgd uses no statistics; leave out {' and '.join(found)}, or take rms.")
+            refuse_given(statistics, "--dynamic sgd uses no statistics; leave out {}, or take rms.")
             if self.dynamic_rate is None:
                 raise ConfigError("--dynamic sgd has no usual learning rate; give --dynamic-rate, such as 0.1.")
         check(self, "--", ABOVE_ZERO, "dynamic_epsilon")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from manyheads.config.options import CommandPage, given_options, group, option
+from manyheads.config.options import CommandPage, given_options, group, option, refuse_given
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 
@@ -72,8 +72,7 @@ class PrepareOptions(preparation.PrepareOptions):
         layout, given = self.layout, given_options(self, self.vocabulary)
 
         def refuse(names: str, reason: str) -> None:
-            if found := [name for name in names.split() if name in given]:
-                raise ConfigError(f"{' and '.join(found)} cannot be used {reason}.")
+            refuse_given({name: name in given for name in names.split()}, f"{{}} cannot be used {reason}.")
 
         if layout == "images":
             refuse("--format --document-len --vocab-size --documents",

@@ -17,8 +17,7 @@ __all__ = ["score"]
 
 def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
     """Load the model."""
-    show("loading the model", 0, 0)
-    generator = options.run_on.load(Generator.from_pretrained, options.model)
+    generator = options.run_on.load(Generator.from_pretrained, options.model, show)
 
     def work(first: int, lines: list[str]) -> Iterator[str]:
         told = telling(show, "scoring lines", 0, first)

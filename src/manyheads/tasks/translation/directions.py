@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from manyheads.config.options import given_options
+from manyheads.config.options import given_options, refuse_given
 from manyheads.errors import ConfigError
 from manyheads.text.languages import LanguagePair, language_tag
 
@@ -29,8 +29,8 @@ def directions(options: PrepareOptions) -> dict[str, list[PairOfFiles]]:
     options_of = {"train": options.pair, "valid": options.valid_pair, "test": options.test_pair}
     given = set(given_options(options))
     others = [f"--{prefix}{form}" for prefix in ("", "valid-", "test-") for form in _ALONE]
-    if found := [name for name in (*others, "--source-lang", "--target-lang") if name in given]:
-        raise ConfigError(f"--pair names the files and languages of each direction; leave out {', '.join(found)}.")
+    clashes = {name: name in given for name in (*others, "--source-lang", "--target-lang")}
+    refuse_given(clashes, "--pair names the files and languages of each direction; leave out {}.")
     made = {
         split: _pairs_of(texts, "--pair" if split == "train" else f"--{split}-pair")
         for split, texts in options_of.items()

@@ -214,8 +214,7 @@ def run_model(
     """
     pairs = test_set.pairs
     with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
-        show("loading the model", 0, 0)
-        translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model))
+        translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model), show)
         if translator.tokenizer.target_languages or test_set.directions or not is_compared:
             translator = _chosen(translator, test_set, options)
         translator = options.models.reranked(translator)

@@ -24,8 +24,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     report = ReadReport()
     files = PairFiles(source=options.source, target=options.target, on_bad_utf8=options.on_bad_utf8)
     pairs = list(files.read(report))
-    show("loading the model", 0, 0)
-    translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model))
+    translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model), show)
     translator = translator.into(options.target_lang, "--target-lang")
     budget: dict[str, Any] = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
     translator.settings = translator.options(**budget, too_long=options.too_long)

@@ -9,7 +9,7 @@ from manyheads.text.tags import check_target
 __all__ = ["check_target_of"]
 
 
-def check_target_of(model: str, wanted: str | None, option: str = "--target-lang") -> None:
+def check_target_of(model: str, wanted: str | None) -> None:
     """Check the target language that a user chose, or did not choose.
 
     Args: model: a folder with a model, or a run; other names are left to whoever loads them.
@@ -24,4 +24,4 @@ def check_target_of(model: str, wanted: str | None, option: str = "--target-lang
         return
     tokenizer = load_tokenizer(folder)
     needed = not isinstance(tokenizer, MarianTokenizer)
-    check_target(tokenizer.target_languages, wanted, model, option, is_needed=needed)
+    check_target(tokenizer.target_languages, wanted, model, "--target-lang", is_needed=needed)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -36,6 +35,7 @@ def build_translate(model: Seq2Seq, data: PreparedData, config: TrainConfig, dev
     return lambda texts, stop: translator.translate(texts, stop=stop)
 
 
+@dataclass(frozen=True)
 class Validator:
     """Judges a model on held-out pairs.
 
@@ -50,67 +50,60 @@ class Validator:
     Raises: DataError: a validation pair is too long; better now than hours later, at the first validation.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: PreparedData,
-        config: TrainConfig,
-        device: torch.device,
-        translate: Translate | None,
-        stop: StopFlag,
-    ) -> None:
-        self._model = model
-        self._data = data
-        self._config = config
-        self._device = device
-        self._translate = translate
-        self._stop = stop
+    model: nn.Module
+    data: PreparedData
+    config: TrainConfig
+    device: torch.device
+    translate: Translate | None
+    stop: StopFlag
+
+    def __post_init__(self) -> None:
         if self:
             self._refuse_too_long()
 
     def __bool__(self) -> bool:
         """Whether there is anything to validate on."""
-        return self._data.valid is not None and len(self._data.valid) > 0
+        return self.data.valid is not None and len(self.data.valid) > 0
 
     def _refuse_too_long(self) -> None:
         """Held-out text is judged whole, so what does not fit is neither cut nor left out unless that is asked for."""
-        store, config = self._data.valid, self._config
+        store, config = self.data.valid, self.config
         assert store is not None
-        max_len = getattr(self._model, "max_len", None)
+        max_len = getattr(self.model, "max_len", None)
         budget = config.data.max_tokens if max_len is None else min(config.data.max_tokens, max_len)
         why = "data.max_tokens" if budget == config.data.max_tokens else "the model's positions"
         sides = [(side, getattr(store, f"{side}_lengths") + more, budget, why) for side, more in SPECIAL_TOKENS.items()]
         count = config.validation.bleu_sentences
-        if self._translate is not None and config.decoding.too_long == "fail" and count:
+        if self.translate is not None and config.decoding.too_long == "fail" and count:
             searched = store.source_lengths[: count if count > 0 else None] + 1
             sides.insert(0, ("source", searched, *source_limit(config.decoding, max_len)))
         for side, lengths, limit, why in sides:
             if len(lengths) and lengths.max() > limit:
                 raise DataError(
-                    f"Validation pair {int(lengths.argmax()) + 1} of {self._data.path} has {lengths.max()} {side}"
+                    f"Validation pair {int(lengths.argmax()) + 1} of {self.data.path} has {lengths.max()} {side}"
                     f" tokens, but at most {limit} fit ({why}); shorten it, leave it out, or raise that limit."
                 )
 
     def run(self, step: int) -> ValidationReport | None:
         """Loss and scores now; None if the stop flag was raised meanwhile."""
-        self._model.eval()
+        self.model.eval()
         loss = self._loss()
         if loss is None:
             return None
-        texts = self._data.valid_text
-        count = self._config.validation.bleu_sentences
+        texts = self.data.valid_text
+        count = self.config.validation.bleu_sentences
         texts = texts if count < 0 else texts[:count]
-        plain = ValidationReport(step=step, loss=loss, perplexity=math.exp(min(loss, 700.0)))
-        if not texts or self._translate is None:
+        plain = ValidationReport(step=step, loss=loss)
+        if not texts or self.translate is None:
             return plain
         try:
-            translations = self._translate([source for source, _ in texts], lambda: bool(self._stop))
+            translations = self.translate([source for source, _ in texts], lambda: bool(self.stop))
         except SearchStopped:
             return None
         references = [reference for _, reference in texts]
-        if self._data.task is not None:
-            return self._parses(plain, self._data.task, texts, translations)
-        bleu = corpus_bleu(translations, references, tokenize=self._config.validation.bleu_tokenize)
+        if self.data.task is not None:
+            return self._parses(plain, self.data.task, texts, translations)
+        bleu = corpus_bleu(translations, references, tokenize=self.config.validation.bleu_tokenize)
         chrf = corpus_chrf(translations, references)
         shown = zip(texts, translations, strict=True)
         samples = [Sample(source=src, reference=ref, text=out) for (src, ref), out in shown]
@@ -120,7 +113,7 @@ class Validator:
             chrf=chrf.value,
             bleu_signature=bleu.signature,
             chrf_signature=chrf.signature,
-            samples=tuple(samples[: self._config.validation.num_samples]),
+            samples=tuple(samples[: self.config.validation.num_samples]),
         )
 
     def _parses(
@@ -128,7 +121,7 @@ class Validator:
     ) -> ValidationReport:
         """The report of a parser. texts: sentences and trees; written: the model's output."""
         report = judge_written(task, [sentence for sentence, _ in texts], written, [tree for _, tree in texts])
-        shown = list(zip(texts, report.trees, strict=True))[: self._config.validation.num_samples]
+        shown = list(zip(texts, report.trees, strict=True))[: self.config.validation.num_samples]
         return replace(
             plain,
             f1=report.all.f1,
@@ -144,15 +137,15 @@ class Validator:
     @torch.no_grad()
     def _loss(self) -> float | None:
         """Mean negative log-likelihood in nats a target token, without label smoothing."""
-        tokenizer, store = self._data.tokenizer, self._data.valid
+        tokenizer, store = self.data.tokenizer, self.data.valid
         assert store is not None
         nll, num_tokens = 0.0, 0
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
-        for batch in eval_batches(store, self._config.data.max_tokens, **ids):
-            if self._stop:
+        for batch in eval_batches(store, self.config.data.max_tokens, **ids):
+            if self.stop:
                 return None
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
-                output = self._model(batch.to(self._device), chunk_tokens=self._config.training.chunk_tokens)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+                output = self.model(batch.to(self.device), chunk_tokens=self.config.training.chunk_tokens)
             nll += float(output.nll_sum)
             num_tokens += int(output.num_tokens)
         return nll / max(num_tokens, 1)

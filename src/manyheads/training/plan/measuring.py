@@ -1,4 +1,4 @@
-"""The memory of training steps, measured in this process.
+"""The memory and the rate of training steps, measured in this process.
 
 All allocations of torch in a step are counted. The counts of tensors are exact and reproducible, the size of the
 process is not.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +27,7 @@ from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.plan.trial import Trial
 from manyheads.training.run.capacity import check_capacity
-from manyheads.training.run.device import peak_memory_bytes, status_bytes
+from manyheads.training.run.device import computing, peak_memory_bytes, status_bytes
 from manyheads.training.run.step import Stepper
 
 __all__ = [
@@ -37,7 +39,12 @@ __all__ = [
     "resident_bytes",
     "state_bytes",
     "take_steps",
+    "tokens_per_second",
 ]
+
+_ENOUGH_SECONDS = 1.5
+_MOST_STEPS = 8
+
 
 R = TypeVar("R")
 
@@ -158,3 +165,31 @@ def peak_resident_bytes() -> int:
 def resident_bytes() -> int:
     """Return the process's current memory, or its peak if the system does not report it."""
     return status_bytes(_STATUS, "VmRSS") or peak_memory_bytes(torch.device("cpu"))
+
+
+def tokens_per_second(trial: Trial, length: int, rows: int, device: torch.device) -> float:
+    """Take training steps on random ids, and return their tokens per second (of pairs, those of one side).
+
+    The first step is not counted, because it also prepares memory and kernels.
+
+    Args:
+        trial: of a run with its precision and vocabulary sizes resolved.
+        length: tokens of each row.
+        rows: rows of a step.
+        device: of the run.
+
+    Cost: two to nine steps; it ends after the step at which 1.5 seconds have passed.
+    """
+    config = trial.config
+    with computing(config, device):
+        torch.manual_seed(config.seed)
+        model: Any = build_model(config.model).to(device)
+        optimiser = build_optimiser(model, config.optimiser, config.precision)
+        stepper = Stepper(model, optimiser, config, device, begin=partial(trial.begin, model))
+        batch = trial.batch(length, rows)
+        seconds: list[float] = []
+        while len(seconds) < 2 or (sum(seconds[1:]) < _ENOUGH_SECONDS and len(seconds) <= _MOST_STEPS):
+            started = time.monotonic()
+            stepper.take([batch], len(seconds) + 1, 0.0)
+            seconds.append(time.monotonic() - started)
+    return length * rows / max(median(seconds[1:]), 1e-9)

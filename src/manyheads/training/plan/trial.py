@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from manyheads.training.run.objective import Batch
 
-__all__ = ["LARGEST", "Knob", "Trial", "token_knobs"]
+__all__ = ["LARGEST", "Knob", "TokenTrial", "Trial"]
 
 LARGEST = 1 << 24
 _SHORT = 16
@@ -37,25 +37,6 @@ class Knob:
     accumulate: int = 1
 
 
-def token_knobs(data: Any, longest: int, unit: str) -> list[Knob]:
-    """Return the knobs of batches that are limited in tokens.
-
-    Long rows have more attention scores, short ones are more. The kind that takes more memory per token decides.
-
-    Args:
-        data: settings with `max_tokens` and `accumulate`.
-        longest: tokens of the longest row.
-        unit: what a row is, for people: sentences, texts.
-    """
-    given = f"{unit} of at most {longest:,}" + (f", accumulate {data.accumulate}" if data.accumulate > 1 else "")
-    knobs = []
-    for length in sorted({min(_SHORT, longest), longest}):
-        few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
-        steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
-        knobs.append(Knob("data.max_tokens", data.max_tokens, given, steps, least=length, accumulate=data.accumulate))
-    return knobs
-
-
 class Trial(Protocol):
     """The steps of a run at any size, without its data. Each task has its own (`tasks/*/plan.py`).
 
@@ -82,3 +63,41 @@ class Trial(Protocol):
 
     def knobs(self) -> list[Knob]:
         """Return the settings that determine the size of a step. Of two with the same name the smaller value counts."""
+
+
+@dataclass(frozen=True)
+class TokenTrial:
+    """The common part of trials whose batches are limited in tokens; see `Trial`. unit: what a row is, for people."""
+
+    config: Any
+    unit: ClassVar[str]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        raise NotImplementedError
+
+    @property
+    def rows(self) -> int:
+        """Rows of the longest length; see `Trial.rows`."""
+        tokens: int = self.config.data.max_tokens // self.config.data.accumulate
+        return max(1, tokens // self.longest)
+
+    def begin(self, model: Any, lanes: int, seed: int) -> None:
+        """See `Trial.begin`."""
+
+    def knobs(self) -> list[Knob]:
+        """The tokens of a step; see `Trial.knobs`.
+
+        Long rows have more attention scores, short ones are more. The kind that takes more memory per token decides.
+        """
+        data, longest = self.config.data, self.longest
+        parts = f", accumulate {data.accumulate}" if data.accumulate > 1 else ""
+        given = f"{self.unit} of at most {longest:,}{parts}"
+        knobs = []
+        for length in sorted({min(_SHORT, longest), longest}):
+            few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
+            steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
+            common = {"least": length, "accumulate": data.accumulate}
+            knobs.append(Knob("data.max_tokens", data.max_tokens, given, steps, **common))
+        return knobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 from manyheads.config.files import to_json
@@ -23,19 +24,8 @@ from manyheads.training.run.step import StepResult
 
 __all__ = ["Recorder", "write_samples"]
 
-_SCORES = (
-    "bleu",
-    "chrf",
-    "bleu_signature",
-    "chrf_signature",
-    "f1",
-    "exact_match",
-    "ill_formed",
-    "brackets_signature",
-    "bits_per_byte",
-    "accuracy",
-)
-"""Fields of a `ValidationReport` that a line of metrics contains if the task has them."""
+_SCORES = tuple(item.name for item in fields(ValidationReport) if item.default is None)
+"""Fields that a line of metrics contains if the task has them."""
 
 
 class Recorder:

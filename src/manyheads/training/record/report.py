@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -77,7 +78,6 @@ class ValidationReport:
 
     step: int
     loss: float
-    perplexity: float
     bleu: float | None = None
     chrf: float | None = None
     bleu_signature: str | None = None
@@ -90,6 +90,11 @@ class ValidationReport:
     accuracy: float | None = None
     best: bool = False
     samples: tuple[Sample, ...] = ()
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), without overflow."""
+        return math.exp(min(self.loss, 700.0))
 
     def scores(self) -> list[str]:
         """Return texts such as `BLEU 31.41`."""
