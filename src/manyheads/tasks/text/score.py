@@ -18,7 +18,7 @@ __all__ = ["score"]
 def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
     """Load the model."""
     show("loading the model", 0, 0)
-    generator = options.run_on.load(Generator.from_pretrained, options.model)
+    generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model))
 
     def work(first: int, lines: list[str]) -> Iterator[str]:
         told = telling(show, "scoring lines", 0, first)
@@ -28,6 +28,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
     identity = {
         "command": "score",
         "model": model_identity(options.model),
+        **options.models.identity(),
         "form": (options.tokens, options.on_bad_utf8, options.max_rows),
         "precision": generator.precision,
     }
