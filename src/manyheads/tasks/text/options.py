@@ -192,7 +192,7 @@ class EvaluateOptions:
             return
         clashes = {"--num-hashes": self.num_hashes, "--recl": self.recl, "--dynamic": self.dynamic}
         if found := [name for name, value in clashes.items() if value]:
-            raise ConfigError(f"--ensemble averages models, which {' and '.join(found)} cannot; leave it out.")
+            raise ConfigError(f"{' and '.join(found)} is for one model, but --ensemble averages several; leave it out.")
 
     def _check_dynamic(self) -> None:
         statistics = {
