@@ -181,15 +181,15 @@ def test_what_resumed_work_depends_on(folders: Folders) -> None:
         ("evaluate A --text TEXT --ensemble R --ext-len 4", "ext_len is 4, but a reformer has no memory"),
         (
             "evaluate A --text TEXT --ensemble B --dynamic rms",
-            "--dynamic is for one model, but --ensemble averages several; leave",
+            "--dynamic is for one model, but --ensemble",
         ),
         (
             "evaluate R --text TEXT --ensemble B --num-hashes 2",
-            "--num-hashes is for one model, but --ensemble averages several",
+            "--num-hashes is for one model, but",
         ),
         (
             "evaluate A --text TEXT --recl --beside B --ensemble R",
-            "--recl is for one model, but --ensemble averages several",
+            "--recl is for one model, but",
         ),
         ("evaluate A B --text TEXT --ensemble R", "--ensemble is for one model, but 2 are named; leave it out."),
         ("evaluate D --ensemble R", "--ensemble cannot be used on the duplication task"),

@@ -274,6 +274,7 @@ def test_a_language_model_writes_the_same_from_one_program(changes: dict[str, An
     assert mine.runner.steps.taken > taken + 90
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
