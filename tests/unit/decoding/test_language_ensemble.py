@@ -57,8 +57,8 @@ def reformer_of(seed: int = 0, **changes: Any) -> LanguageModel:
 
 
 def unlike() -> list[LanguageModel]:
-    """Relative attention in two sizes, absolute positions without memory, and a Reformer."""
-    small = model_of(seed=2, d_model=12, num_layers=1, memory_len=55)
+    """Relative attention in two sizes, one with an adaptive softmax; absolute positions without memory; a Reformer."""
+    small = model_of(seed=2, d_model=12, num_layers=1, memory_len=55, cutoffs=(40, 90), div_value=2)
     return [model_of(seed=1), small, model_of(seed=3, attention="absolute", memory_len=0), reformer_of(4)]
 
 
@@ -309,6 +309,7 @@ def test_loaded_from_folders(folders: list[Path]) -> None:
     assert generator.continuations(PROMPTS) == made.continuations(PROMPTS)
     assert generator.generate(PROMPTS) != singles[0].generate(PROMPTS)
     assert "".join(generator.stream("It is")) == generator.generate("It is")
+    assert generator.continue_ids([b"It is"]) == generator.continuations(["It is"])
     for paths in (folders[:1], [folders[0], folders[0]]):
         assert Generator.from_pretrained(paths, "cpu").continuations(PROMPTS) == singles[0].continuations(PROMPTS)
     assert isinstance(Generator.from_pretrained(folders[:1], "cpu").model, LanguageModel)
