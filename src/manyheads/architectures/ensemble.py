@@ -1,12 +1,14 @@
 """Several encoder-decoders as one model: in each step the probabilities of the next token are averaged.
 
+Language models: see `language_ensemble`.
+
 Paper: Sutskever et al. 2014, arXiv:1409.3215, sec. 3.7 and table 1, decode with ensembles; they name no formula. Here
 P(y_t) = 1/n sum over models of P_i(y_t), the arithmetic mean, as fairseq and Marian with equal weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -21,7 +23,7 @@ from manyheads.errors import ConfigError
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["Ensemble", "EnsembleState", "RestrictedEnsemble", "mean_log_probs"]
+__all__ = ["Ensemble", "EnsembleState", "PlansForAll", "RestrictedEnsemble", "mean_log_probs", "shortest_limit"]
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
@@ -68,6 +70,31 @@ class PlannedSteps:
         return PlannedSteps(tuple(step.for_compiler() for step in self.each))
 
 
+def shortest_limit(models: Iterable[Any]) -> int | None:
+    """Return the smallest `max_len` of the models; None: none of them has a limit."""
+    return min((model.max_len for model in models if model.max_len is not None), default=None)
+
+
+class PlansForAll:
+    """`protocols.PlansSteps` of `models`, if all of them plan their steps."""
+
+    models: Any
+
+    @property
+    def plans_steps(self) -> bool:
+        """See `protocols.PlansSteps`."""
+        return all(model.plans_steps for model in self.models)
+
+    def plan(self, tokens: Tensor, state: EnsembleState) -> tuple[PlannedSteps, EnsembleState]:
+        """See `protocols.PlansSteps`."""
+        each = [model.plan(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
+        return PlannedSteps(tuple(step for step, _ in each)), EnsembleState(tuple(after for _, after in each))
+
+    def compute(self, step: PlannedSteps) -> Tensor:
+        """See `protocols.PlansSteps`."""
+        return mean_log_probs([model.compute(one) for model, one in zip(self.models, step.each, strict=True)])
+
+
 class _Averaging:
     """The search of `models`; each has `max_len`, `start` and `step`."""
 
@@ -76,7 +103,7 @@ class _Averaging:
     @property
     def max_len(self) -> int | None:
         """See `protocols.Searchable.max_len`: the smallest one of the models."""
-        return min((model.max_len for model in self.models if model.max_len is not None), default=None)
+        return shortest_limit(self.models)
 
     def start(self, source: Tensor, source_lengths: Tensor) -> EnsembleState:
         """See `protocols.Searchable.start`."""
@@ -98,7 +125,7 @@ class RestrictedEnsemble(_Averaging):
         self.models = models
 
 
-class Ensemble(_Averaging, nn.Module):
+class Ensemble(_Averaging, PlansForAll, nn.Module):
     """Encoder-decoders of one vocabulary as one `protocols.Searchable`.
 
         model = Ensemble([manyheads.load("runs/a"), manyheads.load("runs/b")])
@@ -153,17 +180,3 @@ class Ensemble(_Averaging, nn.Module):
     def restricted(self, ids: Int[Tensor, " count"]) -> RestrictedEnsemble:
         """See `protocols.Restrictable.restricted`. Each model is normalised over these ids before the average."""
         return RestrictedEnsemble([model.restricted(ids) for model in self.models])
-
-    @property
-    def plans_steps(self) -> bool:
-        """See `protocols.PlansSteps`."""
-        return all(model.plans_steps for model in self.models)
-
-    def plan(self, tokens: Tensor, state: EnsembleState) -> tuple[PlannedSteps, EnsembleState]:
-        """See `protocols.PlansSteps`."""
-        each = [model.plan(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
-        return PlannedSteps(tuple(step for step, _ in each)), EnsembleState(tuple(after for _, after in each))
-
-    def compute(self, step: PlannedSteps) -> Tensor:
-        """See `protocols.PlansSteps`."""
-        return mean_log_probs([model.compute(one) for model, one in zip(self.models, step.each, strict=True)])

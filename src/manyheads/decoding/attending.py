@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyheads.architectures.attentions import attentions_of, buckets_of
 from manyheads.architectures.ensemble import Ensemble
 from manyheads.architectures.hub import resolve_model_path
+from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.architectures.tracing import TracedTensor, trace
@@ -89,7 +90,7 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
 
     Raises: RequestError: the text is empty, the memory covers the whole text, or the model has no memory.
     """
-    model = generator.model
+    model = generator.single_model
     ids = _text_ids(generator, text)
     most = getattr(model.config, "memory_len", 0)
     if memory_len is None:
@@ -174,7 +175,7 @@ def _of_layers(hashed: dict[str, Tensor], num_layers: int) -> list[Tensor | None
 
 def _module(reader: Translator | Generator) -> nn.Module:
     """Raises: RequestError: the model is an ensemble. ModelFileError: it is no module."""
-    if isinstance(reader.model, Ensemble):
+    if isinstance(reader.model, Ensemble | LanguageEnsemble):
         raise RequestError("an ensemble has the attention of several models; name one of them.")
     if not isinstance(reader.model, nn.Module):
         raise ModelFileError(f"a {type(reader.model).__name__} cannot be looked into; it is no torch module.")
@@ -208,7 +209,8 @@ def _text_ids(generator: Generator, text: str) -> list[int]:
 def _text_inputs(generator: Generator, ids: list[int], memory_len: int) -> dict[str, Any]:
     """Return the arguments of `log_probs` after the first tokens were read into memory."""
     tokens = torch.tensor([ids], device=generator.device)
-    state = generator.model.start(1, projected=False)
+    model = generator.single_model
+    state = model.start(1, projected=False)
     for begin in range(0, memory_len, READ_AT_ONCE):
-        state = generator.model.read(tokens[:, begin : min(begin + READ_AT_ONCE, memory_len)], None, state)[1]
+        state = model.read(tokens[:, begin : min(begin + READ_AT_ONCE, memory_len)], None, state)[1]
     return {"tokens": tokens[:, memory_len:], "lengths": None, "state": state}

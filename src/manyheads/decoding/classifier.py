@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.architectures.classifier import SequenceClassifier
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.data.labelled_store import LabelledStore, eval_labelled
-from manyheads.decoding.device import Precision, choose_device
+from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
 from manyheads.decoding.truncation import fit
 from manyheads.errors import ModelFileError, RequestError
@@ -85,14 +85,16 @@ class Classifier(RunsModel[SequenceClassifier]):
         """
         folder = model_folder(path, "classification", revision)
         tokenizer = Tokenizer.load(folder / "tokenizer.json")
-        model = load(folder, device=choose_device(device))
+        chosen = choose_device(device)
+        choose_precision(precision, chosen)  # its errors come before weights are read
+        model = load(folder, device=chosen)
         assert isinstance(model, SequenceClassifier)
         if tokenizer.vocab_size > model.config.vocab_size:
             raise ModelFileError(
                 f"{folder} does not fit together: its tokenizer has {tokenizer.vocab_size:,} ids, its model"
                 f" {model.config.vocab_size:,}. Copy the folder again."
             )
-        made = cls(model, tokenizer, device, precision)
+        made = cls(model, tokenizer, chosen, precision)
         made.runner.prepare_weights()
         return made
 

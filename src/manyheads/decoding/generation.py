@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.decoding.batching import padded
 from manyheads.decoding.continuation import Continuation, NewToken, TextSteps
@@ -71,7 +72,7 @@ class Generation:
 
     def __init__(
         self,
-        runner: ModelRunner[LanguageModel],
+        runner: ModelRunner[LanguageModel | LanguageEnsemble],
         vocabulary: Vocabulary,
         prompts: Sequence[list[int]],
         settings: GenerationSettings,
@@ -234,7 +235,7 @@ class Generation:
 
 
 def token_limit(
-    model: LanguageModel, vocabulary: Vocabulary, prompt_len: int, settings: GenerationSettings
+    model: LanguageModel | LanguageEnsemble, vocabulary: Vocabulary, prompt_len: int, settings: GenerationSettings
 ) -> tuple[int, Literal["end", "length"]]:
     """Return the maximum number of tokens after a prompt, and the value of `ended_by` there.
 
@@ -248,16 +249,24 @@ def token_limit(
     return most, "length"
 
 
-def context_settings(model: LanguageModel, settings: GenerationSettings) -> Any:
+def context_settings(model: LanguageModel | LanguageEnsemble, settings: GenerationSettings) -> Any:
     """Return the context settings of a model during generation or scoring; None: it attends to all it has read.
+
+    Of an ensemble, they are a tuple of those of each model.
 
     Raises: RequestError: memory_len is set for a model without memory.
     """
-    own = getattr(model.config, "attending", None)
+    if isinstance(model, LanguageEnsemble):
+        return tuple(_context_of(config, settings) for config in model.config.each)
+    return _context_of(model.config, settings)
+
+
+def _context_of(config: Any, settings: GenerationSettings) -> Any:
+    own = getattr(config, "attending", None)
     if own is None:
         if settings.memory_len is not None:
             raise RequestError(
-                f"memory_len is {settings.memory_len}, but a {model.config.architecture} sees all that it has"
+                f"memory_len is {settings.memory_len}, but a {config.architecture} sees all that it has"
                 " read; leave it out."
             )
         return None

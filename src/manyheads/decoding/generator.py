@@ -8,33 +8,33 @@ from typing import Self, Unpack, overload
 
 import torch
 
+from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load, save_pretrained
+from manyheads.architectures.pretrained import save_pretrained
 from manyheads.config.build import build
 from manyheads.decoding.batching import cut_rows, map_batches
 from manyheads.decoding.continuation import Continuation, TextSteps
-from manyheads.decoding.device import Precision, choose_device
+from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.generation import Generation, token_limit
-from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationOverrides, GenerationSettings
 from manyheads.decoding.hypothesis import Stop
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
+from manyheads.decoding.language_folders import load_language_models
+from manyheads.decoding.model_runner import ModelRunner, RunsModel
 from manyheads.decoding.prefix_cache import PrefixCache
-from manyheads.errors import ModelFileError, RequestError
-from manyheads.text.vocabularies import load_vocabulary
+from manyheads.errors import RequestError
 from manyheads.text.vocabulary import Vocabulary
 
 __all__ = ["Generator"]
 
 
-class Generator(RunsModel[LanguageModel]):
-    """A language model that continues text.
+class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
+    """A language model, or an ensemble of several, that continues text.
 
         generator = Generator.from_pretrained("runs/xl-demo")
         generator("It was ", temperature=0.7)  # a text for a text, a list for a list; the same as `generate`
 
     Args:
-        model: a composite; it is put into evaluation mode.
+        model: a composite, or a `LanguageEnsemble`; it is put into evaluation mode.
         vocabulary: the model's vocabulary.
         settings: default options of all calls; default `GenerationSettings()`.
         device: the device of the model; `auto` chooses one.
@@ -48,7 +48,7 @@ class Generator(RunsModel[LanguageModel]):
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: LanguageModel | LanguageEnsemble,
         vocabulary: Vocabulary,
         settings: GenerationSettings | None = None,
         device: str | torch.device = "auto",
@@ -61,14 +61,20 @@ class Generator(RunsModel[LanguageModel]):
         self.settings = GenerationSettings() if settings is None else settings
 
     def __repr__(self) -> str:
-        config, vocabulary = self.model.config, self.vocabulary
-        kind = f"{vocabulary.kind}, {vocabulary.vocab_size:,} ids"
-        return f"Generator({config.architecture}, {kind}, {self.device}, {self.precision})"
+        ids = f"{self.vocabulary.kind}, {self.vocabulary.vocab_size:,} ids"
+        return f"Generator({self.model.config.architecture}, {ids}, {self.device}, {self.precision})"
+
+    @property
+    def single_model(self) -> LanguageModel:
+        """The model. Raises: RequestError: it is an ensemble."""
+        if isinstance(self.model, LanguageEnsemble):
+            raise RequestError(f"this needs one model, but {len(self.model.models)} are averaged; load one of them.")
+        return self.model
 
     @classmethod
     def from_pretrained(
         cls,
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         device: str | torch.device = "auto",
         precision: Precision = "fp32",
         *,
@@ -77,33 +83,31 @@ class Generator(RunsModel[LanguageModel]):
     ) -> Self:
         """Load a generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
+        Several paths are an ensemble, which averages the models' probabilities of each token (see
+        `architectures.language_ensemble`). Their vocabularies must be equal. Settings are those of the first one.
+
         `revision` is a branch, tag or commit of a model on the hub.
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
         On a CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is not a language model.
-            ConfigError, DataError: the content of a file is invalid.
+            ConfigError, DataError: the content of a file is invalid, or the models cannot be averaged.
+            RequestError: see the class.
         """
-        folder = model_folder(path, "language-modelling", revision)
-        model = load(folder, device=choose_device(device))
-        assert isinstance(model, LanguageModel)
-        vocabulary = load_vocabulary(folder)
-        if vocabulary.vocab_size > model.config.vocab_size:
-            raise ModelFileError(
-                f"{folder}: the model knows {model.config.vocab_size:,} ids, its vocabulary has"
-                f" {vocabulary.vocab_size:,}; they do not fit."
-            )
-        settings = read_settings(folder, GenerationSettings)
-        made = cls(model, vocabulary, settings, device, precision, compile_steps=compile_steps)
+        chosen = choose_device(device)
+        choose_precision(precision, chosen)  # its errors come before weights are read
+        model, vocabulary, settings = load_language_models(path, chosen, revision)
+        made = cls(model, vocabulary, settings, chosen, precision, compile_steps=compile_steps)
         made.runner.prepare_weights()
         return made
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write weights, vocabulary and settings for `from_pretrained`; an existing folder is replaced, at once.
 
-        Raises: SaveError: it could not be written, or its weights were rounded by `precision` bf16.
+        Raises: RequestError: it is an ensemble. SaveError: it could not be written, or its weights were rounded by
+            `precision` bf16.
         """
-        save_pretrained(self.model, path, tokenizer=self.vocabulary, generation=self.settings)
+        save_pretrained(self.single_model, path, tokenizer=self.vocabulary, generation=self.settings)
 
     def options(self, **overrides: Unpack[GenerationOverrides]) -> GenerationSettings:
         """Return the settings of a call.

@@ -11,7 +11,7 @@ from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.hypothesis import Stop, check_stop
 from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_search import encode_texts
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translation import Scored
 from manyheads.decoding.truncation import fit, scored_limit
 from manyheads.errors import RequestError

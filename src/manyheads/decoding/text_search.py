@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.batching import Told
@@ -12,32 +11,17 @@ from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.grammar import Grammar, TreeGrammar
 from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.model_runner import ModelRunner
+from manyheads.decoding.reranking import Reranker
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Shortlist
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import fit, source_limit
 from manyheads.errors import RequestError
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
-from manyheads.text.sides import Side, TranslationTokenizer
+from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["RanksAgain", "TextSearch", "check_texts", "encode_texts"]
-
-
-class RanksAgain(Protocol):
-    """The protocol of `reranking.Reranker`, which imports this module."""
-
-    def rerank(
-        self,
-        sources: Sequence[str],
-        found: Sequence[list[Hypothesis]],
-        outputs: Sequence[list[str]],
-        settings: DecodingSettings,
-        *,
-        numbers: Sequence[int],
-        stop: Stop | None = None,
-        told: Told | None = None,
-    ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each source in the new order, with new scores."""
+__all__ = ["TextSearch"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +42,7 @@ class TextSearch:
     tokenizer: TranslationTokenizer
     shortlist: Shortlist | None = None
     engine: SearchEngine | None = None
-    reranker: RanksAgain | None = None
+    reranker: Reranker | None = None
 
     def __post_init__(self) -> None:
         if self.shortlist is None:
@@ -197,16 +181,3 @@ class TextSearch:
                 told=told,
                 shortlist=self.shortlist,
             )
-
-
-def encode_texts(texts: Sequence[str], side: Side) -> list[list[int]]:
-    """Return the ids of each text. Raises: RequestError: a text is not a string."""
-    check_texts(texts)
-    return side.encode_batch(list(texts))
-
-
-def check_texts(texts: Sequence[str]) -> None:
-    """Raises: RequestError: a text is not a string."""
-    for number, text in enumerate(texts, 1):
-        if not isinstance(text, str):
-            raise RequestError(f"text {number} is a {type(text).__name__}; texts are strings.")

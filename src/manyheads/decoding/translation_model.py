@@ -17,7 +17,7 @@ from manyheads.architectures.protocols import Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
-from manyheads.decoding.device import Precision, choose_device
+from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.engines import EngineName, open_engine
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
@@ -111,7 +111,9 @@ class TranslationModel(RunsModel[Searchable]):
         tokenizer = load_tokenizer(folder)
         for other in folders[1:]:
             _check_alike(folder, tokenizer, other)
-        models = [_load_model(one, tokenizer, choose_device(device)) for one in folders]
+        chosen = choose_device(device)
+        choose_precision(precision, chosen)  # its errors come before weights are read
+        models = [_load_model(one, tokenizer, chosen) for one in folders]
         model = models[0] if len(models) == 1 else Ensemble(models)
         words: Shortlist | None = None
         if shortlist is not None:

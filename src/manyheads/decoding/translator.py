@@ -10,7 +10,7 @@ from manyheads.decoding.batching import Told
 from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.pair_scoring import score_pairs
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
-from manyheads.decoding.text_search import check_texts
+from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translation import Scored, Translation, one_line
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.text.parsing_tokenizer import ParsingTokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from manyheads.architectures.language_ensemble import NO_MEMORY
 from manyheads.data.partition import share
 from manyheads.data.segments import SegmentBatch, eval_segments
 from manyheads.data.store import TokenSide
@@ -20,11 +21,33 @@ from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["bits_per", "evaluate_text", "segments_of", "token_losses"]
+__all__ = ["EnsembleReading", "bits_per", "evaluate_text", "segments_of", "token_losses"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleReading(Reading):
+    """The reading of an ensemble: common segments, and each model's own memory. The other fields are the first model's.
+
+    Args: others: of the other models, in their order; only memory_len, clamp_len and same_length are read.
+    """
+
+    others: tuple[Reading, ...]
+
+    def attending(self, config: Any) -> tuple[Any, ...]:
+        """Return the context settings of each model; `NO_MEMORY` for one that attends to its segment only.
+
+        Args: config: an ensemble's.
+
+        Raises: ConfigError: memory is set for a model without memory.
+        """
+        each = [super().attending(config.each[0])]
+        for reading, one in zip(self.others, config.each[1:], strict=True):
+            each.append(replace(reading, ext_len=self.ext_len, documents=self.documents).attending(one))
+        return tuple(NO_MEMORY if one is None else one for one in each)
 
 
 class _Scores(Protocol):
-    """A composite: `architectures.language_model.LanguageModel`."""
+    """A composite: `LanguageModel` or `LanguageEnsemble` in `architectures`."""
 
     config: Any
 

@@ -92,7 +92,7 @@ class TextBatch:
 
     def advance(self) -> Iterable[Event | Done]:
         """Read the next part of every text."""
-        model, device = self._generator.model, self._generator.device
+        model, device = self._generator.single_model, self._generator.device
         begin, end = self._begin, min(self._begin + READ_AT_ONCE, self._inputs.shape[1])
         lengths = (self._lengths - begin).clamp(min=0, max=end - begin)
         whole = bool((lengths == end - begin).all())
@@ -116,7 +116,7 @@ class TextBatch:
         width = max(1, _MOST_VALUES // vocab_size)
         for begin in range(0, len(ids), width):
             part = slice(begin, begin + width)
-            table = self._generator.model.head.log_probs(hidden[part][None])[0]
+            table = self._generator.single_model.head.log_probs(hidden[part][None])[0]
             found = _chosen(table, ids[part], self._num_top[row])
             self._found[row].log_probs += found.log_probs
             self._found[row].top += found.top

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.ensemble import Ensemble
+from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
@@ -271,6 +272,22 @@ def test_a_language_model_writes_the_same_from_one_program(changes: dict[str, An
     assert "".join(mine.stream(PROMPTS[2])) == plain.generate(PROMPTS[2])
     assert graphs() - before == 2
     assert mine.runner.steps.taken > taken + 90
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.unhooked
+@pytest.mark.compiles
+def test_the_language_models_of_an_ensemble_share_a_program() -> None:
+    configs = [XL, replace(XL, d_model=24, num_layers=1, memory_len=20)]
+    model = LanguageEnsemble([generator_of(config).single_model for config in configs])
+    settings = GenerationSettings(max_new_tokens=50, do_sample=False)
+    plain, mine = (Generator(model, ByteVocabulary(), settings, "cpu") for _ in range(2))
+    mine.runner.steps, before = Counted(model), graphs()
+    assert_written_alike(mine, plain, PROMPTS)
+    assert_written_alike(mine, plain, PROMPTS[:3], do_sample=True, temperature=2.0)
+    assert graphs() - before == 1
+    assert mine.runner.steps.taken > 40
 
 
 @pytest.mark.slow

@@ -289,6 +289,15 @@ def test_what_looks_into_one_model(folders: list[Path], tmp_path: Path) -> None:
     assert align(translator, "the cat", "a dog") == align(single, "the cat", "a dog") != []
 
 
+def test_a_wrong_precision_is_found_before_weights_are_read(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyheads.decoding.translation_model.load", lambda *_, **__: pytest.fail("weights were read"))
+    for given in (folders[0], folders):
+        with pytest.raises(RequestError, match="precision is 'fp8'"):
+            Translator.from_pretrained(given, "cpu", cast(Any, "fp8"))
+
+
 def test_bf16_and_moving(folders: list[Path]) -> None:
     translator = Translator.from_pretrained(folders[:2], "cpu", "bf16").to("cpu")
     exact = Translator.from_pretrained(folders[:2], "cpu")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from manyheads.config.options import CommandPage, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
+from manyheads.decoding.model_options import EnsembleOptions
 from manyheads.decoding.options import SearchDeviceOptions
 from manyheads.decoding.search_options import GenerationOptions
 from manyheads.errors import ConfigError
@@ -36,6 +37,7 @@ class GenerateOptions:
         default="fail",
     )
     verbose: bool = option("Print the settings and the speed on standard error.", default=False, aliases=("-v",))
+    models: EnsembleOptions = group(EnsembleOptions)
     run_on: SearchDeviceOptions = group(SearchDeviceOptions)
     generation: GenerationOptions = group(GenerationOptions)
 
@@ -58,12 +60,14 @@ PAGE = CommandPage(
     """Go on from a text. The continuation is printed as it is written; --echo prints the prompt first.
 Without PROMPT, all of standard input is one; in a terminal you are asked for one after the other, and Ctrl-D ends.
 With --lines every line of the input is a prompt and gives a line, in order, or with --json an object.
+--ensemble averages several models for each token; it takes all names that follow, so PROMPT stands before it.
 A model of ids or pictures continues the ids in --input FILE, or begins a new document, and writes a file, --output: ids
 in the format of its training files, or a PNG picture.""",
     (
         'manyheads generate runs/xl-demo "He opened the door and "',
         'manyheads generate runs/xl-demo "It was " --temperature 0.7 --top-p 0.9 --stop "." --max-new-tokens 400',
         "manyheads generate runs/xl-demo --lines --input prompts.txt --json --output texts.jsonl",
+        'manyheads generate runs/xl-demo "It was " --ensemble runs/lm-demo',
         "manyheads generate runs/pictures --output picture.png",
     ),
 )

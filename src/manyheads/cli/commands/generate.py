@@ -28,7 +28,7 @@ def run(options: GenerateOptions) -> int:
     from manyheads.decoding.generator import Generator
     from manyheads.text.id_vocabulary import IdVocabulary
 
-    generator = options.run_on.load(Generator.from_pretrained, options.model)
+    generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model))
     if isinstance(generator.vocabulary, IdVocabulary):
         write_ids(generator, generator.vocabulary, options)
         return 0

@@ -49,7 +49,8 @@ class ContinuationLines:
         )
         self._options = options
         if options.verbose:
-            about = f"{options.model} on {generator.device}, {generator.precision}: {self._settings}"
+            models = " + ".join((options.model, *options.models.ensemble))
+            about = f"{models} on {generator.device}, {generator.precision}: {self._settings}"
             say(about, file=sys.stderr)
 
     def job(self) -> LineWork[str]:
@@ -64,6 +65,7 @@ class ContinuationLines:
         identity = {
             "command": "generate",
             "model": model_identity(options.model),
+            **options.models.identity(),
             "settings": asdict(self._settings),
             "form": (options.json, options.echo, options.on_bad_utf8),
             "precision": self._generator.precision,

@@ -27,10 +27,12 @@ _ROWS = 16
 def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     """Judge each model at each number of hash rounds; on another text if one is named.
 
-    Raises: ConfigError: the run's seed and length are unknown, or its training sequences are asked for.
+    Raises: ConfigError: the run's seed and length are unknown, its training sequences are asked for, or an ensemble.
     """
     if options.data not in (None, DUPLICATION) or options.text is not None:
         return evaluate_text(options, show)
+    if options.models.ensemble:
+        raise ConfigError("--ensemble cannot be used on the duplication task, which judges one model; leave it out.")
     seed, length = _sequences(options.model)
     return judge_models(options, show, partial(_judge, options, seed, length), "accuracy")
 

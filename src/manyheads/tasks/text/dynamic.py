@@ -55,7 +55,7 @@ class Dynamic:
             self._source = held_text(generator, options.model, text=text, data=data, split=split)
         wanted = replace(reading, lanes=STATISTICS_LANES, max_tokens=options.dynamic_tokens or 0)
         rms = gradient_rms(
-            generator.model,
+            generator.single_model,
             self._source.store,
             wanted,
             generator.vocabulary,
@@ -94,7 +94,7 @@ class Dynamic:
                 "statistics_lanes": wanted.lanes,
             }
         found = evaluate_dynamically(
-            generator.model,
+            generator.single_model,
             held.store,
             reading,
             generator.vocabulary,

@@ -46,7 +46,6 @@ class LikelihoodReport(TextReport):
         """See `Report.to_lines`."""
         record, protocol, many = self.results[0], self.protocol, len(self.results) > 1
         reading = record["reading"]
-        memory = "as in the table" if many else f"{reading['memory_len'] or 0:,}"
         lines = _table(self.results) if many else _figures(record)
         lines += [
             "protocol",
@@ -57,10 +56,10 @@ class LikelihoodReport(TextReport):
             lines.append("  text       " + ", ".join(f"{count:,} {name}" for name, count in record["counts"].items()))
         lines += [
             model_line(protocol),
-            f"  reading    segment {reading['segment_len']:,}, memory {memory},"
-            f"{f' read again {again:,},' if (again := reading['ext_len']) else ''} clamp"
-            f" {reading['clamp_len'] or 'none'}, same length {'yes' if reading['same_length'] else 'no'},"
+            f"  reading    segment {reading['segment_len']:,}, {_memory(reading, many)},"
+            f"{f' read again {again:,},' if (again := reading['ext_len']) else ''}"
             f" {reading['lanes']:,} lanes, documents {reading['documents']}",
+            *_other_memories(protocol, reading, many),
             *(dynamic_lines(record["dynamic"]) if "dynamic" in record else []),
             *machine_lines(protocol),
         ]
@@ -107,13 +106,13 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     if options.plot is None:
         check_no_link(Path(options.model) / "plots")  # where a picture goes by default
     group = start(this_process())
-    generator = options.run_on.load(Generator.from_pretrained, options.model, show)
+    generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model), show)
     show("reading the text", 0, 0)
     with group.main_first():
         held = held_text(generator, options.model, text=options.text, data=options.data, split=options.split)
     if options.dry_run:
         show("trying the first segments", 0, 0)
-        trial = try_reading(generator, options.model, held, readings_of(options))
+        trial = try_reading(generator, options, held)
         group.close()
         return trial if group.is_main else None
     dynamic = Dynamic(options, generator, group.world) if options.dynamic else None
@@ -146,6 +145,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         "data": held.name,
         "unit": generator.vocabulary.kind,
         **model_record(options.model, generator.model, generator.device, generator.precision),
+        **options.models.record(),
         "vocabulary": generator.vocabulary.digest,
     }
     pictures = _draw(scored, held, options) if len(scored) > 1 else []
@@ -154,9 +154,26 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     return LikelihoodReport(records, protocol, pictures)
 
 
+def _memory(reading: dict[str, Any], many: bool) -> str:
+    memory = "as in the table" if many else f"{reading['memory_len'] or 0:,}"
+    same_length = "yes" if reading["same_length"] else "no"
+    return f"memory {memory}, clamp {reading['clamp_len'] or 'none'}, same length {same_length}"
+
+
+def _other_memories(protocol: dict[str, Any], reading: dict[str, Any], many: bool) -> list[str]:
+    """A line for each other model of an ensemble whose memory is unlike the first one's."""
+    others = zip(protocol.get("ensemble", ()), reading.get("ensemble", ()), strict=True)
+    found = [(name, _memory(other, many)) for name, other in others]
+    return [f"             {name}: {memory}" for name, memory in found if memory != _memory(reading, many)]
+
+
 def _record(reading: Reading, found: Likelihood, held: HeldText, generator: Generator) -> dict[str, Any]:
     """The figures of one reading. Per byte, character and word only where the whole text was scored."""
     attending = reading.attending(generator.model.config)
+    first, *others = (
+        {name: getattr(one, name, None) for name in ("memory_len", "clamp_len", "same_length")}
+        for one in (attending if isinstance(attending, tuple) else (attending,))
+    )
     record: dict[str, Any] = {
         "nats_per_token": found.nats_per_token,
         "bits_per_token": found.nats_per_token / math.log(2),
@@ -177,11 +194,12 @@ def _record(reading: Reading, found: Likelihood, held: HeldText, generator: Gene
         }
     record["reading"] = {
         "segment_len": reading.segment_len,
-        **{name: getattr(attending, name, None) for name in ("memory_len", "clamp_len", "same_length")},
+        **first,
         "ext_len": reading.ext_len,
         "lanes": reading.lanes,
         "documents": reading.documents,
         "max_tokens": reading.max_tokens,
+        **({"ensemble": others} if others else {}),
     }
     return record
 
@@ -196,4 +214,5 @@ def _draw(scored: list[tuple[Reading, Likelihood]], held: HeldText, options: Eva
     lens = [reading.memory_len or 0 for reading, _ in scored]
     nats = [found.nats_per_token for _, found in scored]
     figure = memory_figure(lens, nats, unit="nats a token", title=f"Loss on {held.name}")
-    return list(save_figure(figure, options.plot or folder / "plots" / "loss-by-memory"))
+    name = "loss-by-memory-ensemble" if options.models.ensemble else "loss-by-memory"
+    return list(save_figure(figure, options.plot or folder / "plots" / name))

@@ -81,12 +81,12 @@ def judge_models(
         generator = options.run_on.load(Generator.from_pretrained, name)
         cells: dict[str, dict[str, float]] = {}
         for hashes in asked or [None]:
-            model = generator.model if hashes is None else with_hashes(generator.model, hashes)
+            model = generator.single_model if hashes is None else with_hashes(generator.single_model, hashes)
             phase = f"model {number}, {'its own rounds' if hashes is None else _named(str(hashes))}"
             with inference(generator.device, generator.precision):
                 cell, data = judge(model, generator, partial(telling, show, phase))
             cells["own" if hashes is None else str(hashes)] = cell
-        rows.append({"model": name, "trained": _trained(generator.model), "by_hashes": cells})
+        rows.append({"model": name, "trained": _trained(generator.single_model), "by_hashes": cells})
     return HashRoundsReport(rows, data, figure)
 
 

@@ -14,6 +14,7 @@ from manyheads.data.texts import TextFiles
 from manyheads.data.token_store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError
+from manyheads.evaluation.language_model import EnsembleReading
 from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
 from manyheads.tasks.held_out import chosen_split, own_data, run_section
@@ -104,8 +105,27 @@ def _encoded(generator: Generator, name: str, content: bytes) -> HeldText:
 
 
 def readings_of(options: EvaluateOptions) -> list[Reading]:
-    """How to read: as the run's validation does, with what the command line changes."""
-    values = {**run_section(options.model, "reading"), "max_tokens": 0}
+    """How to read: as the run's validation does, with what the command line changes.
+
+    Of an ensemble: in segments as the first model, each with the memory of its own run.
+    """
+    base = _reading(options, options.model)
+    if others := tuple(_reading(options, name) for name in options.models.ensemble):
+        base = EnsembleReading(**vars(base), others=others)
+    return [_remembering(base, length) for length in options.memory_len] or [base]
+
+
+def _remembering(reading: Reading, memory_len: int) -> Reading:
+    """The same with another length of every memory."""
+    if not isinstance(reading, EnsembleReading):
+        return dataclasses.replace(reading, memory_len=memory_len)
+    others = tuple(_remembering(one, memory_len) for one in reading.others)
+    return dataclasses.replace(reading, memory_len=memory_len, others=others)
+
+
+def _reading(options: EvaluateOptions, name: str) -> Reading:
+    """How to read with one model, but for its memory length."""
+    values = {**run_section(name, "reading"), "max_tokens": 0}
     for name in ("segment_len", "ext_len", "clamp_len", "lanes", "documents", "max_tokens"):
         if getattr(options, name) is not None:
             values[name] = getattr(options, name)
@@ -113,5 +133,4 @@ def readings_of(options: EvaluateOptions) -> list[Reading]:
         values["lanes"] = 1  # one set of weights follows one place of the text
     if options.same_length is not None:
         values["same_length"] = options.same_length == "yes"
-    base = build(Reading, values, "the options")
-    return [dataclasses.replace(base, memory_len=length) for length in options.memory_len] or [base]
+    return build(Reading, values, "the options")

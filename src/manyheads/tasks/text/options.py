@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from manyheads.config.checks import ABOVE_ZERO, FRACTION, at_least, check
 from manyheads.config.options import CommandPage, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
+from manyheads.decoding.model_options import EnsembleOptions
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks.comparing import check_comparison
@@ -129,6 +130,7 @@ class EvaluateOptions:
         "Read the first segments only, and print how much time and memory the whole would take.", default=False
     )
     json: bool = option("Print one JSON object.", default=False)
+    models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:
@@ -146,12 +148,14 @@ class EvaluateOptions:
             )
         self._check_recl()
         self._check_dynamic()
+        self._check_ensemble()
         for_one_model = {
             "--beside": self.beside,
             "--num-hashes": self.num_hashes,
             "--recl": self.recl,
             "--dynamic": self.dynamic,
             "--dry-run": self.dry_run,
+            "--ensemble": self.models.ensemble,
             "--memory-len with several values": len(self.memory_len) > 1,
         }
         check_comparison(self, for_one_model)
@@ -181,6 +185,13 @@ class EvaluateOptions:
         for share in self.recl_hardest:
             if not 0 < share <= 1:
                 raise ConfigError(f"--recl-hardest holds {share:g}; shares are above 0 and at most 1.")
+
+    def _check_ensemble(self) -> None:
+        if not self.models.ensemble:
+            return
+        clashes = {"--num-hashes": self.num_hashes, "--recl": self.recl, "--dynamic": self.dynamic}
+        if found := [name for name, value in clashes.items() if value]:
+            raise ConfigError(f"{' and '.join(found)} is for one model, but --ensemble averages several; leave it out.")
 
     def _check_dynamic(self) -> None:
         statistics = {
@@ -222,6 +233,7 @@ class ScoreOptions:
         "A line that is not UTF-8: fail, replace its bad bytes, or skip (it is scored as an empty one).", default="fail"
     )
     max_rows: int = option("Lines that are read side by side.", default=64, metavar="N")
+    models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:
@@ -240,7 +252,8 @@ perplexity a word, and the protocol: all that must be equal before two such figu
 scored once. Text comes from --text or --data; without either, from what the run was trained with.
 With several --memory-len there is a table, and a picture of the loss against memory.
 Several models are compared on the same text: perplexities with a paired bootstrap over its documents or passages
-against the first model, and the passages that differ most; --page writes them as a page.""",
+against the first model, and the passages that differ most; --page writes them as a page.
+--ensemble judges several models as one, which averages their probabilities.""",
     (
         "manyheads evaluate runs/xl-demo",
         "manyheads evaluate runs/xl-demo --memory-len 0 64 128 256 --segment-len 64 --same-length yes",
@@ -248,6 +261,7 @@ against the first model, and the passages that differ most; --page writes them a
         "manyheads evaluate runs/xl-demo runs/lm-demo --text other.txt --page compared.html",
         "manyheads evaluate runs/xl-demo --recl --beside runs/lm-demo",
         "manyheads evaluate runs/xl-demo --dynamic rms",
+        "manyheads evaluate runs/xl-demo --ensemble runs/lm-demo",
     ),
 )
 

@@ -86,7 +86,7 @@ def evaluate_recl(options: EvaluateOptions, show: Progress) -> ReclReport:
         reading = Reading(segment_len=longest, memory_len=0, clamp_len=options.clamp_len, same_length=False)
         with inference(generator.device, generator.precision):
             found = losses_by_context(
-                generator.model,
+                generator.single_model,
                 held.store.first(options.max_tokens) if options.max_tokens else held.store,
                 step=options.recl_step,
                 longest=longest,

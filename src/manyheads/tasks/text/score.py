@@ -17,7 +17,7 @@ __all__ = ["score"]
 
 def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
     """Load the model."""
-    generator = options.run_on.load(Generator.from_pretrained, options.model, show)
+    generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model), show)
 
     def work(first: int, lines: list[str]) -> Iterator[str]:
         told = telling(show, "scoring lines", 0, first)
@@ -27,6 +27,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
     identity = {
         "command": "score",
         "model": model_identity(options.model),
+        **options.models.identity(),
         "form": (options.tokens, options.on_bad_utf8, options.max_rows),
         "precision": generator.precision,
     }

@@ -15,7 +15,8 @@ from manyheads.decoding.generator import Generator
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.report import TextReport, model_line, model_record
-from manyheads.tasks.text.held_out import HeldText
+from manyheads.tasks.text.held_out import HeldText, readings_of
+from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.training.run.device import peak_memory_bytes
 
 __all__ = ["TrialReport", "try_reading"]
@@ -50,22 +51,24 @@ class TrialReport(TextReport):
         return lines
 
 
-def try_reading(generator: Generator, model: str, held: HeldText, readings: list[Reading]) -> TrialReport:
+def try_reading(generator: Generator, options: EvaluateOptions, held: HeldText) -> TrialReport:
     """Score the first segments until the memory is full and some were timed, or `TRIED_SECONDS` have passed.
 
     Raises: DataError: there is nothing to score.
     """
     protocol = {
         "data": held.name,
-        **model_record(model, generator.model, generator.device, generator.precision),
+        **model_record(options.model, generator.model, generator.device, generator.precision),
+        **options.models.record(),
     }
-    return TrialReport([_tried(generator, held, reading) for reading in readings], protocol)
+    return TrialReport([_tried(generator, held, reading) for reading in readings_of(options)], protocol)
 
 
 def _tried(generator: Generator, held: HeldText, reading: Reading) -> dict[str, Any]:
     attending = reading.attending(generator.model.config)
-    memory_len = getattr(attending, "memory_len", None) or 0
-    starts_full = getattr(generator.model.config, "initial_memory", "") == "zeros"
+    each = attending if isinstance(attending, tuple) else (attending,)  # of an ensemble, one of each model
+    memory_len = max(getattr(one, "memory_len", None) or 0 for one in each)
+    starts_full = all(getattr(one, "initial_memory", "") == "zeros" for one in each)
     filling = 0 if starts_full else -(-memory_len // reading.segment_len)
     begun = time.monotonic()
     moments: list[float] = []
