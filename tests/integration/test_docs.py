@@ -61,6 +61,7 @@ CUTS = [
     # What a page says, for a reader with minutes -> what a test does, in seconds.
     (r"--preset demo --minutes \d+", "--preset debug --data.path {pairs}"),
     (r"--preset demo --data.path data/(mine|exchanged)", "--preset debug --data.path {pairs}"),
+    (r"--preset demo --data.mix data/mine", "--preset debug --data.mix {pairs}"),
     (r"--preset xl-demo --minutes \d+", "--preset xl-debug"),
     (r"--preset xl-demo(?!.*--run-dir)", "--preset xl-debug --run-dir runs/xl-demo"),
     (r"--preset xl-demo", "--preset xl-debug"),
@@ -84,6 +85,7 @@ CUTS = [
     (r"--segment-len 64 --memory-len 640 --clamp-len 400", "--segment-len 16 --memory-len 32 --clamp-len 20"),
     (r"--max-new-tokens \d+|-n 400", "--max-new-tokens 5"),
     (r"(?<=translate runs/demo train.en) --engine", r" --max-new-tokens 5\g<0>"),
+    (r"(?<=translate runs/a train.en) --ensemble", r" --max-new-tokens 5\g<0>"),
     (r"the cat sat on the mat and [^\"]*", "the cat sat on the mat"),  # a debug Reformer has 64 positions
     (r"head -c 6144", "head -c 24"),  # half of a picture of 4 x 4
     (r"--layer 3", "--layer 2"),  # debug models have two
@@ -130,7 +132,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that pages name as the reader's own, all small, and prepared pairs."""
     place = tmp_path_factory.mktemp("docs")
     pairs = load_tatoeba("train")[:300]
-    for name, side in (("train.en", 0), ("train.de", 1)):
+    for name, side in (("train.en", 0), ("train.de", 1), ("valid.en", 0), ("valid.de", 1)):
         (place / name).write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8", newline="\n")
     sides = ["--source", "train.en", "--target", "train.de", "--valid-source", "train.en", "--valid-target", "train.de"]
     with contextlib.chdir(place):
