@@ -147,7 +147,7 @@ class Stepper:
     def forward(self, part: Portion, step: int, micro: int, model: nn.Module | None = None) -> Output:
         """Return the loss of one micro-batch. model: in place of the wrapped one."""
         batch = part.batch
-        state = self._memory.of(micro) if part.counts else None
+        state = self._memory.of(micro, part.total) if part.counts else None
         if state is None and self._begin is not None:
             state = self._begin(len(batch.sample_ids), derive_seed(self._config.seed, "hashes", step, micro))
         # If rows are not numbered (see `nn.dropout`), each rank draws its own masks.
