@@ -87,7 +87,7 @@ class Stepper:
         The loss of every micro-batch is divided by the target tokens of all of them, so the split has no effect on the
         result.
         """
-        if not self._model.training:
+        if not self._spread.holder.training:  # a validation does not change the mode of what wraps the model
             self._model.train()
         self._optimiser.zero_grad(set_to_none=True)
         num_tokens = max(sum(batch.num_target_tokens() for batch in batches), 1)
