@@ -69,6 +69,7 @@ CUTS = [
     (r"--preset reformer-demo --minutes \d+", "--preset reformer-debug"),
     (r"--preset reformer-demo(?!.*--run-dir)", "--preset reformer-debug --run-dir runs/reformer-demo"),
     (r"--preset reformer-demo", "--preset reformer-debug"),
+    (r"1024=0.3 4096=0.6 16384=1", "8=0.3 24=0.6 48=1"),
     (
         r"(?<=train )--config recipes/wikitext-2.yaml",
         r"\g<0> --data.path data/wikitext-2 --model.cutoffs '[3, 6]' --dry-run",

@@ -179,6 +179,9 @@ class LanguageModel(nn.Module):
         return self.head.log_probs(self.body.compute(step)[:, -1])  # type: ignore[attr-defined]
 
     def _read(self, batch: SegmentBatch, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        # Not every body has these, so they are given only where they are set.
+        given = {"first_positions": batch.first_positions, "memory_len": batch.memory_len}
+        options |= {name: value for name, value in given.items() if value is not None}
         if state is not None and _any(batch.resets):
             state = state.reset(batch.resets)
         lengths = batch.lengths if _any(batch.lengths != batch.tokens.shape[1]) else None

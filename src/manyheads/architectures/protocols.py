@@ -94,7 +94,23 @@ class LanguageModelConfig(ModelConfig, Protocol):
 
     @property
     def context_settings(self) -> dict[str, int]:
-        """Settings besides the segment length that determine the context length of attention."""
+        """Settings besides the segment length that determine the context length of attention. With `memory_len`, the
+        body takes `memory_len` in training: the number of positions in memory to attend to.
+        """
+
+    @property
+    def reads_segments_apart(self) -> bool:
+        """Whether nothing of earlier segments reaches a segment, so that their number may change during training."""
+
+    @property
+    def positions_from_start(self) -> bool:
+        """Whether positions are counted from the start of a segment. The body then takes `first_positions` in training:
+        (lanes,), the position of the first token of each lane.
+        """
+
+    @property
+    def segment_multiple(self) -> int:
+        """The number of tokens of which training segments should be a multiple; 1: any number is as good."""
 
 
 class ClassifierConfig(ModelConfig, Protocol):

@@ -109,6 +109,8 @@ class SegmentBatch(_Batch):
         token after each; lengths (lanes,) number of real tokens of each row, including context; resets (lanes,) bool:
         clear the lane's memory before this segment; sample_ids (lanes,) position in the store where the row begins.
         The first `num_context` tokens of each row are read again (`ext_len`), so their targets do not count.
+        first_positions (lanes,) position of each row's first token in the model's table of positions; None: all 0.
+        memory_len: number of positions in memory that the row attends to; None: all.
     """
 
     tokens: Tensor
@@ -117,6 +119,8 @@ class SegmentBatch(_Batch):
     resets: Tensor
     sample_ids: Tensor
     num_context: int = 0
+    first_positions: Tensor | None = None
+    memory_len: int | None = None
 
     def num_target_tokens(self) -> int:
         """Return the number of targets that count in the loss."""

@@ -78,8 +78,13 @@ class DuplicationStream:
         """Return the number of steps of an epoch, which only determines validation and plots."""
         return ROWS_AN_EPOCH
 
-    def at(self, epoch: int, row: int) -> list[SegmentBatch]:
-        """Return the micro-batches of one optimiser step; no sequence occurs twice. Raises: IndexError: no such row."""
+    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[SegmentBatch]:
+        """Return the micro-batches of one optimiser step; no sequence occurs twice.
+
+        Args: progress: has no effect.
+
+        Raises: IndexError: no such row.
+        """
         if not 0 <= row < ROWS_AN_EPOCH:
             raise IndexError(f"row {row} of {ROWS_AN_EPOCH}")
         options = self.settings

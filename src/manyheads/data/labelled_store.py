@@ -177,8 +177,8 @@ class LabelledStream:
         """Return the number of optimiser steps of an epoch; epochs can differ by a few."""
         return len(self._plan(epoch))
 
-    def at(self, epoch: int, row: int) -> list[LabelledBatch]:
-        """Return the micro-batches of one optimiser step, none of them empty."""
+    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[LabelledBatch]:
+        """Return the micro-batches of one optimiser step, none of them empty. progress: has no effect."""
         limits = {"max_len": self.settings.max_len, "pad_to_multiple": self.settings.pad_to_multiple}
         shares = [self._kept[share] for share in self._plan(epoch)[row]]
         return [collate_labelled(self.store, share, **self._special, **limits) for share in shares if len(share)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -117,8 +117,10 @@ class MixedSegments:
         """Return the number of optimiser steps of an epoch."""
         return self._streams[self._main].rows(epoch)
 
-    def at(self, epoch: int, row: int) -> list[SegmentBatch]:
+    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[SegmentBatch]:
         """Return the micro-batches of one optimiser step; their `sample_ids` count through all texts.
+
+        Args: progress: see `SegmentStream.whole`.
 
         Raises: IndexError: the epoch has no such row.
         """
@@ -127,12 +129,13 @@ class MixedSegments:
         step = epoch * self.rows(epoch) + row
         parts = []
         for number, stream in enumerate(self._streams):
-            part = stream.whole(*divmod(step, stream.rows(0)))
+            part = stream.whole(*divmod(step, stream.rows(0)), progress)
             if number != self._main and row == 0:
                 # The loop clears all memory at the beginning of an epoch.
                 part = SegmentBatch(**{**vars(part), "resets": torch.ones_like(part.resets)})
             parts.append(part)
-        return _stack(parts, self._begins.tolist()).split(self._accumulate)
+        stacked = _stack(parts, self._begins.tolist())
+        return replace(stacked, memory_len=parts[self._main].memory_len).split(self._accumulate)
 
     def describe(self) -> str:
         """Return one line for each text."""
@@ -150,10 +153,12 @@ def _stack(parts: Sequence[SegmentBatch], begins: Sequence[int]) -> SegmentBatch
     def padded(tensor: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
 
+    places = [part.first_positions for part in parts if part.first_positions is not None]
     return SegmentBatch(
         tokens=torch.cat([padded(part.tokens) for part in parts]),
         targets=torch.cat([padded(part.targets) for part in parts]),
         lengths=torch.cat([part.lengths for part in parts]),
         resets=torch.cat([part.resets for part in parts]),
         sample_ids=torch.cat([part.sample_ids + begin for part, begin in zip(parts, begins, strict=True)]),
+        first_positions=torch.cat(places) if places else None,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from manyheads.data.batch import SegmentBatch
+from manyheads.data.context_lengths import length_at, memory_len_at, memory_lens
 from manyheads.data.lanes import DocumentLanes, RowSpans, TextLanes, equal_lanes, even_lanes, varied_bounds
 from manyheads.data.sampler import Permutation
 from manyheads.data.settings import SegmentSettings
@@ -87,10 +88,12 @@ class SegmentStream:
         ext_len: number of tokens before each segment that are read again.
         begin_id: the id that is read before each document if documents do not end in a token of their own, because all
             have the same length (the vocabulary's `begin_id`).
+        placed: with `length_schedule`, give the rows of a short length different positions in the model's table of
+            positions (`SegmentBatch.first_positions`), so that all of them are trained.
 
     Raises:
-        DataError: there are no documents to shuffle or to keep separate, they do not end in `end_id`, or there are too
-            few tokens for the lanes.
+        DataError: there are no documents to shuffle or to keep separate, they do not end in `end_id`, there are too few
+            tokens for the lanes, or for the lengths of the schedule.
         ConfigError: ext_len is negative, or not 0 with separate documents.
     """
 
@@ -103,6 +106,7 @@ class SegmentStream:
         end_id: int | None,
         ext_len: int = 0,
         begin_id: int | None = None,
+        placed: bool = False,
     ) -> None:
         _check_ext_len(ext_len, settings.documents)
         self.store = store
@@ -110,6 +114,7 @@ class SegmentStream:
         self.seed = seed
         self._end_id, self._ext_len = end_id, ext_len
         self._begin_id = begin_id if end_id is None else end_id
+        self._stages, self._placed = settings.stages, placed
         if self._begin_id is None and (settings.documents == "separate" or settings.order == "shuffled"):
             name = "documents" if settings.documents == "separate" else "order"
             raise DataError(
@@ -122,6 +127,12 @@ class SegmentStream:
             raise DataError(
                 f"The training text has {len(store):,} tokens, too few for {settings.lanes} lanes with a token to"
                 " predict in each; give more text, or lower data.lanes."
+            )
+        if self._stages and plan.num_targets < settings.lanes * settings.segment_len:
+            raise DataError(
+                f"data.length_schedule ends with segments of {settings.segment_len:,} tokens, but each of the"
+                f" {settings.lanes} lanes has {plan.num_targets // settings.lanes:,}; give more text, or lower"
+                " data.lanes, or data.segment_len and the schedule."
             )
 
     def _make_plan(self, epoch: int) -> tuple[LanePlan, _Reading]:
@@ -147,24 +158,41 @@ class SegmentStream:
         """Return the number of optimiser steps of an epoch; epochs can differ by a few."""
         return self._plan(epoch)[0].num_rows
 
-    def whole(self, epoch: int, row: int) -> SegmentBatch:
+    def whole(self, epoch: int, row: int, progress: float = 1.0) -> SegmentBatch:
         """Return all lanes of one optimiser step; lanes at the end of their text are rows without tokens.
+
+        Args: progress: of the run before the step, which determines the length in `length_schedule`.
 
         Raises: IndexError: the epoch has no such row.
         """
         plan, reading = self._plan(epoch)
-        batch = reading.batch(plan.row(row))
+        length = length_at(self._stages, progress) if self._stages else self.settings.segment_len
+        parts = self.settings.segment_len // length
+        if parts > 1:
+            assert isinstance(plan, TextLanes)  # the settings check this
+            batch = reading.batch(plan.divided(parts).row(row))
+            if self._placed:
+                # In every step each part of the table is used equally often, and by a lane in turn.
+                places = (torch.arange(len(batch.lengths)) + epoch + row) % parts
+                batch = replace(batch, first_positions=places * length)
+        else:
+            batch = reading.batch(plan.row(row))
+        if self.settings.memory_len_range:
+            memory_len = memory_len_at(self.settings.memory_len_range, self.seed, epoch, row)
+            batch = replace(batch, memory_len=memory_len)
         if self.settings.loss_on == "half":
             new = batch.tokens.shape[1] - batch.num_context
             batch = replace(batch, num_context=batch.num_context + new // 2)
         return batch
 
-    def at(self, epoch: int, row: int) -> list[SegmentBatch]:
+    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[SegmentBatch]:
         """Return the micro-batches of one optimiser step, each with the same lanes as in every other step.
+
+        Args: progress: see `whole`.
 
         Raises: IndexError: the epoch has no such row.
         """
-        return self.whole(epoch, row).split(self.settings.accumulate)
+        return self.whole(epoch, row, progress).split(self.settings.accumulate)
 
     def describe(self) -> str:
         """Return one line for users, with all tokens that are not read."""
@@ -176,6 +204,11 @@ class SegmentStream:
         )
         if options.segment_lengths == "varied":
             text += " or so"
+        for stage in self._stages[:-1]:
+            lanes = options.lanes * options.segment_len // stage.length
+            text += f"; until {stage.until:.0%} of the run {lanes} x {stage.length}"
+        if options.memory_len_range:
+            text += f"; memory of {', '.join(map(str, memory_lens(*options.memory_len_range)))} positions in turn"
         if options.documents == "separate":
             idle = 1 - plan.num_targets / (plan.num_rows * options.lanes * options.segment_len)
             return f"{text}, {self.store.num_documents:,} documents; {idle:.1%} of the places stay empty"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from manyheads.config.checks import BELOW_ONE, MOST_LANES, MOST_UNITS, at_least, between, check
+from manyheads.data.context_lengths import Stage, stages_of
 from manyheads.errors import ConfigError
 
 __all__ = ["DUPLICATION", "CopyTaskSettings", "DataSettings", "SegmentSettings", "shares_of"]
@@ -123,6 +124,13 @@ class SegmentSettings:
         segment_len: number of tokens of each lane per optimiser step.
         segment_lengths: `fixed`; or `varied`, an option of the official Transformer-XL: with probability 0.95 around
             segment_len, otherwise around half of it, with a standard deviation of 5 tokens.
+        length_schedule: shorter segments at the beginning of the run, as LENGTH=SHARE: `1024=0.3 4096=0.6 16384=1`
+            trains on segments of 1,024 tokens until 0.3 of the run's steps or minutes, then of 4,096 until 0.6, then of
+            16,384, which is segment_len. A step always has the same number of tokens, so it has as many more segments,
+            from different places of the text. Only for models without memory. Empty: always segment_len.
+        memory_len_range: shortest and longest memory in training, such as `64 256`: every step attends to one of four
+            lengths, evenly spaced from the first to the second, so that the model also works with other lengths. At
+            most model.memory_len, which is what is stored. Empty: always model.memory_len.
         loss_on: tokens of a segment that are learned: `all`, or only the recent `half`, whose context is longer ("half
             losses", Dai et al. 2019, sec. 4.2).
         order: order of the documents: that of the `text`, or `shuffled` differently in each epoch.
@@ -140,6 +148,8 @@ class SegmentSettings:
     lanes: int = 16
     segment_len: int = 128
     segment_lengths: Literal["fixed", "varied"] = "fixed"
+    length_schedule: tuple[str, ...] = ()
+    memory_len_range: tuple[int, ...] = ()
     loss_on: Literal["all", "half"] = "all"
     order: Literal["text", "shuffled"] = "text"
     documents: Literal["joined", "separate"] = "joined"
@@ -183,6 +193,33 @@ class SegmentSettings:
                 "data.segment_lengths is 'varied' and data.documents 'separate', but separate documents already differ"
                 " in length; set segment_lengths to 'fixed', or documents to 'joined'.",
                 fields=("segment_lengths", "documents"),
+            )
+        self._check_length_schedule()
+        self._check_memory_len_range()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of length_schedule; empty: there are none."""
+        return stages_of(self.length_schedule, self.segment_len)
+
+    def _check_length_schedule(self) -> None:
+        if not self.stages:
+            return
+        for name, wanted in (("segment_lengths", "fixed"), ("documents", "joined")):
+            if getattr(self, name) != wanted:
+                raise ConfigError(
+                    f"data.length_schedule divides segments of one length, but data.{name} is"
+                    f" {getattr(self, name)!r}; set {name} to {wanted!r}, or leave the schedule out.",
+                    fields=("length_schedule", name),
+                )
+
+    def _check_memory_len_range(self) -> None:
+        bounds = self.memory_len_range
+        if bounds and (len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]):
+            raise ConfigError(
+                f"data.memory_len_range is {list(bounds)}; give two numbers, the shortest memory (at least 0) and the"
+                " longest.",
+                fields=["memory_len_range"],
             )
 
 

@@ -204,8 +204,10 @@ class TrainingStream:
         plan, samples = self._plan(epoch)
         return [samples[share] for share in plan[row]]
 
-    def at(self, epoch: int, row: int) -> list[PairBatch]:
+    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[PairBatch]:
         """Return the micro-batches of one optimiser step: at most `accumulate`, none of them empty.
+
+        Args: progress: has no effect.
 
         Raises: IndexError: the epoch has no such row.
         """

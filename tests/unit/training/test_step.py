@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from manyheads.training.optim.optimiser import (
     optimiser_tensors,
     split_by_decay,
 )
+from manyheads.training.run.parallel import Spread
 from manyheads.training.run.state import named_parameters
 from manyheads.training.run.step import Stepper, StepResult
 from manyheads.training.settings import OptimiserSettings, TrainingSettings
@@ -65,6 +67,30 @@ def build(settings: TrainConfig) -> tuple[Seq2Seq, Stepper]:
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+class Wrapped(nn.Module):
+    """A model in a module that does not change its own mode with it, as in a group of ranks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+    def forward(self, *given: Any, **options: Any) -> Any:
+        return self.module(*given, **options)
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_step_after_a_validation_drops_units_again(is_wrapped: bool) -> None:
+    settings = config(model=replace(MODEL, dropout=0.5))
+    model = build_model(settings.model)
+    spread = Spread(model, model, Wrapped(model) if is_wrapped else model)
+    stepper = Stepper(model, build_optimiser(model, settings.optimiser), settings, CPU, spread=spread)
+    model.eval()
+    result = stepper.take([batch(8)], 1, 0.0)
+    assert model.training
+    assert all(module.training for module in model.modules())
+    assert result.loss_sum != stepper.take([batch(8)], 2, 0.0).loss_sum
 
 
 def test_splitting_a_step_changes_nothing() -> None:

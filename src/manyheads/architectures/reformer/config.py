@@ -130,6 +130,8 @@ class ReformerConfig(_Sizes):
 
     task: ClassVar[Literal["language-modelling"]] = "language-modelling"
     draws_hashes: ClassVar[bool] = True
+    reads_segments_apart: ClassVar[bool] = True
+    positions_from_start: ClassVar[bool] = True
     has_adaptive_softmax: ClassVar[bool] = False
 
     architecture: Literal["reformer"] = "reformer"
@@ -236,6 +238,11 @@ class ReformerConfig(_Sizes):
     def _chunks(self) -> int:
         """The shortest length of whole chunks of all kinds of layers."""
         return math.lcm(*self._chunk_lens)
+
+    @property
+    def segment_multiple(self) -> int:
+        """See `protocols.LanguageModelConfig`: whole chunks of all kinds of layers."""
+        return self._chunks
 
     @property
     def reads_forwards(self) -> bool:

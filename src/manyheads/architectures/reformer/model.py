@@ -106,6 +106,7 @@ class Reformer(nn.Module):
         *,
         num_hashes: int | None = None,
         rotations: Mapping[int, Tensor] | None = None,
+        first_positions: Int[Tensor, " lanes"] | None = None,
     ) -> tuple[Float[Tensor, "lanes len width"], ReformerState]:
         """Read a sequence, or the next part of one where the state keeps what was read (sec. 3).
 
@@ -115,11 +116,13 @@ class Reformer(nn.Module):
             state: see `start`; it is consumed.
             num_hashes: hash rounds; None: the config's; 0: exact attention.
             rotations: layer index -> rotations to use in place of those that the seed gives.
+            first_positions: position of the first token of each lane; None: 0. For a state without caches, since
+                caches count the positions themselves.
 
         Returns: states from which a head predicts the token after each (of an encoder: the token itself), of width
             2 d_model; and the state for the next call, in training with another hash seed.
         Raises: ShapeError: the state has other lanes, or the sequence is longer than the positions.
-            RequestError: a state with caches, in training.
+            RequestError: a state with caches, in training or with first_positions.
         """
         if state is None:
             state = self.start(tokens.shape[0], projected=False)
@@ -131,13 +134,16 @@ class Reformer(nn.Module):
         if tokens.numel() == 0:
             return next(self.parameters()).new_empty(*tokens.shape, 2 * self.config.d_model), state
         if state.caches:
+            if first_positions is not None:
+                raise RequestError("a state with caches counts its positions itself; leave first_positions out.")
             return self._extend(tokens, lengths, state)
         length, rest = tokens.shape[1], self.config.padding(tokens.shape[1])
         if rest:
             lengths = torch.full_like(state.positions, length) if lengths is None else lengths
             tokens = F.pad(tokens, (0, rest))
         # The streams stay in float32 under autocast: what is added must come off again without loss.
-        streams = [self.dropout(self.positions(self.embedding(tokens)))] * 2
+        first = 0 if first_positions is None else first_positions
+        streams = [self.dropout(self.positions(self.embedding(tokens), first))] * 2
         seed = int(state.hash_seed) if self.training else self.config.hash_seed
         call = Call(lengths, seed, num_hashes, rotations or {}, self.config.shared_rotations)
         sublayers = [sublayer for pair in self._pairs() for sublayer in pair]

@@ -98,6 +98,8 @@ class TransformerXLConfig:
     task: ClassVar[Literal["language-modelling"]] = "language-modelling"
     memory_degree: ClassVar[int] = 2
     draws_hashes: ClassVar[bool] = False
+    positions_from_start: ClassVar[bool] = False
+    segment_multiple: ClassVar[int] = 1
     reads_forwards: ClassVar[bool] = True
     longest_input: ClassVar[None] = None
     hash_rounds: ClassVar[None] = None
@@ -225,6 +227,11 @@ class TransformerXLConfig:
     def context_settings(self) -> dict[str, int]:
         """See `protocols.LanguageModelConfig`."""
         return {"memory_len": self.memory_len}
+
+    @property
+    def reads_segments_apart(self) -> bool:
+        """See `protocols.LanguageModelConfig`."""
+        return not self.memory_len and not self.ext_len
 
     @property
     def attending(self) -> Attending:

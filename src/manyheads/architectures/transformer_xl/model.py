@@ -132,6 +132,8 @@ class TransformerXL(nn.Module):
         lengths: Int[Tensor, " lanes"] | None = None,
         state: XLState | None = None,
         head_masks: HeadMasks | None = None,
+        *,
+        memory_len: int | None = None,
     ) -> tuple[Float[Tensor, "lanes len d_model"], XLState]:
         """Read a segment (sec. 3.2).
 
@@ -140,10 +142,13 @@ class TransformerXL(nn.Module):
             lengths: number of real ids, padding on the right; None: all are real.
             state: the previous state, which is consumed; None: empty.
             head_masks: factors of the heads, in `decoder`; None: all are 1.
+            memory_len: attend to this number of positions in memory only, as a model with that memory_len; the next
+                state has all of them. For a state that stores hidden states (`projected=False`). None: all.
 
         Returns: states from which a head predicts the token after each, undefined at padding; and the state for the
             next segment.
-        Raises: ShapeError: the state has other lanes. RequestError: stored keys and values in training.
+        Raises: ShapeError: the state has other lanes. RequestError: stored keys and values in training, or with
+            memory_len.
         """
         if state is None:
             state = self.start(tokens.shape[0], projected=False)
@@ -154,12 +159,15 @@ class TransformerXL(nn.Module):
             )
         if tokens.shape[1] == 0:
             return next(self.parameters()).new_empty(*tokens.shape, self.config.d_model), state
+        if memory_len is not None and (isinstance(state.memory, KeyValues) or state.memory.are_tokens):
+            raise RequestError("memory_len is for training; give `start` the context settings of an evaluation.")
         if isinstance(state.memory, KeyValues):
             step, state = self._plan(tokens, state)
             return self.compute(step, head_masks), state.after(tokens.shape[1], lengths)
         if state.memory.are_tokens:
             return self._read_again(tokens, lengths, state, head_masks)
-        hidden = self.hidden_states(tokens, lengths, state, head_masks)
+        seen = state if memory_len is None else state.recent(memory_len)
+        hidden = self.hidden_states(tokens, lengths, seen, head_masks)
         return self.dropout(hidden[-1]), state.after(tokens.shape[1], lengths, hidden[:-1])
 
     def hidden_states(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +54,13 @@ class XLState(State):
             return None
         columns = torch.arange(self.columns, device=self.lengths.device)
         return columns[None] >= (self.columns - self.lengths)[:, None]
+
+    def recent(self, memory_len: int) -> XLState:
+        """Return the state of a model with a memory of `memory_len`, for one segment; for `LayerInputs` only."""
+        columns = min(self.columns, memory_len)
+        memory = cast(LayerInputs, self.memory).recent(columns)
+        attending = replace(self.attending, memory_len=memory_len)
+        return XLState(self.lengths.clamp(max=columns), memory, attending)
 
     def after(self, new_len: int, lengths: Int[Tensor, " lanes"] | None, inputs: Sequence[Tensor] = ()) -> XLState:
         """Return the state after a segment.
@@ -129,6 +136,10 @@ class LayerInputs:
         return LayerInputs(
             tuple(_kept(old, new.detach(), first, columns, rows) for old, new in zip(self.layers, inputs, strict=True))
         )
+
+    def recent(self, columns: int) -> LayerInputs:
+        """Return the newest columns, as views."""
+        return LayerInputs(tuple(layer[:, layer.shape[1] - columns :] for layer in self.layers))
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> LayerInputs:
         return LayerInputs(tuple(layer.index_select(0, rows) for layer in self.layers))

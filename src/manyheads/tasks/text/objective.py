@@ -74,6 +74,7 @@ class LanguageObjective:
             end_id=data.vocabulary.end_id,
             begin_id=data.vocabulary.begin_id,
             ext_len=getattr(self.config.model, "ext_len", 0),
+            placed=self.config.model.positions_from_start,
         )
 
     def _mixed_stream(self) -> MixedSegments:

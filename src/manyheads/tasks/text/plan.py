@@ -45,7 +45,7 @@ class Trial:
             if size is None:
                 raise ConfigError("model.vocab_size is 0 and words are not counted yet; set it to see the memory.")
             model = replace(model, vocab_size=size)
-        data = replace(config.data, segment_len=length, segment_lengths="fixed")
+        data = replace(config.data, segment_len=length, segment_lengths="fixed", length_schedule=())
         reading = replace(config.reading, segment_len=min(config.reading.segment_len, length))
         return Trial(replace(config, model=model, data=data, reading=reading))
 

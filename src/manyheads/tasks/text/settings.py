@@ -88,12 +88,53 @@ class TextConfig(RunConfig):
             )
         if self.model.longest_input is not None:
             self._check_lengths(self.model.longest_input)
+        if self.data.length_schedule:
+            self._check_length_schedule()
+        if self.data.memory_len_range:
+            self._check_memory_len_range(self.data.memory_len_range[1])
         self.reading.attending(self.model)  # raises its own errors
 
     @property
     def task(self) -> Literal["duplication", "text"]:
         """See `RunConfig.task`. Prepared ids make a text task one of ids, which has the same settings."""
         return "duplication" if self.data.path == DUPLICATION else "text"
+
+    def _check_length_schedule(self) -> None:
+        model, multiple = self.model, self.model.segment_multiple
+        if self.task == "duplication":
+            raise ConfigError(
+                f"data.length_schedule is for texts, and data.path is {DUPLICATION!r}; leave one of them out.",
+                fields=["data"],
+            )
+        if not model.reads_segments_apart:
+            raise ConfigError(
+                "data.length_schedule changes the number of lanes, but the model continues each lane from its earlier"
+                " segments; set model.memory_len (and ext_len) to 0, or leave the schedule out.",
+                fields=("data", "model"),
+            )
+        odd = next((stage.length for stage in self.data.stages if stage.length % multiple), None)
+        if odd is not None:
+            raise ConfigError(
+                f"data.length_schedule contains {odd:,}, which is no multiple of {multiple}, the chunks of the model"
+                " (model.chunk_len, local_chunk_len); take a multiple.",
+                fields=("data", "model"),
+            )
+
+    def _check_memory_len_range(self, longest: int) -> None:
+        memory_len = self.model.context_settings.get("memory_len", 0)
+        if self.task == "duplication" or not memory_len:
+            what = f"data.path {DUPLICATION}" if self.task == "duplication" else f"this {self.model.architecture}"
+            raise ConfigError(
+                f"data.memory_len_range is {list(self.data.memory_len_range)}, but {what} has no memory of earlier"
+                " segments; leave it out.",
+                fields=("data", "model"),
+            )
+        if longest > memory_len:
+            raise ConfigError(
+                f"data.memory_len_range reaches {longest:,}, but model.memory_len, the positions that are stored, is"
+                f" {memory_len:,}; lower the first, or raise the second.",
+                fields=("data", "model"),
+            )
 
     def _check_lengths(self, longest: int) -> None:
         """The segment is the context of a model without memory, so it must fit into its positions."""

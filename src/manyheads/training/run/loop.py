@@ -290,7 +290,7 @@ class Trainer:
         if counters.row == 0:
             assembly.memory.forget()
         self._group.doing(f"at step {step}")
-        batches = assembly.stream.at(counters.epoch, counters.row)
+        batches = assembly.stream.at(counters.epoch, counters.row, self._clock.progress(counters.step))
         with _explained_memory(assembly.objective, _sizes(step, batches)):
             result = self._stepper.take(batches, step, rate)
         if result.fault is not None:

@@ -26,9 +26,14 @@ class Memory:
         self._states: dict[int, Any] = {}
         self._rows: dict[int, int] = {}  # number of lanes of each micro-batch, over all ranks
 
-    def of(self, micro: int) -> Any:
-        """Return the state from which micro-batch `micro` continues; None at the beginning."""
-        return self._states.get(micro)
+    def of(self, micro: int, rows: int | None = None) -> Any:
+        """Return the state from which micro-batch `micro` continues; None at the beginning.
+
+        Args: rows: of the micro-batch over all ranks. A state of other lanes is not continued: in a run with
+            `data.length_schedule` the number of lanes changes with the length. None: not compared.
+        """
+        known = self._rows.get(micro)
+        return None if None not in (rows, known) and rows != known else self._states.get(micro)
 
     def keep(self, states: Mapping[int, Any], rows: Mapping[int, int] | None = None) -> None:
         """Replace all states.

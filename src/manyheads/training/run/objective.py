@@ -55,11 +55,12 @@ class Batch(Protocol):
 
 
 class Stream(Protocol):
-    """Batches by epoch and row; the same at every call."""
+    """Batches by epoch and row; the same at every call with the same arguments."""
 
     def rows(self, epoch: int) -> int: ...
 
-    def at(self, epoch: int, row: int) -> Sequence[Any]: ...
+    def at(self, epoch: int, row: int, progress: float = 1.0) -> Sequence[Any]:
+        """Return the micro-batches of a step. progress: of the run before the step; 1.0: as at the end of the run."""
 
 
 class Judge(Protocol):

@@ -87,7 +87,7 @@ class Stepper:
         The loss of every micro-batch is divided by the target tokens of all of them, so the split has no effect on the
         result.
         """
-        if not self._model.training:
+        if not self._spread.holder.training:  # a validation does not change the mode of what wraps the model
             self._model.train()
         self._optimiser.zero_grad(set_to_none=True)
         num_tokens = max(sum(batch.num_target_tokens() for batch in batches), 1)
@@ -147,7 +147,7 @@ class Stepper:
     def forward(self, part: Portion, step: int, micro: int, model: nn.Module | None = None) -> Output:
         """Return the loss of one micro-batch. model: in place of the wrapped one."""
         batch = part.batch
-        state = self._memory.of(micro) if part.counts else None
+        state = self._memory.of(micro, part.total) if part.counts else None
         if state is None and self._begin is not None:
             state = self._begin(len(batch.sample_ids), derive_seed(self._config.seed, "hashes", step, micro))
         # If rows are not numbered (see `nn.dropout`), each rank draws its own masks.

@@ -15,6 +15,9 @@ class RecurrentConfig:
     reads_forwards: ClassVar[bool] = True
     has_adaptive_softmax: ClassVar[bool] = False
     draws_hashes: ClassVar[bool] = False
+    reads_segments_apart: ClassVar[bool] = False
+    positions_from_start: ClassVar[bool] = False
+    segment_multiple: ClassVar[int] = 1
     hash_rounds: ClassVar[None] = None
 
     architecture: Literal["recurrent"] = "recurrent"
