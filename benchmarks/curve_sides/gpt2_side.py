@@ -1,0 +1,60 @@
+"""A side of `curves.py language`: GPT-2 of transformers with the sizes of the preset `xl-demo`, on contexts of 256.
+
+Dropout is that of the preset: 0.2 in bf16, none in fp32. In evaluation each token but the first few has at least half a
+context before it.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from looks import task_of_command_line
+from text_side import TextSide
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+SIZES = {"n_embd": 192, "n_head": 4, "n_layer": 4, "n_positions": 256}
+SMALL = {"n_embd": 32, "n_head": 2, "n_layer": 1, "n_positions": 32}
+
+
+class Gpt2(nn.Module):
+    def __init__(self, vocab_size: int, sizes: dict[str, int], dropout: float) -> None:
+        super().__init__()
+        self.body = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=vocab_size,
+                **sizes,
+                resid_pdrop=dropout,
+                embd_pdrop=dropout,
+                attn_pdrop=dropout,
+                use_cache=False,
+                bos_token_id=0,
+                eos_token_id=0,
+            )  # fmt: skip
+        )
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.body.transformer(ids).last_hidden_state
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.body.lm_head(hidden)
+        return out
+
+
+def main() -> None:
+    task = task_of_command_line()
+    sizes = SMALL if task.small else SIZES
+    dropout = 0.2 if task.precision == "bf16" else 0.0
+    length = sizes["n_positions"]
+    side = TextSide(
+        task, lambda vocab_size: Gpt2(vocab_size, sizes, dropout), length=length, rows=8, stride=length // 2, warm=50
+    )
+    side.settings |= {**sizes, "dropout": dropout}
+    side.run()
+
+
+if __name__ == "__main__":
+    main()
