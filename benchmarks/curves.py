@@ -229,7 +229,8 @@ def begun(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
 
     machine = describe_machine(look_at_machine(lambda text: print(text, file=sys.stderr)))
     precision = measure_precision(torch.device("cpu")).choice
-    head = {"what": plan.what, "minutes": plan.minutes, "machine": machine, "precision": precision, "facts": facts}
+    head = {"what": plan.what, "minutes": plan.minutes, "machine": machine, "precision": precision}
+    head["facts"] = {name: value for name, value in facts.items() if name != "prepared"}
     return {**head, **key, "speeds": {}, "left_out": {}, "runs": []}
 
 

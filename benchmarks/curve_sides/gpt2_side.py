@@ -22,18 +22,9 @@ SMALL = {"n_embd": 32, "n_head": 2, "n_layer": 1, "n_positions": 32}
 class Gpt2(nn.Module):
     def __init__(self, vocab_size: int, sizes: dict[str, int], dropout: float) -> None:
         super().__init__()
-        self.body = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=vocab_size,
-                **sizes,
-                resid_pdrop=dropout,
-                embd_pdrop=dropout,
-                attn_pdrop=dropout,
-                use_cache=False,
-                bos_token_id=0,
-                eos_token_id=0,
-            )  # fmt: skip
-        )
+        drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+        ends = {"bos_token_id": 0, "eos_token_id": 0}  # its own are beyond a vocabulary of bytes
+        self.body = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, use_cache=False, **sizes, **drops, **ends))
 
     def hidden(self, ids: Tensor) -> Tensor:
         out: Tensor = self.body.transformer(ids).last_hidden_state

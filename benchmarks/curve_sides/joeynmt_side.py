@@ -8,6 +8,7 @@ bf16 is asked for, its own option for autocast is set to bfloat16.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +57,9 @@ def configuration(task: Task) -> dict[str, Any]:
         "random_seed": task.seed,
         "data": {
             "dataset_type": "plain",
-            **{split: str(task.data / name) for split, name in (("train", "train"), ("dev", "valid"), ("test", "test"))},
+            "train": str(task.data / "train"),
+            "dev": str(task.data / "valid"),
+            "test": str(task.data / "test"),
             "src": {"lang": "source", **side},
             "trg": {"lang": "target", **side},
         },
@@ -142,10 +145,8 @@ def main() -> None:
     side = Side(task)
     run = Run(task, side.look)
     manager = side.manager(run)
-    try:
+    with contextlib.suppress(Over):
         manager.train_and_validate(train_data=side.train, valid_data=side.valid)
-    except Over:
-        pass
     test = {how: side.look(f"test-{how}") for how in ("greedy", "own")} if task.num_looks else {}
     parameters = sum(parameter.numel() for parameter in side.model.parameters() if parameter.requires_grad)
     run.write(parameters, {**SETTINGS, **(SMALL if task.small else SIZES), **SEARCH}, test)

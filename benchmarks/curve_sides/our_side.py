@@ -19,18 +19,18 @@ from manyheads.cli.machine import set_up_machine
 
 set_up_machine()
 
-import torch
+import torch  # noqa: E402  (the machine is set up before)
 
-from manyheads.data.plan import next_position
-from manyheads.data.prepared import PreparedData
-from manyheads.data.prepared_text import TextData
-from manyheads.decoding.translator import Translator
-from manyheads.evaluation.language_model import evaluate_text
-from manyheads.evaluation.likelihood import evaluation_mode
-from manyheads.tasks.presets import PRESETS
-from manyheads.tasks.runs import assemble
-from manyheads.training.optim.schedule import learning_rate
-from manyheads.training.run.device import computing, settled
+from manyheads.data.plan import next_position  # noqa: E402
+from manyheads.data.prepared import PreparedData  # noqa: E402
+from manyheads.data.prepared_text import TextData  # noqa: E402
+from manyheads.decoding.translator import Translator  # noqa: E402
+from manyheads.evaluation.language_model import evaluate_text  # noqa: E402
+from manyheads.evaluation.likelihood import evaluation_mode  # noqa: E402
+from manyheads.tasks.presets import PRESETS  # noqa: E402
+from manyheads.tasks.runs import assemble  # noqa: E402
+from manyheads.training.optim.schedule import learning_rate  # noqa: E402
+from manyheads.training.run.device import computing, settled  # noqa: E402
 
 CPU = torch.device("cpu")
 PRESET_OF = {"translation": "demo", "language": "xl-demo", "long": "reformer-demo"}
@@ -120,7 +120,12 @@ class Side:
         config = self.config
         return {
             "preset": PRESET_OF[self.task.facts["what"]],
-            **{name: str(getattr(config, name)) for name in ("model", "data", "optimiser", "schedule")},
+            "data": str(replace(config.data, path="data")),
+            **{
+                name: str(getattr(config, name))
+                for name in ("model", "optimiser", "schedule", "decoding", "reading")
+                if hasattr(config, name)
+            },
         }
 
 

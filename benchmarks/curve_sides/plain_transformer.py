@@ -9,10 +9,10 @@ smoothing 0.1, and a learning rate with warm-up (the tutorial's constant 1e-4 le
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from looks import Run, Task, inverse_sqrt, task_of_command_line
 from pairs import read_ids, write_ids
@@ -80,7 +80,7 @@ class Side:
             if len(source) < MOST_TOKENS and len(target) < MOST_TOKENS - 1
         ]
         torch.manual_seed(task.seed)
-        self.order, self.left = random.Random(task.seed), list[int]()
+        self.order, self.left = np.random.default_rng(task.seed), list[int]()
         sizes = SMALL if task.small else SIZES
         self.model = Translator(self.facts["vocab_size"], self.pad, sizes)
         self.settings = {**SETTINGS, **sizes}
@@ -92,8 +92,7 @@ class Side:
 
     def update(self, run: Run) -> int:
         if not self.left:
-            self.left = list(range(len(self.pairs)))
-            self.order.shuffle(self.left)
+            self.left = self.order.permutation(len(self.pairs)).tolist()
         count = int(SETTINGS["sentences"])
         rows, self.left = [self.pairs[place] for place in self.left[:count]], self.left[count:]
         source, target = (padded(side, self.pad) for side in zip(*rows, strict=True))
@@ -146,6 +145,7 @@ class Side:
 
 
 def main() -> None:
+    torch.backends.mha.set_fastpath_enabled(False)  # in evaluation it fails under autocast on a CPU
     task = task_of_command_line()
     side = Side(task)
     run = Run(task, side.look)
