@@ -53,6 +53,7 @@ SCRIPTS = {
 JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "sentencepiece==0.1.99")
 SMALL_LENGTH = 256
 SHORTER = 8
+INSTALL_MINUTES = 30.0
 LOOK_MINUTES = 60.0
 """A side is given up after four times its minutes and this long."""
 
@@ -85,7 +86,7 @@ class Plan:
         return list(self.sides if number % 2 else reversed(self.sides))
 
     def shape(self, side: str, precision: str) -> dict[str, int]:
-        """Tokens of a sequence and sequences of an update, of `long`."""
+        """Tokens of a sequence and sequences of an update, of `long`. precision: the machine's."""
         if self.what != "long":
             return {}
         from manyheads.tasks.presets import reformer_demo
@@ -108,15 +109,21 @@ def joeynmt_python(work: Path) -> str:
     torch = os.environ.get("TORCH_SPEC") or f"torch=={version('torch').partition('+')[0]}"
     index = os.environ.get("TORCH_INDEX")
     pip = [python, "-m", "pip", "install", "--quiet"]
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", str(folder)],
-        [*pip, *(["--index-url", index] if index else []), torch],
-        [*pip, torch, *JOEYNMT],
-        [python, "-c", "import joeynmt.training"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(ours=False))
+    for name, command in {
+        "python -m venv": [sys.executable, "-m", "venv", "--clear", str(folder)],
+        f"pip install {torch}": [*pip, *(["--index-url", index] if index else []), torch],
+        f"pip install {' '.join(JOEYNMT)}": [*pip, torch, *JOEYNMT],
+        "import joeynmt": [python, "-c", "import joeynmt.training"],
+    }.items():
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment(ours=False),
+                timeout=60 * INSTALL_MINUTES,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SideError(f"{name} failed: {error}") from None
         if done.returncode:
-            raise SideError(f"{' '.join(command[1:])} failed: {last_line(done.stderr)}")
+            raise SideError(f"{name} failed: {last_line(done.stderr)}")
     (folder / "ready").touch()
     return python
 
@@ -132,14 +139,20 @@ def last_line(text: str) -> str:
 
 
 def run_side(plan: Plan, side: str, precision: str, out: Path, **changes: Any) -> dict[str, Any]:
-    """Run a side in a process of its own. changes: of `looks.Task`.
+    """Run a side in a process of its own.
+
+    Args:
+        precision: the machine's.
+        out: the folder of the run.
+        changes: of `looks.Task`.
 
     Returns: its side.json. Raises: SideError: it failed.
     """
     python = joeynmt_python(plan.work) if side == "joeynmt" else sys.executable
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    task = {"data": str(plan.folder / "data"), "out": str(out), "minutes": plan.minutes, "precision": precision}
+    task = {"data": str(plan.folder / "data"), "out": str(out), "minutes": plan.minutes}
+    task |= {"precision": precision, "sized_for": precision}
     task |= {"max_updates": plan.max_updates, "num_looks": plan.looks, "small": plan.small}
     task |= plan.shape(side, precision) | changes
     command = [python, str(FOLDER / SCRIPTS[side]), json.dumps(task)]
@@ -168,14 +181,13 @@ def judged(facts: Mapping[str, Any], found: dict[str, Any], out: Path) -> dict[s
 
 
 def speeds(plan: Plan, side: str) -> dict[str, float]:
-    """Tokens a second of a side in both precisions, in a short run of each."""
-    seconds = {"minutes": plan.speed_seconds / 60, "num_looks": 0}
-    return {
-        precision: run_side(plan, side, precision, plan.folder / f"{side}-speed-{precision}", **seconds)[
-            "tokens_per_second"
-        ]
-        for precision in ("fp32", "bf16")
-    }
+    """Tokens a second of a side in both precisions, in a short run of each, on a machine that is faster in bf16."""
+    found = {}
+    for precision in ("fp32", "bf16"):
+        out = plan.folder / f"{side}-speed-{precision}"
+        changes = {"precision": precision, "minutes": plan.speed_seconds / 60, "num_looks": 0}
+        found[precision] = run_side(plan, side, "bf16", out, **changes)["tokens_per_second"]
+    return found
 
 
 def measure(plan: Plan, results: dict[str, Any], facts: Mapping[str, Any]) -> None:
@@ -250,9 +262,10 @@ def parse() -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--json", type=Path, help="write all figures there too")
     parser.add_argument("--picture", type=Path, help="a PNG; needs matplotlib")
     options = parser.parse_args()
-    sides = tuple(options.sides or SIDES[options.what])
-    if unknown := [side for side in sides if side not in SIDES[options.what]]:
-        parser.error(f"{options.what} has no side {unknown[0]!r}; it has {', '.join(SIDES[options.what])}")
+    known = SIDES[options.what]
+    sides = tuple(side for side in known if side in (options.sides or known))
+    if unknown := [side for side in options.sides or () if side not in known]:
+        parser.error(f"{options.what} has no side {unknown[0]!r}; it has {', '.join(known)}")
     if not options.minutes > 0 or min(options.rounds, options.looks, options.sentences) < 1:
         parser.error("--minutes must be above 0, and --rounds, --looks and --sentences at least 1")
     names = ("what", "minutes", "rounds", "looks", "max_updates", "small", "speed_seconds")

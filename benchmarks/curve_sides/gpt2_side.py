@@ -1,6 +1,6 @@
 """A side of `curves.py language`: GPT-2 of transformers with the sizes of the preset `xl-demo`, on contexts of 256.
 
-Dropout is that of the preset: 0.2 in bf16, none in fp32. In evaluation each token but the first few has at least half a
+Dropout is that of the preset: 0.2 where a run is in bf16, none where it is in fp32. In evaluation each token but the first few has at least half a
 context before it.
 """
 
@@ -38,7 +38,7 @@ class Gpt2(nn.Module):
 def main() -> None:
     task = task_of_command_line()
     sizes = SMALL if task.small else SIZES
-    dropout = 0.2 if task.precision == "bf16" else 0.0
+    dropout = 0.2 if task.sized_for == "bf16" else 0.0
     length = sizes["n_positions"]
     side = TextSide(
         task, lambda vocab_size: Gpt2(vocab_size, sizes, dropout), length=length, rows=8, stride=length // 2, warm=50

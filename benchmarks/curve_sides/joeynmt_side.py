@@ -21,7 +21,7 @@ from joeynmt.training import TrainManager
 from looks import Run, Task, task_of_command_line
 from pairs import write_ids
 
-SIZES = {"hidden_size": 256, "num_heads": 4, "num_layers": 3, "ff_size": 1024}
+WIDTHS = {"bf16": 256, "fp32": 192}  # of the preset `demo`
 SMALL = {"hidden_size": 32, "num_heads": 2, "num_layers": 1, "ff_size": 64}
 SETTINGS = {
     "optimizer": "adam",
@@ -33,11 +33,16 @@ SETTINGS = {
     "label_smoothing": 0.1,
     "loss": "crossentropy",
     "batch_type": "token",
-    "batch_size": 2048,
+    "batch_size": 4096,
     "batch_multiplier": 1,
     "dropout": 0.1,
 }
 SEARCH = {"beam_size": 5, "beam_alpha": 1.0}
+
+
+def sizes_of(task: Task) -> dict[str, int]:
+    width = WIDTHS[task.sized_for]
+    return SMALL if task.small else {"hidden_size": width, "num_heads": 4, "num_layers": 3, "ff_size": 4 * width}
 
 
 def configuration(task: Task) -> dict[str, Any]:
@@ -46,7 +51,7 @@ def configuration(task: Task) -> dict[str, Any]:
     special = {facts[name] for name in ("pad_id", "bos_id", "eos_id")}
     words = [str(number) for number in range(facts["vocab_size"]) if number not in special]
     vocabulary.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    sizes = SMALL if task.small else SIZES
+    sizes = sizes_of(task)
     side = {"level": "word", "lowercase": False, "voc_file": str(vocabulary), "max_length": 128}
     layers = {"type": "transformer", "dropout": SETTINGS["dropout"], **sizes}
     layers["embeddings"] = {"embedding_dim": sizes["hidden_size"], "scale": True, "dropout": SETTINGS["dropout"]}
@@ -149,7 +154,7 @@ def main() -> None:
         manager.train_and_validate(train_data=side.train, valid_data=side.valid)
     test = {how: side.look(f"test-{how}") for how in ("greedy", "own")} if task.num_looks else {}
     parameters = sum(parameter.numel() for parameter in side.model.parameters() if parameter.requires_grad)
-    run.write(parameters, {**SETTINGS, **(SMALL if task.small else SIZES), **SEARCH}, test)
+    run.write(parameters, {**SETTINGS, **sizes_of(task), **SEARCH}, test)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class Task:
         max_updates: ends the run earlier; 0: never.
         num_looks: at even distances in time, the last at the end; 0: none, only the speed is measured.
         precision: `fp32`, or `bf16` by autocast.
+        sized_for: the precision whose sizes the presets have: the machine's, also where the other's speed is measured.
         seed: of weights, dropout and order.
         small: small models, to see that it works.
         length: tokens of a sequence, of `long`.
@@ -47,6 +48,7 @@ class Task:
     max_updates: int = 0
     num_looks: int = 6
     precision: str = "fp32"
+    sized_for: str = "fp32"
     seed: int = 1
     small: bool = False
     length: int = 0

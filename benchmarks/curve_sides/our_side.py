@@ -45,7 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def config_of(task: Task) -> Any:
     """The preset for the task's data, precision, minutes and length."""
     what = task.facts["what"]
-    config: Any = PRESETS[PRESET_OF[what]](task.precision)  # type: ignore[call-arg]
+    config: Any = PRESETS[PRESET_OF[what]](task.sized_for)  # type: ignore[call-arg]
     model = replace(config.model, **SMALL[what]) if task.small else config.model
     data = replace(config.data, path=task.facts["prepared"])
     if what == "long":

@@ -18,7 +18,7 @@ from looks import Run, Task, inverse_sqrt, task_of_command_line
 from pairs import read_ids, write_ids
 from torch import Tensor, nn
 
-SIZES = {"d_model": 256, "nhead": 4, "num_encoder_layers": 3, "num_decoder_layers": 3, "dim_feedforward": 1024}
+WIDTHS = {"bf16": 256, "fp32": 192}  # of the preset `demo`
 SMALL = {"d_model": 32, "nhead": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "dim_feedforward": 64}
 SETTINGS = {"sentences": 128, "peak_rate": 1e-3, "warmup_updates": 200, "label_smoothing": 0.1, "dropout": 0.1}
 MOST_TOKENS = 128  # of a sentence in training; and of a translation beyond its source: 20
@@ -59,6 +59,11 @@ class Translator(nn.Module):
         return logits
 
 
+def sizes_of(width: int) -> dict[str, int]:
+    layers = {"num_encoder_layers": 3, "num_decoder_layers": 3}
+    return {"d_model": width, "nhead": 4, "dim_feedforward": 4 * width, **layers}
+
+
 def sinusoids(length: int, width: int) -> Tensor:
     rates = torch.exp(-torch.arange(0, width, 2) * math.log(10_000) / width)
     angles = torch.arange(length)[:, None] * rates
@@ -81,7 +86,7 @@ class Side:
         ]
         torch.manual_seed(task.seed)
         self.order, self.left = np.random.default_rng(task.seed), list[int]()
-        sizes = SMALL if task.small else SIZES
+        sizes = SMALL if task.small else sizes_of(WIDTHS[task.sized_for])
         self.model = Translator(self.facts["vocab_size"], self.pad, sizes)
         self.settings = {**SETTINGS, **sizes}
         self.loss_of = nn.CrossEntropyLoss(ignore_index=self.pad, label_smoothing=SETTINGS["label_smoothing"])
