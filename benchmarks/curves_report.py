@@ -57,8 +57,7 @@ def report(results: Mapping[str, Any]) -> list[str]:
     if not runs:
         return [*_left_out(results)]
     names = [name for name in LABELS if any(run["side"] == name for run in runs)]
-    own = {name: len(run["test"]) > 1 for run in runs for name in [run["side"]]}
-    places = 2
+    places = 2 if rises(what) else 3
     header = ("side", "order", "precision", "parameters", "updates", "million tokens", "tokens/s", "peak MiB")
     header = (*header, QUALITY[what], "test", *(("test, own search",) if what == "translation" else ()))
     rows = []
@@ -71,7 +70,7 @@ def report(results: Mapping[str, Any]) -> list[str]:
                 test = run["test"]
                 shown.append(f"{test['greedy' if what == 'translation' else 'own']['quality']:.{places}f}")
                 if what == "translation":
-                    shown.append(f"{test['own']['quality']:.{places}f}" if own[name] else "greedy")
+                    shown.append(f"{test['own']['quality']:.{places}f}" if "own" in test else "greedy")
                 rows.append(shown)
     lines = [
         f"{results['minutes']:g} minutes of training each, {_where(results)}. Better is"
@@ -151,7 +150,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     what = results["what"]
-    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
     for name, label in LABELS.items():
         runs = [run for run in results["runs"] if run["side"] == name]
         if not runs:
@@ -172,6 +171,6 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     better = "higher" if rises(what) else "lower"
     axes.set(xlabel="training time (minutes)", ylabel=f"{QUALITY[what]} ({better} is better)", xlim=(0, None))
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper")  # beside the axes, so that it covers no line
+    figure.legend(loc="outside upper center", ncols=3)  # above the axes, so that it covers no line
     figure.savefig(path, dpi=120)
     plt.close(figure)

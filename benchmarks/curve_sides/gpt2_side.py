@@ -1,7 +1,7 @@
 """A side of `curves.py language`: GPT-2 of transformers with the sizes of the preset `xl-demo`, on contexts of 256.
 
-Dropout is that of the preset: 0.2 where a run is in bf16, none where it is in fp32. In evaluation each token but the first few has at least half a
-context before it.
+Dropout is that of the preset: 0.2 where a run is in bf16, none where it is in fp32. In evaluation a window begins every
+128 tokens, so all but the first tokens have at least 128 before them.
 """
 
 from __future__ import annotations
