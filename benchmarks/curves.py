@@ -151,7 +151,7 @@ def run_side(plan: Plan, side: str, precision: str, out: Path, **changes: Any) -
     python = joeynmt_python(plan.work) if side == "joeynmt" else sys.executable
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    task = {"data": str(plan.folder / "data"), "out": str(out), "minutes": plan.minutes}
+    task: dict[str, Any] = {"data": str(plan.folder / "data"), "out": str(out), "minutes": plan.minutes}
     task |= {"precision": precision, "sized_for": precision}
     task |= {"max_updates": plan.max_updates, "num_looks": plan.looks, "small": plan.small}
     task |= plan.shape(side, precision) | changes

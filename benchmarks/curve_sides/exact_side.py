@@ -36,6 +36,8 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
+    positions: Tensor
+
     def __init__(self, vocab_size: int, length: int, sizes: dict[str, int]) -> None:
         super().__init__()
         width = sizes["d_model"]

@@ -96,6 +96,7 @@ class Manager(TrainManager):
     """JoeyNMT's loop, with the clock read before each step. It has no end by time, so an exception ends it."""
 
     run: Run
+    tokens_of_last = 0
 
     def _train_step(self, batch: Any) -> Any:
         if self.stats.steps > self.run.updates:

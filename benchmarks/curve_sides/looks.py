@@ -144,4 +144,4 @@ class Run:
 
 def inverse_sqrt(update: int, peak: float, warm: int) -> float:
     """Linear to the peak in `warm` updates, then falling with the square root. update: counted from 1."""
-    return peak * min(update / warm, (warm / update) ** 0.5)
+    return peak * min(update / warm, math.sqrt(warm / update))

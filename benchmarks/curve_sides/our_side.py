@@ -45,7 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def config_of(task: Task) -> Any:
     """The preset for the task's data, precision, minutes and length."""
     what = task.facts["what"]
-    config: Any = PRESETS[PRESET_OF[what]](task.sized_for)  # type: ignore[call-arg]
+    config: Any = PRESETS[PRESET_OF[what]](task.sized_for)
     model = replace(config.model, **SMALL[what]) if task.small else config.model
     data = replace(config.data, path=task.facts["prepared"])
     if what == "long":
@@ -111,7 +111,9 @@ class Side:
             translator = Translator(
                 self.assembly.model, data.tokenizer, self.config.decoding, device=CPU, precision=self.task.precision
             )
-            found_texts = translator.translate(texts, **({} if name.endswith("own") else {"num_beams": 1}))
+            found_texts = translator.translate(
+                texts, num_beams=self.config.decoding.num_beams if name.endswith("own") else 1
+            )
         path = self.task.out / f"{name}.txt"
         path.write_text("".join(f"{text}\n" for text in found_texts), encoding="utf-8")
         return {"hypotheses": path.name}

@@ -25,7 +25,9 @@ MOST_TOKENS = 128  # of a sentence in training; and of a translation beyond its 
 
 
 class Translator(nn.Module):
-    def __init__(self, vocab_size: int, pad_id: int, sizes: Mapping[str, int]) -> None:
+    positions: Tensor
+
+    def __init__(self, vocab_size: int, pad_id: int, sizes: Mapping[str, Any]) -> None:
         super().__init__()
         width = sizes["d_model"]
         self.pad_id, self.scale = pad_id, math.sqrt(width)

@@ -19,14 +19,20 @@ from torch.nn import functional
 
 __all__ = ["TextSide", "cosine", "windows"]
 
-SETTINGS = {"peak_rate": 1e-3, "least_rate": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.1, "clip_norm": 1.0}
+SETTINGS: dict[str, Any] = {
+    "peak_rate": 1e-3,
+    "least_rate": 1e-4,
+    "betas": (0.9, 0.99),
+    "weight_decay": 0.1,
+    "clip_norm": 1.0,
+}
 READ_TOKENS = 16_384  # of windows that are read together in an evaluation
 CHUNK_TOKENS = 2048  # rows of logits that exist at once in an evaluation
 
 
 def cosine(update: int, progress: float, warm: int) -> float:
     """The rate of an update, counted from 1. progress: of the run, from 0 to 1."""
-    peak, least = 1e-3, 1e-4
+    peak, least = float(SETTINGS["peak_rate"]), float(SETTINGS["least_rate"])
     return min(update / warm, 1.0) * (least + 0.5 * (peak - least) * (1 + math.cos(math.pi * progress)))
 
 
@@ -73,7 +79,7 @@ class TextSide:
         others = [one for one in self.model.parameters() if one.dim() < 2]
         self.optimiser = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": SETTINGS["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
-            lr=0.0, betas=(0.9, 0.99),
+            lr=0.0, betas=SETTINGS["betas"],
         )  # fmt: skip
         self.settings = {**SETTINGS, "length": length, "rows": rows, "stride": stride, "warmup_updates": warm}
 
