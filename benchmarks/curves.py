@@ -85,13 +85,13 @@ class Plan:
         """Sides in the order of a round, counted from 1."""
         return list(self.sides if number % 2 else reversed(self.sides))
 
-    def shape(self, side: str, precision: str) -> dict[str, int]:
-        """Tokens of a sequence and sequences of an update, of `long`. precision: the machine's."""
+    def shape(self, side: str, chosen: str) -> dict[str, int]:
+        """Tokens of a sequence and sequences of an update, of `long`. chosen: the precision."""
         if self.what != "long":
             return {}
         from manyheads.tasks.presets import reformer_demo
 
-        length = SMALL_LENGTH if self.small else reformer_demo(precision).data.segment_len
+        length = SMALL_LENGTH if self.small else reformer_demo(chosen).data.segment_len
         return {"length": length // SHORTER, "lanes": SHORTER} if side == "short" else {"length": length, "lanes": 1}
 
 
@@ -138,11 +138,11 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "it said nothing")[:400]
 
 
-def run_side(plan: Plan, side: str, precision: str, out: Path, **changes: Any) -> dict[str, Any]:
+def run_side(plan: Plan, side: str, chosen: str, out: Path, **changes: Any) -> dict[str, Any]:
     """Run a side in a process of its own.
 
     Args:
-        precision: the machine's.
+        chosen: the precision that is chosen on this machine.
         out: the folder of the run.
         changes: of `looks.Task`.
 
@@ -152,9 +152,9 @@ def run_side(plan: Plan, side: str, precision: str, out: Path, **changes: Any) -
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     task: dict[str, Any] = {"data": str(plan.folder / "data"), "out": str(out), "minutes": plan.minutes}
-    task |= {"precision": precision, "sized_for": precision}
+    task |= {"precision": chosen, "sized_for": chosen}
     task |= {"max_updates": plan.max_updates, "num_looks": plan.looks, "small": plan.small}
-    task |= plan.shape(side, precision) | changes
+    task |= plan.shape(side, chosen) | changes
     command = [python, str(FOLDER / SCRIPTS[side]), json.dumps(task)]
     limit = 60 * (4 * task["minutes"] + LOOK_MINUTES)
     with (out / "output.txt").open("w", encoding="utf-8") as stream:
@@ -196,9 +196,8 @@ def measure(plan: Plan, results: dict[str, Any], facts: Mapping[str, Any]) -> No
     results["left_out"] = {}
     for number in range(1, plan.rounds + 1):
         for side in plan.order(number):
-            if side in results["left_out"] or (side, number) in {
-                (run["side"], run["round"]) for run in results["runs"]
-            }:
+            done = {(run["side"], run["round"]) for run in results["runs"]}
+            if side in results["left_out"] or (side, number) in done:
                 continue
             print(f"round {number} of {plan.rounds}: {LABELS[side]}, {plan.minutes:g} minutes", file=sys.stderr)
             out = plan.folder / f"{side}-{number}"
