@@ -107,15 +107,15 @@ class Side:
         assert isinstance(data, PreparedData)
         count = self.task.facts["sentences"][split]
         texts = [source for source, _ in getattr(data, f"{split}_text")[:count]]
+        config = self.config
+        num_beams = config.decoding.num_beams if name.endswith("own") else 1
         with evaluation_mode(self.assembly.model):
             translator = Translator(
-                self.assembly.model, data.tokenizer, self.config.decoding, device=CPU, precision=self.task.precision
+                self.assembly.model, data.tokenizer, config.decoding, device=CPU, precision=config.precision
             )
-            found_texts = translator.translate(
-                texts, num_beams=self.config.decoding.num_beams if name.endswith("own") else 1
-            )
+            translations = translator.translate(texts, num_beams=num_beams)
         path = self.task.out / f"{name}.txt"
-        path.write_text("".join(f"{text}\n" for text in found_texts), encoding="utf-8")
+        path.write_text("".join(f"{text}\n" for text in translations), encoding="utf-8")
         return {"hypotheses": path.name}
 
     def described(self) -> dict[str, Any]:

@@ -19,20 +19,15 @@ from torch.nn import functional
 
 __all__ = ["TextSide", "cosine", "windows"]
 
-SETTINGS: dict[str, Any] = {
-    "peak_rate": 1e-3,
-    "least_rate": 1e-4,
-    "betas": (0.9, 0.99),
-    "weight_decay": 0.1,
-    "clip_norm": 1.0,
-}
+RATES = {"peak_rate": 1e-3, "least_rate": 1e-4}
+SETTINGS: dict[str, Any] = {**RATES, "betas": (0.9, 0.99), "weight_decay": 0.1, "clip_norm": 1.0}
 READ_TOKENS = 16_384  # of windows that are read together in an evaluation
 CHUNK_TOKENS = 2048  # rows of logits that exist at once in an evaluation
 
 
 def cosine(update: int, progress: float, warm: int) -> float:
     """The rate of an update, counted from 1. progress: of the run, from 0 to 1."""
-    peak, least = float(SETTINGS["peak_rate"]), float(SETTINGS["least_rate"])
+    peak, least = RATES["peak_rate"], RATES["least_rate"]
     return min(update / warm, 1.0) * (least + 0.5 * (peak - least) * (1 + math.cos(math.pi * progress)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -179,9 +180,31 @@ def test_two_sides_of_translation_from_data_to_table(
     assert "was begun with other data, or other --looks or --sentences" in capsys.readouterr().err
 
 
+def plan_of(curves: ModuleType, what: str, work: Path) -> Any:
+    options = {"minutes": 1.0, "rounds": 2, "looks": 1, "max_updates": 0, "small": False, "speed_seconds": 30.0}
+    return curves.Plan(what=what, sides=curves.SIDES[what], work=work, **options)
+
+
+def test_speed_is_measured_in_both_precisions_with_the_same_sizes(
+    curves: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        task = json.loads(command[2])
+        tasks.append({name: task[name] for name in ("precision", "sized_for", "minutes", "num_looks", "length")})
+        rate = {"fp32": 100.0, "bf16": 200.0}[task["precision"]]
+        Path(task["out"], "side.json").write_text(json.dumps({"tokens_per_second": rate}), encoding="utf-8")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(curves.subprocess, "run", run)
+    assert curves.speeds(plan_of(curves, "long", tmp_path), "exact") == {"fp32": 100.0, "bf16": 200.0}
+    common = {"sized_for": "bf16", "minutes": 0.5, "num_looks": 0, "length": 16384}
+    assert tasks == [{"precision": "fp32", **common}, {"precision": "bf16", **common}]
+
+
 def test_orders_of_rounds(curves: ModuleType, tmp_path: Path) -> None:
-    options = {"minutes": 1.0, "rounds": 2, "looks": 1, "max_updates": 0, "small": False, "speed_seconds": 0.0}
-    plan = curves.Plan(what="long", sides=("ours", "short", "exact"), work=tmp_path, **options)
+    plan = plan_of(curves, "long", tmp_path)
     assert plan.order(1) == ["ours", "short", "exact"]
     assert plan.order(2) == ["exact", "short", "ours"]
     shapes = [plan.shape(side, "bf16") for side in plan.sides]
