@@ -28,6 +28,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ from typing import Any
 
 from curves_data import export, score
 from curves_report import LABELS, draw, report
-from report import describe_machine
+from report import commit, describe_machine
 from run import look_at_machine
 
 from manyheads.errors import ManyHeadsError
@@ -201,6 +202,7 @@ def measure(plan: Plan, results: dict[str, Any], facts: Mapping[str, Any]) -> No
                 continue
             print(f"round {number} of {plan.rounds}: {LABELS[side]}, {plan.minutes:g} minutes", file=sys.stderr)
             out = plan.folder / f"{side}-{number}"
+            began = time.strftime("%Y-%m-%d %H:%M:%S")
             try:
                 if precision == "bf16" and side not in results["speeds"] and plan.speed_seconds:
                     results["speeds"][side] = speeds(plan, side)
@@ -209,15 +211,15 @@ def measure(plan: Plan, results: dict[str, Any], facts: Mapping[str, Any]) -> No
                 results["left_out"][side] = str(error)
                 print(f"{LABELS[side]} is left out: {error}", file=sys.stderr)
             else:
-                results["runs"].append({"side": side, "round": number, **found})
+                results["runs"].append({"side": side, "round": number, "began": began, "commit": commit(), **found})
             write(plan, results)
 
 
 def write(plan: Plan, results: Mapping[str, Any]) -> None:
     """Whole or not at all, so that a stopped command leaves the results before it."""
-    path = plan.folder / "results.json"
-    path.with_suffix(".new").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".new").replace(path)
+    path = plan.folder / "results.new"
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    path.replace(plan.folder / "results.json")
 
 
 def begun(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import transformers
 from looks import task_of_command_line
 from text_side import TextSide
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def main() -> None:
     side = TextSide(
         task, lambda vocab_size: Gpt2(vocab_size, sizes, dropout), length=length, rows=8, stride=length // 2, warm=50
     )
-    side.settings |= {**sizes, "dropout": dropout}
+    side.settings |= {**sizes, "dropout": dropout, "transformers": transformers.__version__}
     side.run()
 
 
