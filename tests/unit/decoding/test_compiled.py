@@ -133,6 +133,7 @@ def test_greedy_search_is_the_same_from_one_program() -> None:
     assert graphs() - before == 2
 
 
+@pytest.mark.parametrize("compiler", ["aot_eager"], indirect=True)
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles

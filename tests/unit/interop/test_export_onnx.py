@@ -168,7 +168,7 @@ def test_a_language_model_with_its_vocabulary(kind: str, tmp_path: Path) -> None
     assert done.check is not None
     assert done.check.deviation < 1e-4
     assert (tmp_path / "out" / "tokenizer.json").is_file() == (kind == "bpe")
-    said = {"bytes": "of the kind bytes is not written", "bpe": "put the id 13"}[kind]
+    said = {"bytes": "of the kind bytes is not written", "bpe": f"put the id {vocabulary.line_id}"}[kind]
     assert any(said in note for note in done.notes)
 
 
