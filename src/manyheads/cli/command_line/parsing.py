@@ -279,9 +279,8 @@ def _values(cls: type, given: Given) -> dict[str, Any]:
     for one in _options(cls):
         if one.path in given.options:
             if one.names_files and "" in _as_list(given.options[one.path]):
-                given.mistakes.append(
-                    f"{one.names[0]} is empty, as an unset variable of a shell is; name a file or folder."
-                )
+                told = "is empty, as an unset variable of a shell is; name a file or folder."
+                given.mistakes.append(f"{one.names[0]} {told}")
                 continue
             try:
                 values[one.path] = convert(one.annotation, given.options[one.path], one.names[0])
