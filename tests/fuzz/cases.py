@@ -16,7 +16,8 @@ All cases that were reported, and where each is tested (below `tests/`; the name
 - manifest, config, tokenizer, `model_type: []`, scalars.json and metrics of other shapes: `_folders`
 - `--stop` with a byte 0xff: `_texts`
 - a run folder whose name is not UTF-8: `unit/training/test_foreign_run_folder.py::test_a_name_that_is_not_utf8`
-- an infinite learning rate: `_sizes`, `integration/test_nonfinite.py::test_weights_that_an_update_made_bad_are_not_saved`
+- an infinite learning rate: `_sizes`,
+  `integration/test_nonfinite.py::test_weights_that_an_update_made_bad_are_not_saved`
 """
 
 from __future__ import annotations

@@ -126,3 +126,12 @@ def test_an_empty_name_is_not_the_working_directory(
     assert manyheads(*arguments) == 2
     assert f"{name} is empty, as an unset variable of a shell is; name a" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "65536"])
+def test_a_port_that_cannot_be_is_not_another_one(
+    manyheads: Cli, port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sockets of Python take 99999 for 34463."""
+    assert manyheads("serve", "x", "--port", port) == 2
+    assert f"--port is {port}; it must be from 0 to 65,535" in capsys.readouterr().err
