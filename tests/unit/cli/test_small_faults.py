@@ -129,9 +129,7 @@ def test_an_empty_name_is_not_the_working_directory(
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "65536"])
-def test_a_port_that_cannot_be_is_not_another_one(
-    manyheads: Cli, port: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_that_cannot_be_is_no_other_one(manyheads: Cli, port: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Sockets of Python take 99999 for 34463."""
     assert manyheads("serve", "x", "--port", port) == 2
     assert f"--port is {port}; it must be from 0 to 65,535" in capsys.readouterr().err

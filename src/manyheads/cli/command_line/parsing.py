@@ -35,10 +35,7 @@ __all__ = [
 T = TypeVar("T")
 _NO_VALUE = object()
 # Metavars of files and folders, and what completes them.
-_FILES = ("FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE")
-
-
-_FILES = {"FILE", "DIR", "RUN", "MODEL", "DATA", "INPUT"}
+_FILES = {"FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE"}
 """Words of metavars that stand for the name of a file or folder."""
 
 
@@ -85,7 +82,7 @@ class _Option:
     @property
     def names_files(self) -> bool:
         """Whether a value is the name of a file or folder."""
-        return bool(_FILES & set(re.findall(r"[A-Z]+", str(self.about["metavar"] or ""))))
+        return bool(_FILES & set(re.findall(r"[A-Z]+", self.about["metavar"])))
 
     def row(self) -> tuple[str, str]:
         """The two columns of the help page."""
