@@ -34,9 +34,8 @@ __all__ = [
 
 T = TypeVar("T")
 _NO_VALUE = object()
-# Metavars of files and folders, and what completes them.
 _FILES = {"FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE"}
-"""Words of metavars that stand for the name of a file or folder."""
+"""Words of metavars that stand for the name of a file or folder, which a shell completes."""
 
 
 @dataclass(frozen=True)
