@@ -56,6 +56,7 @@ PARTS = {
                     _files("integration/test_torchrun", only="(signal or lost) and not five_kills and not fsdp"), 25),
     "R11-fsdp": Part("100 signals, FSDP",
                      _files("integration/test_torchrun", only="(signal or lost) and fsdp"), 25),
+    "R11-network": Part("a lost network between two network namespaces", _files("integration/test_lost_network"), 2),
     "R12": Part("216 injections", _files("integration/test_nonfinite"), 6),
     "soak-training": Part("10,000 steps", _files("integration/test_soak", only="steps or slopes"), 10),
     "soak-translation": Part("25 minutes of translation", _files("integration/test_soak", only="translation"), 27),

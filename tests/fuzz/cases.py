@@ -1,4 +1,24 @@
-"""Single cases that once ended with a bug, hung or exhausted the memory. Each says what must become of it now."""
+"""Single cases that once ended with a bug, hung or exhausted the memory. Each says what must become of it now.
+
+All cases that were reported, and where each is tested (below `tests/`; the name of a function alone is of this file):
+
+- links and pipes in run folders: `unit/training/test_foreign_run_folder.py`, `unit/files/test_foreign_folders.py`
+- `--config FIFO`, a `*.png` FIFO, /dev/zero as bytes: `_texts`, `unit/files/test_opening.py`
+- num_heads, d_model, lanes, layers, d_ff, vocab_size without end, `inspect smoothing` and `positions`, `--nbest 10000`:
+  `_sizes`, `unit/test_refusals.py::test_sizes_have_limits`, `unit/config/test_config_checks.py`
+- a word of 10^7 letters or combining marks, gzip of many members: `_texts`, `unit/data/test_input_limits.py`
+- a run resumed under other arithmetic: `unit/training/test_arithmetic.py`
+- escape sequences in folder names, and in JSON and YAML of a folder: `_shown`; in a prompt with `--echo` on a terminal:
+  `unit/cli/test_printing.py::test_a_prompt_on_a_terminal`
+- NUL, ESC and U+202E in the attention page:
+  `unit/visualise/test_attention_page.py::test_no_control_character_is_raw_in_the_page`
+- terminals of 1 to 3 columns, YAML tags, 100,000 `[`, half a surrogate: `_settings`
+- manifest, config, tokenizer, `model_type: []`, scalars.json and metrics of other shapes: `_folders`
+- `--stop` with a byte 0xff: `_texts`
+- a run folder whose name is not UTF-8: `unit/training/test_foreign_run_folder.py::test_a_name_that_is_not_utf8`
+- an infinite learning rate: `_sizes`,
+  `integration/test_nonfinite.py::test_weights_that_an_update_made_bad_are_not_saved`
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ import pytest
 from doc_pages import REPOSITORY
 from page_shell import run_line
 
+from manyheads.cli.main import COMMANDS
+
 README = REPOSITORY / "README.md"
 CHINESE = README.with_name("README.zh-CN.md")
 BLOCKS = re.findall(r"<!-- test -->\n```(\w*)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
@@ -176,5 +178,12 @@ def test_the_chinese_readme_has_the_same_commands() -> None:
     }
     assert len(blocks[CHINESE]) >= 8
     assert set(blocks[CHINESE]) <= set(blocks[README])
-    assert f"({CHINESE.name})" in README.read_text(encoding="utf-8")
-    assert f"({README.name})" in CHINESE.read_text(encoding="utf-8")
+    texts = {path: path.read_text(encoding="utf-8") for path in (README, CHINESE)}
+    sections = {path: re.findall(r"^## ", text, re.M) for path, text in texts.items()}
+    assert len(sections[CHINESE]) == len(sections[README])
+    commands = rf"\bmanyheads (?:{'|'.join(COMMANDS)})\b"
+    for words in (commands, r"\binspect [a-z]+\b", r"--[a-z][\w.-]+", r"\]\((?!http)[^)]+\)"):
+        found = {path: set(re.findall(words, " ".join(text.split()))) for path, text in texts.items()}
+        assert found[README] - found[CHINESE] <= {f"]({CHINESE.name})"}
+    assert f"({CHINESE.name})" in texts[README]
+    assert f"({README.name})" in texts[CHINESE]

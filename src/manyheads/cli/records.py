@@ -46,7 +46,7 @@ def describe_folder(path: Path, *, verify: bool = False) -> dict[str, Any]:
 def _model(path: Path, verify: bool) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
-    from manyheads.text.sides import has_tokenizer
+    from manyheads.text.of_folder import tokenizer_of_folder
 
     config = read_object(path / "config.json")
     files = read_manifest(path) if (path / MANIFEST).is_file() else {}
@@ -69,8 +69,8 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         "weights_sha256": files.get("model.safetensors", {}).get("sha256"),
         "config": config,
     }
-    if has_tokenizer(path):
-        record["tokenizer"] = _tokenizer(path)
+    if (tokenizer := tokenizer_of_folder(path)) is not None:
+        record["tokenizer"] = _known(tokenizer)
     if (path / "generation_config.json").is_file():
         record["decoding"] = read_object(path / "generation_config.json")
     if verify:
@@ -132,6 +132,7 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.data.prepared_labelled import LabelledData
     from manyheads.data.prepared_text import TextData
     from manyheads.data.preparing import LANGUAGE_TASK
+    from manyheads.text.of_folder import tokenizer_of_folder
 
     kinds: dict[str, Any] = {LANGUAGE_TASK: TextData, "classification": LabelledData}
     kind = kinds.get(prepared_task(path), PreparedData)
@@ -143,12 +144,13 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
             raise
         damaged = [str(error)]
         data = kind.open(path, verify=False)
+    tokenizer = data.vocabulary if isinstance(data, TextData) else tokenizer_of_folder(path)
     record: dict[str, Any] = {
         "kind": "prepared data",
         "path": str(path),
         "digest": data.digest,
         "languages": _directions(data.manifest.get("languages")),
-        "tokenizer": _known(data.vocabulary) if isinstance(data, TextData) else _tokenizer(path),
+        "tokenizer": None if tokenizer is None else _known(tokenizer),
         "counts": data.manifest.get("counts", {}),
     }
     if isinstance(data, LabelledData):
@@ -165,16 +167,6 @@ def _counted(counts: dict[str, int]) -> list[str]:
 def _directions(languages: Any) -> list[str] | None:
     """`en > de` for each pair; None, which is not shown, without any."""
     return [" > ".join(map(str, pair)) for pair in languages if isinstance(pair, list)] if languages else None
-
-
-def _tokenizer(path: Path) -> dict[str, Any]:
-    from manyheads.text.sides import load_tokenizer
-    from manyheads.text.vocabularies import is_vocabulary, load_vocabulary
-
-    file = path / "tokenizer.json"
-    if file.is_file() and is_vocabulary(read_object(file)):
-        return _known(load_vocabulary(path))
-    return _known(load_tokenizer(path))
 
 
 def _known(tokenizer: TranslationTokenizer | Vocabulary) -> dict[str, Any]:

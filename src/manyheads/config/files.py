@@ -18,6 +18,8 @@ __all__ = ["MAX_BYTES", "Source", "load_yaml", "parse_yaml", "to_json", "to_plai
 
 MAX_BYTES = 64 * 1024
 """A settings file is a page or two; a bigger file is a mistake, and YAML is slow enough to hang on it."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_OTHER_BASE = re.compile(r"[-+]?(?:0[0-7_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NODES = 10_000
 """Values of a file once every alias is written out: a page of nested aliases can stand for billions."""
@@ -121,6 +123,7 @@ def _walk(node: yaml.Node, path: str, name: str, lines: dict[str, int], sizes: d
     size = 1
     if isinstance(node, yaml.ScalarNode):
         _join_surrogates(node, name)
+        _refuse_other_bases(node, name)
     if isinstance(node, yaml.SequenceNode):
         size += sum(_walk(item, path, name, lines, sizes) for item in node.value)
     if isinstance(node, yaml.MappingNode):
@@ -148,6 +151,16 @@ def _join_surrogates(node: yaml.ScalarNode, name: str) -> None:
         raise ConfigError(
             f"{name}, line {line}: {node.value!r} has half of a surrogate pair, which is no character; remove it."
         ) from None
+
+
+def _refuse_other_bases(node: yaml.ScalarNode, name: str) -> None:
+    """Raises: ConfigError: YAML 1.1 reads the number to the base 60 or 8 (1:30 is 90, 010 is 8), of which few know."""
+    if node.tag in _NUMBERS and _OTHER_BASE.fullmatch(node.value):
+        line = node.start_mark.line + 1
+        raise ConfigError(
+            f"{name}, line {line}: {node.value} would be read as {yaml.safe_load(node.value):,} (1:30 counts in 60s,"
+            " 010 in 8s). Write the number without a colon and without a leading 0; put a text in quotes."
+        )
 
 
 def _walk_mapping(node: yaml.MappingNode, path: str, name: str, lines: dict[str, int], sizes: dict[int, int]) -> int:

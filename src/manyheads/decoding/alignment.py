@@ -44,9 +44,10 @@ def align(translator: Translator, source: str, target: str) -> list[tuple[int, i
     )
     with inference(translator.device, translator.precision):
         cross = attentions_of(model, *inputs).cross
-    if not cross:
+    layers = [layer[0].float().mean(0) for layer in cross if layer.shape[1]]  # a pruned layer may have no heads
+    if not layers:
         return []
-    upper = torch.stack([layer[0].float().mean(0) for layer in cross[len(cross) // 2 :]])
+    upper = torch.stack(layers[len(layers) // 2 :])
     weights = upper.mean(0)[: len(target_ids)]  # (target_len, source_len + EOS); row i chooses target token i
     pairs = [(index, place) for index, place in enumerate(weights.argmax(1).tolist()) if place < len(source_ids)]
     aligned = {place for _, place in pairs}

@@ -3,6 +3,9 @@
 A collective that waits for a lost rank cannot tell which rank that is, and in some backends it never returns. So
 silence is detected separately: each rank increments a number in the launcher's key-value store about once a second. If
 the number of a rank does not change for longer than the timeout, the other ranks report it as lost.
+
+If the network to the store is lost, a call of the store does not return either, for many minutes: no packet says that
+the other side is gone. A second thread watches the first one.
 """
 
 from __future__ import annotations
@@ -58,13 +61,17 @@ class Liveness:
         self._lock = threading.Lock()
         self.doing = "starting"
         self._thread = threading.Thread(target=self._run, name="signs of life", daemon=True)
+        self._watch = threading.Thread(target=self._watch_store, name="signs of the store", daemon=True)
         self._say()
         self._thread.start()
+        self._watch.start()
 
     def close(self) -> None:
         """Report that this rank ends normally, and stop watching."""
         self._over.set()
         self._thread.join(timeout=2 * self._beat + 1)
+        if self._thread.is_alive():  # it waits for a store that does not answer, and so would this thread
+            return
         try:
             self._say(ended=True)
         except RuntimeError:  # the store is gone, so no rank can be told
@@ -104,7 +111,10 @@ class Liveness:
 
     def _no_store(self) -> str:
         silence = time.monotonic() - self._store_seen
-        return f"the launcher's store is lost, and with it torchrun or rank 0's machine: no answer for {silence:.0f} s"
+        return (
+            "the launcher's store is lost, and with it torchrun, rank 0's machine or the network to it: no answer for"
+            f" {silence:.0f} s"
+        )
 
     def _run(self) -> None:
         while not self._over.wait(self._beat):
@@ -122,6 +132,18 @@ class Liveness:
                 text = self._describe(silent[0]) if silent else None
             if text is not None:
                 self._on_loss(self._failure() or text)
+
+    def _watch_store(self) -> None:
+        """End this process if the store has been silent for the timeout while a call waits for it.
+
+        Own beats are counted, because the clock goes on while a process is stopped.
+        """
+        seen, silent = self._store_seen, 0.0
+        while not self._over.wait(self._beat):
+            silent = silent + self._beat if seen == self._store_seen else 0.0
+            seen = self._store_seen
+            if silent > self._timeout:
+                self._on_loss(self._no_store())
 
     def _failure(self) -> str | None:
         """Return the error that a failed rank reported before it fell silent."""

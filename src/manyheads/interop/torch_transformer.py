@@ -111,10 +111,10 @@ class TorchTransformer(Peer):
         peer does not have.
         """
         config = module.config
+        cls.refuse({config.undivided: config.undivided})
         cls.demand(config, {"norm": "layer", "has_final_norm": True})
         cls.refuse(
             {
-                config.undivided: config.undivided,
                 f"activation {config.activation!r}": config.activation not in ("relu", "gelu"),
                 f"attention {config.attention!r}": config.attention.kind != "dot_product",
                 f"decoder_d_ff {config.decoder_d_ff}": config.d_ff_of("decoder") != config.d_ff,

@@ -19,7 +19,7 @@ from manyheads.errors import RequestError
 from manyheads.serving.batches import Remaining
 from manyheads.serving.engine import Done, Event
 
-__all__ = ["AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps"]
+__all__ = ["AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps", "mean_map"]
 
 _MOST_VALUES = 2**24
 """Most log-probabilities that are computed in one call: 64 MiB in float32."""
@@ -136,11 +136,23 @@ def _chosen(table: Tensor, ids: list[int], num_top: int) -> ScoredIds:
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Attention weights of one pair, as (layers, heads, q_len, k_len) tensors; None if the model has no such stack."""
+    """Attention weights of one pair: for each layer (heads, q_len, k_len); empty if the model has no such stack.
 
-    encoder: Tensor | None
-    decoder: Tensor | None
-    cross: Tensor | None
+    Layers of a pruned model have different numbers of heads, some none.
+    """
+
+    encoder: tuple[Tensor, ...]
+    decoder: tuple[Tensor, ...]
+    cross: tuple[Tensor, ...]
+
+
+def mean_map(layers: Sequence[Tensor], head: int | None = None) -> Tensor | None:
+    """Return the mean over the heads of these layers. head: take this one of each layer that has it.
+
+    Shape: (heads, q_len, k_len) each; the result (q_len, k_len). Returns: None if there is no such head.
+    """
+    heads = [one for layer in layers for one in (layer if head is None else layer[head : head + 1])]
+    return torch.stack(heads).mean(0) if heads else None
 
 
 def attention_maps(translator: Translator, source: list[int], target: list[int]) -> AttentionMaps:
@@ -160,7 +172,7 @@ def attention_maps(translator: Translator, source: list[int], target: list[int])
             torch.tensor([inputs], device=device),
         )
 
-    def stacked(layers: tuple[Tensor, ...]) -> Tensor | None:
-        return torch.stack([layer[0].float().cpu() for layer in layers]) if layers else None
+    def first(layers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(layer[0].float().cpu() for layer in layers)
 
-    return AttentionMaps(stacked(found.encoder), stacked(found.decoder), stacked(found.cross))
+    return AttentionMaps(first(found.encoder), first(found.decoder), first(found.cross))

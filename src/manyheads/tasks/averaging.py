@@ -17,11 +17,13 @@ from manyheads.architectures.pretrained import (
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.average import average_tensors, select_checkpoints
 from manyheads.checkpoint.format import step_of
-from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.generation_config import read_settings
+from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 from manyheads.files.verify import verify_folder
 from manyheads.tasks.table import task_of_folder
-from manyheads.text.sides import has_tokenizer, load_tokenizer
+from manyheads.text.of_folder import tokenizer_of_folder
 
 __all__ = ["average_run"]
 
@@ -76,11 +78,12 @@ def average_run(
     model = build_model(config)
     load_portable_state(model, weights, where=f"the checkpoints of {folder}")
     task = ARCHITECTURES[config.architecture].task
+    kind_of_settings = DecodingSettings if task == "translation" else GenerationSettings
     save_pretrained(
         model,
         output,
-        tokenizer=load_tokenizer(source) if has_tokenizer(source) else None,
-        generation=load_settings(source) if (source / GENERATION).is_file() else None,
+        tokenizer=tokenizer_of_folder(source),
+        generation=read_settings(source, kind_of_settings) if (source / GENERATION).is_file() else None,
         card=_CARD.format(
             task=task,
             architecture=config.architecture,

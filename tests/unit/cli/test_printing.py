@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import manyheads
+from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.cli.printing import printable, say
+from manyheads.text.byte_vocabulary import ByteVocabulary
 
 CLI = Path(manyheads.__file__).parent / "cli"
 
@@ -47,3 +55,20 @@ def test_everything_for_people_is_printed_by_one_function() -> None:
                 if not called & allowed:
                     found.append(f"{path.relative_to(CLI)}:{node.lineno}")
     assert found == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no pseudo-terminals")
+def test_a_prompt_on_a_terminal(warm_program: list[str], tmp_path: Path) -> None:
+    """`generate --echo` repeats a prompt, which may come from anywhere."""
+    torch.manual_seed(1)
+    config = TransformerXLConfig(vocab_size=256, d_model=8, num_heads=1, head_dim=8, d_ff=8, num_layers=1, memory_len=4)
+    save_pretrained(build_model(config), tmp_path / "model", tokenizer=ByteVocabulary())
+    ours, theirs = os.openpty()
+    hostile = "a\x1b]0;title\x07\u202e"
+    command = [*warm_program, "generate", str(tmp_path / "model"), hostile, "--echo", "--max-new-tokens", "2"]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, check=False).returncode == 0
+    os.close(theirs)
+    shown = os.read(ours, 2**16)
+    os.close(ours)
+    assert rb"a\x1b]0;title\x07\u202e" in shown
+    assert not any(raw in shown for raw in (b"\x1b", b"\x07", "\u202e".encode()))

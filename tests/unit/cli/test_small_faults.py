@@ -102,3 +102,34 @@ def test_messages_that_cannot_be_written_fail_no_command(warm_program: list[str]
         failed = subprocess.run([*warm_program, "info", str(tmp_path / "missing")], stderr=full, check=False)
     assert (made.returncode, failed.returncode) == (0, 2)
     assert (tmp_path / "sample" / "sentences.en").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("translate", "", "x"), "MODEL"),
+        (("translate", "x", ""), "INPUT"),
+        (("translate", "x", "y", "--output", ""), "--output"),
+        (("average", "x", "--last", "1", "-o", ""), "--output"),
+        (("prepare", "--source", "", "--target", "x", "--output", "y"), "--source"),
+        (("evaluate", "x", "--data", ""), "--data"),
+        (("train", "--init", ""), "--init"),
+        (("train", "--preset", "debug", "--run-dir", ""), "run_dir"),
+        (("serve", ""), "MODEL"),
+    ],
+)
+def test_an_empty_name_is_not_the_working_directory(
+    manyheads: Cli, arguments: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert manyheads(*arguments) == 2
+    assert f"{name} is empty, as an unset variable of a shell is; name a" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "65536"])
+def test_a_port_that_cannot_be_is_no_other_one(manyheads: Cli, port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sockets of Python take 99999 for 34463."""
+    assert manyheads("serve", "x", "--port", port) == 2
+    assert f"--port is {port}; it must be from 0 to 65,535" in capsys.readouterr().err

@@ -129,6 +129,15 @@ def test_a_value_that_does_not_fit_its_tag(value: str) -> None:
         parse_yaml(f"seed: {value}\n", "file")
 
 
+@pytest.mark.parametrize(
+    ("text", "read"), [("190:20:30", "685,230"), ("1:30", "90"), ("010", "8"), ("-0_17", "-15"), ("1:30.5", "90.5")]
+)
+def test_numbers_to_the_base_60_or_8_are_refused(text: str, read: str) -> None:
+    with pytest.raises(ConfigError, match=rf"f, line 2: {text} would be read as {read} "):
+        parse_yaml(f"a:\n  b: {text}\n", "f")
+    assert parse_yaml(f"a: '{text}'\nb: [0, 10, 0.5, 0x1F, 1e-3, -1]\n", "f").values["a"] == text
+
+
 def test_surrogates_are_joined_or_refused() -> None:
     """JSON writes a character beyond 16 bits as a pair."""
     assert parse_yaml('"\\ud83d\\ude00": "\\ud83d\\ude00"', "file").values == {"\U0001f600": "\U0001f600"}

@@ -134,6 +134,20 @@ def test_greedy_search_is_the_same_from_one_program() -> None:
     assert graphs() - before == 2
 
 
+@pytest.mark.parametrize("compiler", ["aot_eager"], indirect=True)
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.unhooked
+@pytest.mark.compiles
+def test_a_pruned_model_is_compiled() -> None:
+    """Layers differ in their number of heads, and some have none."""
+    model = model_of(
+        replace(CONFIG, num_decoder_layers=2, encoder_heads=(1,), decoder_heads=(1, 0), cross_heads=(0, 1))
+    )
+    steps = Counted(model)
+    assert_same(found(steps, LENGTHS, num_beams=2, max_tokens=140), found(model, LENGTHS, num_beams=2, max_tokens=140))
+    assert steps.taken > 10
+
+
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles

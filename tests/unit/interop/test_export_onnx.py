@@ -18,8 +18,11 @@ from manyheads.errors import ConfigError
 from manyheads.interop.exports import ExportOptions
 from manyheads.interop.exports.engine import Exported, export_model
 from manyheads.nn.attention.kinds import ATTENTIONS
+from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.unhooked  # tracing gives tensors where the signatures say int
 
@@ -33,7 +36,7 @@ TOKENIZER = Tokenizer.train(["the cat sees two dogs"] * 20, TokenizerSettings(ki
 VOCAB = {"source_vocab_size": TOKENIZER.vocab_size, "target_vocab_size": TOKENIZER.vocab_size}
 
 
-def saved(folder: Path, config: Any, tokenizer: Tokenizer | None = TOKENIZER) -> Path:
+def saved(folder: Path, config: Any, tokenizer: Tokenizer | Vocabulary | None = TOKENIZER) -> Path:
     """A model with weights far from zero, biases included."""
     torch.manual_seed(0)
     model = build_model(config)
@@ -44,7 +47,9 @@ def saved(folder: Path, config: Any, tokenizer: Tokenizer | None = TOKENIZER) ->
     return folder / "model"
 
 
-def exported(folder: Path, config: Any, tokenizer: Tokenizer | None = TOKENIZER, **options: Any) -> Exported:
+def exported(
+    folder: Path, config: Any, tokenizer: Tokenizer | Vocabulary | None = TOKENIZER, **options: Any
+) -> Exported:
     return export_model(saved(folder, config, tokenizer), folder / "out", ExportOptions(to="onnx", **options))
 
 
@@ -150,6 +155,21 @@ def test_a_transformer_xl_reads_two_segments(case: str, tmp_path: Path) -> None:
     done = exported(tmp_path, TransformerXLConfig(vocab_size=60, num_layers=2, **SIZES, **XL[case]), None)
     assert done.check is not None
     assert done.check.deviation < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_a_language_model_with_its_vocabulary(kind: str, tmp_path: Path) -> None:
+    """Subwords are written as a tokenizer.json. The heads of a language model may have been pruned."""
+    vocabulary = ByteVocabulary() if kind == "bytes" else PieceVocabulary(TOKENIZER)
+    config = TransformerXLConfig(
+        vocab_size=vocabulary.vocab_size, num_layers=2, memory_len=4, layer_heads=(1, 0), share_biases=False, **SIZES
+    )
+    done = exported(tmp_path, config, vocabulary)
+    assert done.check is not None
+    assert done.check.deviation < 1e-4
+    assert (tmp_path / "out" / "tokenizer.json").is_file() == (kind == "bpe")
+    said = {"bytes": "of the kind bytes is not written", "bpe": f"put the id {vocabulary.line_id}"}[kind]
+    assert any(said in note for note in done.notes)
 
 
 REFORMERS: dict[str, dict[str, Any]] = {

@@ -67,6 +67,14 @@ def test_tokens_and_titles_are_text() -> None:
     assert record["views"][0]["queries"][3:] == ["⟨202E⟩abc", "a⟨0000⟩b", "⟨⟩", "⟨2028⟩"]
 
 
+def test_no_control_character_is_raw_in_the_page() -> None:
+    """The title is the name of a folder, and the note has texts of users."""
+    hostile = "a\0\x1b[2J\u202e\x9b"
+    view = attention_view("encoder", [weights(1, 2, 2)], query_tokens=[hostile, "b"])
+    page = attention_page([view], title=hostile, note=hostile)
+    assert not set("\0\x1b\u202e\x9b") & set(page)
+
+
 def test_joined_emoji_stay_one() -> None:
     family = "👨\u200d👩\u200d👧"
     assert shown_token(family) == family

@@ -34,8 +34,8 @@ __all__ = [
 
 T = TypeVar("T")
 _NO_VALUE = object()
-# Metavars of files and folders, and what completes them.
-_FILES = ("FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE")
+_FILES = {"FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE"}
+"""Words of metavars that stand for the name of a file or folder, which a shell completes."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,11 @@ class _Option:
     def metavar(self) -> str:
         """The form of a value."""
         return self.about["metavar"] or kind_of(self.annotation).removesuffix("|null")
+
+    @property
+    def names_files(self) -> bool:
+        """Whether a value is the name of a file or folder."""
+        return bool(_FILES & set(re.findall(r"[A-Z]+", self.about["metavar"])))
 
     def row(self) -> tuple[str, str]:
         """The two columns of the help page."""
@@ -261,10 +266,18 @@ def fill(cls: type[T], given: Given) -> T:
     return _build(cls, _values(cls, given))
 
 
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def _values(cls: type, given: Given) -> dict[str, Any]:
     values = {}
     for one in _options(cls):
         if one.path in given.options:
+            if one.names_files and "" in _as_list(given.options[one.path]):
+                told = "is empty, as an unset variable of a shell is; name a file or folder."
+                given.mistakes.append(f"{one.names[0]} {told}")
+                continue
             try:
                 values[one.path] = convert(one.annotation, given.options[one.path], one.names[0])
             except ConfigError as error:

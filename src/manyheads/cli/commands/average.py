@@ -50,7 +50,8 @@ def run(options: AverageOptions) -> int:
     from manyheads.tasks.averaging import average_run
 
     steps = average_run(folder, output, last=options.last, steps=options.steps, kind=options.weights)
-    say(f"averaged {len(steps)} checkpoints (steps {', '.join(map(str, steps))}) of {folder} into {output}")
+    which = f"{len(steps)} checkpoints (steps" if len(steps) > 1 else "1 checkpoint (step"
+    say(f"averaged {which} {', '.join(map(str, steps))}) of {folder} into {output}")
     with suppress(ConfigError):  # a run without its config.yaml
         data, _ = own_data(str(folder))
         say(f"next: manyheads evaluate {output} --data {data}")

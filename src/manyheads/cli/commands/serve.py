@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from manyheads.cli.command_line.command import command
 from manyheads.cli.machine import set_up_machine
+from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.serving.settings import ServingSettings
@@ -72,6 +73,7 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
+        check(self, "--", between(0, 65_535), "port")  # a socket would take the rest of a division by 65,536
         if self.host not in _LOCAL and not (self.api_key_file or self.no_api_key):
             raise ConfigError(
                 f"--host {self.host} can be reached by other machines; give --api-key-file FILE, or --no-api-key to"

@@ -29,7 +29,8 @@ from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.kernels.attention import dot_product_weights
 from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.positions import SinusoidalPositions
-from manyheads.text.sides import has_tokenizer, load_tokenizer
+from manyheads.text.of_folder import tokenizer_of_folder
+from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["write_language_model"]
@@ -48,15 +49,17 @@ def write_language_model(module: LanguageModel, model: Path, target: Path, suffi
         "vocab_size": module.config.vocab_size,
         **options,
     }
-    if has_tokenizer(model):
-        tokenizer = load_tokenizer(model)
-        if isinstance(tokenizer, Tokenizer):
-            written = hf_tokenizer.to_files(tokenizer, module.body.max_len or _MOST_TOKENS)
-            for name, content in {**written, "tokenizer.json": tokenizer.to_json().encode()}.items():
-                (target / name).write_bytes(content)  # a language model reads texts without EOS
-            config |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
-        else:
-            notes.append(f"A tokenizer of the kind {tokenizer.kind} is not written; the graph takes ids, not text.")
+    own = tokenizer_of_folder(model)
+    pieces = own.tokenizer if isinstance(own, PieceVocabulary) else own
+    if isinstance(pieces, Tokenizer):
+        written = hf_tokenizer.to_files(pieces, module.body.max_len or _MOST_TOKENS)
+        for name, content in {**written, "tokenizer.json": pieces.to_json().encode()}.items():
+            (target / name).write_bytes(content)  # a language model reads texts without EOS
+        config |= {"bos_token_id": pieces.bos_id, "eos_token_id": pieces.eos_id}
+        if isinstance(own, PieceVocabulary):
+            notes.append(f"The tokenizer reads single lines; between two of them put the id {own.line_id}.")
+    elif own is not None:
+        notes.append(f"A vocabulary of the kind {own.kind} is not written; the graph takes ids, not text.")
     else:
         notes.append("The model has no tokenizer; the graph takes ids, not text.")
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")

@@ -22,7 +22,7 @@ from manyheads.serving.api.fields import Body, Number, Text, finite, given
 from manyheads.serving.batches import Written
 from manyheads.serving.engine import Done, Row
 from manyheads.serving.refusals import Refusal, invalid, openai_error, too_long
-from manyheads.serving.scoring import ScoredIds, attention_maps
+from manyheads.serving.scoring import ScoredIds, attention_maps, mean_map
 from manyheads.serving.sentences import Sentence, rejoin, split
 from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model, plain_tag
 from manyheads.serving.service import Service
@@ -279,11 +279,11 @@ class _Translation:
             target = self._ended(hypotheses[0])
             weights = await self._service.call(
                 self._request,
-                lambda: attention_maps(self._model.reader, source, target).cross,
+                lambda: mean_map(attention_maps(self._model.reader, source, target).cross),
                 len(source) + len(target),
             )
             if weights is not None:
-                record["alignment"] = await self._service.off_loop(partial(_rounded, weights.mean((0, 1))))
+                record["alignment"] = await self._service.off_loop(partial(_rounded, weights))
         if self._body.top_log_probs:
             record["candidates"][0]["top_log_probs"] = await self._alternatives(source, self._ended(hypotheses[0]))
         return record
@@ -493,16 +493,20 @@ async def _attention(service: Service, request: Request, body: AttentionBody) ->
         raise too_long("source", "the number of weights", num_weights[body.kind], _MOST_WEIGHTS, "Send shorter texts.")
     cost = len(source) + len(target)
     maps = await service.call(request, lambda: attention_maps(model.reader, source, target), cost)
-    weights: Tensor | None = getattr(maps, body.kind)
-    if weights is None:
+    layers: tuple[Tensor, ...] = getattr(maps, body.kind)
+    if body.layer is not None and layers:
+        if body.layer >= len(layers):
+            raise too_long("layer", "its number", body.layer, len(layers) - 1, "Numbers begin at 0.")
+        chosen = layers[body.layer : body.layer + 1]
+    else:
+        chosen = layers
+    num_heads = max((len(layer) for layer in chosen), default=0)
+    if not num_heads:
         raise Refusal(400, "kind: this model has no such attention weights.", code="model", field="kind")
-    for place, field in enumerate(("layer", "head")):
-        index = getattr(body, field)
-        if index is not None:
-            if index >= weights.size(place):
-                raise too_long(field, "its number", index, weights.size(place) - 1, "Numbers begin at 0.")
-            weights = weights.narrow(place, index, 1)
-    mean = weights.mean((0, 1))
+    if body.head is not None and body.head >= num_heads:
+        raise too_long("head", "its number", body.head, num_heads - 1, "Numbers begin at 0.")
+    mean = mean_map(chosen, body.head)
+    assert mean is not None
 
     def whole() -> dict[str, Any]:
         read, written = reader.tokens(source), writer.tokens(target)
@@ -510,8 +514,8 @@ async def _attention(service: Service, request: Request, body: AttentionBody) ->
         return {
             "model": model.name,
             "kind": body.kind,
-            "num_layers": int(getattr(maps, body.kind).size(0)),
-            "num_heads": int(getattr(maps, body.kind).size(1)),
+            "num_layers": len(layers),
+            "num_heads": num_heads,
             "query_tokens": read if body.kind == "encoder" else written,
             "key_tokens": keys[body.kind],
             "weights": _rounded(mean),

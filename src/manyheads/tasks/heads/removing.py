@@ -22,8 +22,7 @@ from manyheads.tasks.heads.judging import num_removed, pruning_order
 from manyheads.tasks.heads.options import HeadTextOptions, Order
 from manyheads.tasks.heads.subject import open_subject
 from manyheads.tasks.table import task_of_folder
-from manyheads.text.sides import has_tokenizer, load_tokenizer
-from manyheads.text.vocabularies import load_vocabulary
+from manyheads.text.of_folder import tokenizer_of_folder
 
 __all__ = ["PrunedFolder", "least_important", "prune_folder"]
 
@@ -44,10 +43,9 @@ class PrunedFolder:
             for kind, layers in self.model.config.heads_by_layer().items()
             for layer, count in enumerate(layers)
         }
-        first = (
-            f"{self.output}: {sum(counts.values())} heads are left; {parameters:,} of {self.parameters_before:,}"
-            " parameters"
-        )
+        total = sum(counts.values())
+        left = "1 head is left" if total == 1 else f"{total} heads are left"
+        first = f"{self.output}: {left}; {parameters:,} of {self.parameters_before:,} parameters"
         return "\n".join([first, *(f"  {name:<16}  {count}" for name, count in counts.items())])
 
 
@@ -84,11 +82,10 @@ def prune_folder(name: str, removed: Sequence[str], output: Path) -> PrunedFolde
     assert isinstance(model, Seq2Seq | LanguageModel)  # a classifier is not prunable
     smaller = prune(model, heads)
     translates = ARCHITECTURES[config.architecture].task == "translation"
-    reads = load_tokenizer if translates else load_vocabulary
     save_pretrained(
         smaller,
         output,
-        tokenizer=reads(source) if has_tokenizer(source) else None,
+        tokenizer=tokenizer_of_folder(source),
         generation=read_settings(source, DecodingSettings if translates else GenerationSettings),
         task=task_of_folder(name),
         languages=read_languages(source),

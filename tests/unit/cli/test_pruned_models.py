@@ -1,0 +1,155 @@
+"""Pruned models work with the rest: another number of heads in each layer, layers without heads, no heads at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from manyheads.architectures.pretrained import load, read_config, save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.decoding.alignment import align
+from manyheads.decoding.translator import Translator
+from manyheads.nn.kernels import policy
+from manyheads.serving.app import build_app
+from manyheads.serving.settings import ServingSettings
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
+
+Program = Callable[..., int]
+Read = pytest.CaptureFixture[str]
+
+PRUNED = {
+    "uneven": ("encoder.0.self:1,3", "decoder.1.cross:0", "decoder.0.self:0,1"),
+    "layers without": ("encoder.1.self", "decoder.0.cross", "decoder.1.self"),
+    "none left": ("encoder.0.self", "encoder.1.self", "decoder.0.self", "decoder.1.self", "decoder.0.cross",
+                  "decoder.1.cross"),
+}  # fmt: skip
+LEFT = {
+    "uneven": {"encoder": [2, 4], "decoder": [2, 4], "cross": [4, 3]},
+    "layers without": {"encoder": [4, 0], "decoder": [4, 0], "cross": [0, 4]},
+    "none left": {"encoder": [0, 0], "decoder": [0, 0], "cross": [0, 0]},
+}
+each = pytest.mark.parametrize("case", PRUNED)
+
+
+@pytest.fixture
+def pruned(case: str, manyheads: Program, model_folder: Path, tmp_path: Path, capsys: Read) -> Path:
+    folder = tmp_path / "pruned"
+    assert manyheads("prune", model_folder, "--heads", *PRUNED[case], "--output", folder) == 0
+    capsys.readouterr()
+    return folder
+
+
+@each
+def test_other_commands_take_a_pruned_translator(
+    manyheads: Program, pruned: Path, case: str, tmp_path: Path, capsys: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    heads = {f"{name}_heads": tuple(counts) for name, counts in LEFT[case].items()}
+    lines, out = tmp_path / "lines", tmp_path / "out"
+    lines.write_text("I am hungry.\nHello\n", encoding="utf-8")
+    monkeypatch.setattr(policy, "LEAST_INT8_WEIGHT", 1)
+    assert manyheads("translate", pruned, lines, "--output", out, "--precision", "int8") == 0
+    assert manyheads("translate", pruned, lines, "--output", tmp_path / "two", "--ensemble", pruned) == 0
+    assert manyheads("translate", pruned, lines, "--output", tmp_path / "one") == 0
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert len(out.read_text(encoding="utf-8").split("\n")) == 3
+    assert manyheads("info", pruned, "--json") == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert {name: tuple(config[name]) for name in heads} == heads
+    page = tmp_path / "look.html"
+    assert manyheads("inspect", "attention", pruned, "--text", "I am hungry.", "--output", page) == 0
+    assert manyheads("inspect", "architecture", pruned, "--output", tmp_path / "look.svg") == 0
+    for name in ("transformers/Marian", "transformers/Pegasus", "torch/Transformer", "annotated-transformer"):
+        assert manyheads("convert", pruned, "--to", name, "--output", tmp_path / "peer") == 2
+        message = capsys.readouterr().err
+        assert "encoder_heads [" in message
+        assert not (tmp_path / "peer").exists()
+
+
+@each
+def test_it_is_trained_on_and_averaged(manyheads: Program, pruned: Path, case: str, tmp_path: Path) -> None:
+    run, data = tmp_path / "run", tmp_path / "data"
+    for name in ("en", "de"):
+        (tmp_path / name).write_text("I am hungry.\nHello\nWe are going home.\n" * 2, encoding="utf-8")
+    files = ("--source", tmp_path / "en", "--target", tmp_path / "de", "--output", data)
+    valid = ("--valid-source", tmp_path / "en", "--valid-target", tmp_path / "de")
+    assert manyheads("prepare", *files, *valid, "--tokenizer", pruned) == 0
+    told = ("--data.path", data, "--run-dir", run, "--training.max_steps", "2", "--training.plots", "false")
+    assert manyheads("train", "--init", pruned, *told) == 0
+    assert manyheads("average", run, "--last", "1", "--output", tmp_path / "mean") == 0
+    for folder in (run / "model", tmp_path / "mean"):
+        assert read_config(folder) == read_config(pruned)
+    now, before = (torch.cat([p.flatten() for p in load(one).parameters()]) for one in (tmp_path / "mean", pruned))
+    assert 0 < (now - before).abs().max() < 0.1
+
+
+@each
+def test_a_server_shows_the_heads_that_are_left(pruned: Path, case: str) -> None:
+    settings = ServingSettings(models=(str(pruned),), device="cpu", allowed_hosts=("testserver",))
+    with TestClient(build_app(settings)) as client:
+        found = client.post("/v1/translate", json={"text": "I am hungry.", "alignments": True}).json()
+        [sentence] = found["translations"][0]["sentences"]
+        assert ("alignment" in sentence) == (case != "none left")
+        for kind, counts in LEFT[case].items():
+            body = {"source": "I am hungry.", "kind": kind}
+            whole = client.post("/v1/attention", json=body)
+            if not any(counts):
+                assert whole.status_code == 400
+                assert "no such attention weights" in whole.json()["error"]["message"]
+                continue
+            assert (whole.json()["num_layers"], whole.json()["num_heads"]) == (2, max(counts))
+            for layer, count in enumerate(counts):
+                answer = client.post("/v1/attention", json={**body, "layer": layer})
+                assert answer.status_code == (200 if count else 400)
+                beyond = client.post("/v1/attention", json={**body, "layer": layer, "head": count})
+                assert beyond.status_code == (422 if count else 400)
+                if count:
+                    assert answer.json()["num_heads"] == count
+                    assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in answer.json()["weights"])
+
+
+@each
+def test_words_are_aligned_by_the_layers_that_have_heads(pruned: Path, case: str) -> None:
+    pairs = align(Translator.from_pretrained(pruned, "cpu"), "I am hungry.", "Ich habe Hunger.")
+    if case == "none left":
+        assert pairs == []
+    else:
+        assert len({pair[2:] for pair in pairs}) > 2  # a mean over no head is NaN, and aligns all words to one
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_a_pruned_language_model(manyheads: Program, kind: str, tmp_path: Path, capsys: Read) -> None:
+    from manyheads.text.byte_vocabulary import ByteVocabulary
+    from manyheads.text.piece_vocabulary import PieceVocabulary
+
+    learned = Tokenizer.train(["he opened the door and went in"], TokenizerSettings(vocab_size=300))
+    vocabulary = ByteVocabulary() if kind == "bytes" else PieceVocabulary(learned)
+    torch.manual_seed(1)
+    size = vocabulary.vocab_size
+    config = TransformerXLConfig(
+        vocab_size=size, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_layers=2, memory_len=6
+    )
+    save_pretrained(build_model(config), tmp_path / "whole", tokenizer=vocabulary)
+    (tmp_path / "text").write_text("he opened the door and went in.\n" * 60, encoding="utf-8")
+    folder, data, run = tmp_path / "pruned", tmp_path / "data", tmp_path / "run"
+    heads = ("--heads", "decoder.0.self:1", "decoder.1.self")
+    assert manyheads("prune", tmp_path / "whole", *heads, "--output", folder) == 0
+    assert "1 head is left;" in capsys.readouterr().out
+    assert manyheads("info", folder) == 0
+    assert manyheads("inspect", "attention", folder, "--text", "He ", "--output", tmp_path / "look.html") == 0
+    text = ("--corpus", tmp_path / "text", "--valid-bytes", "600", "--tokenizer", folder, "--output", data)
+    assert manyheads("prepare", "--task", "lm", *text) == 0
+    told = ("--data.path", data, "--run-dir", run, "--training.max_steps", "2", "--training.plots", "false")
+    assert manyheads("train", "--init", folder, *told) == 0
+    assert manyheads("average", run, "--last", "1", "--output", tmp_path / "mean") == 0
+    assert read_config(tmp_path / "mean").layer_heads == (1, 0)
+    assert manyheads("generate", tmp_path / "mean", "He ", "--max-new-tokens", "3") == 0
+    assert manyheads("export", folder, "--to", "transformers", "--output", tmp_path / "peer") == 2
+    assert "cannot hold" in capsys.readouterr().err
