@@ -1,9 +1,10 @@
-"""The engine: one thread that runs the batches of all requests, a step of each in turn.
+"""The engine: one thread that runs the batches of all requests.
 
 A request is a `Job` of one or more rows. Waiting rows are admitted in order of arrival. Rows of equal key (model and
-options) are combined into a batch within a token budget; several batches run at the same time, so that a new request
-does not wait for the end of a long one. A row that finishes is reported at once. A job can be cancelled at any time:
-its waiting rows leave at once, its running rows before the next step.
+options) are combined into a batch within a token budget. A batch runs alone for its first second, so that the requests
+that arrive meanwhile wait and become one batch, too. After that it is long, and the next batch begins: they take steps
+in turn, so that a new request does not wait for the end of a long one. A row that finishes is reported at once. A job
+can be cancelled at any time: its waiting rows leave at once, its running rows before the next step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from manyheads.serving.settings import ServingSettings
 __all__ = ["Batch", "Done", "Engine", "Event", "Failed", "Job", "QueueFull", "Row"]
 
 _log = logging.getLogger(__name__)
+
+_ALONE_SECONDS = 1.0
+"""Of a batch's own steps, before another one may begin beside it. Shorter batches then run one after the other: a row
+costs less in a large batch, and of two batches in turn both end late."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +117,15 @@ class Job:
 
 @dataclass(eq=False)
 class _Running:
-    """A batch in progress. owners: (job, number of the row in the job), or None once the row is done or dropped."""
+    """A batch in progress. owners: (job, number of the row in the job), or None once the row is done or dropped.
+
+    seconds: of its steps.
+    """
 
     batch: Batch
     owners: list[tuple[Job, int] | None]
     cost: int
-    started: float
+    seconds: float = 0.0
 
 
 class Engine:
@@ -197,33 +205,31 @@ class Engine:
                 if self._closing:
                     break
                 admitted = self._admit()
-            for owners in admitted:
-                self._begin(owners)
+            if admitted:
+                self._begin(admitted)
             for running in list(self._running):
                 self._step(running)
         for job in {*self._waiting, *(owner[0] for one in self._running for owner in one.owners if owner)}:
             self._fail(job, RuntimeError("the engine was closed"))
 
-    def _admit(self) -> list[list[tuple[Job, int]]]:
-        """Take rows out of the queue for as many new batches as may start."""
-        admitted: list[list[tuple[Job, int]]] = []
-        while self._waiting and len(self._running) + len(admitted) < self._limits.max_batches:
-            owners: list[tuple[Job, int]] = []
-            key, longest, width = self._waiting[0].key, 0, 0
-            for job in [job for job in self._waiting if job.key == key]:
-                while job.next_row < len(job.rows):
-                    row = job.rows[job.next_row]
-                    longest, width = max(longest, row.cost), width + row.width
-                    is_full = (len(owners) + 1) * longest > self._limits.max_batch_tokens
-                    if owners and (is_full or width > self._limits.max_batch_rows):
-                        break
-                    owners.append((job, job.next_row))
-                    job.next_row += 1
-                if job.next_row < len(job.rows):
-                    break
-                self._waiting.remove(job)
-            admitted.append(owners)
-        return admitted
+    def _admit(self) -> list[tuple[Job, int]]:
+        """Take rows out of the queue for one new batch, if it may begin now."""
+        owners: list[tuple[Job, int]] = []
+        is_room = len(self._running) < self._limits.max_batches
+        if not (self._waiting and is_room and all(one.seconds >= _ALONE_SECONDS for one in self._running)):
+            return owners
+        key, longest, width = self._waiting[0].key, 0, 0
+        for job in [job for job in self._waiting if job.key == key]:
+            while job.next_row < len(job.rows):
+                row = job.rows[job.next_row]
+                longest, width = max(longest, row.cost), width + row.width
+                is_full = (len(owners) + 1) * longest > self._limits.max_batch_tokens
+                if owners and (is_full or width > self._limits.max_batch_rows):
+                    return owners
+                owners.append((job, job.next_row))
+                job.next_row += 1
+            self._waiting.remove(job)
+        return owners
 
     def _begin(self, owners: list[tuple[Job, int]]) -> None:
         now = time.monotonic()
@@ -238,7 +244,7 @@ class Engine:
             return
         self._metrics.batch_rows.observe(sum(row.width for row in rows))
         with self._changed:
-            self._running.append(_Running(batch, list(owners), sum(row.cost for row in rows), now))
+            self._running.append(_Running(batch, list(owners), sum(row.cost for row in rows)))
 
     def _step(self, running: _Running) -> None:
         began = time.monotonic()
@@ -248,16 +254,16 @@ class Engine:
                 if self._limits.debug_delay_seconds:
                     time.sleep(self._limits.debug_delay_seconds)
                 self._report(running, running.batch.advance())
+                seconds = time.monotonic() - began
+                running.seconds += seconds
                 self._metrics.steps.add()
-                self._metrics.each_token.observe(time.monotonic() - began)
+                self._metrics.each_token.observe(seconds)
         except Exception as error:
             self._fail_all([owner for owner in running.owners if owner is not None], error)
             running.owners = []
         if not any(running.owners):
-            seconds = max(time.monotonic() - running.started, 1e-3)
-            # A moving average; several batches share the time, so each has only a part of the whole rate.
-            rate = running.cost / seconds * len(self._running)
-            with self._changed:
+            rate = running.cost / max(running.seconds, 1e-3)
+            with self._changed:  # a moving average
                 self._tokens_per_second += 0.2 * (rate - self._tokens_per_second)
                 self._running.remove(running)
 
