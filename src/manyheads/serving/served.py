@@ -23,7 +23,7 @@ from manyheads.decoding.truncation import source_limit
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
 from manyheads.serving.batches import GenerationBatch, Prompt, RuntimeBatch, TranslationBatch
-from manyheads.serving.engine import Row
+from manyheads.serving.jobs import Row
 from manyheads.serving.refusals import Refusal, too_long
 from manyheads.serving.scoring import PairBatch, TextBatch
 from manyheads.serving.settings import ServingSettings
