@@ -23,10 +23,11 @@ from manyheads.serving.api.answers import STREAMED, large_answer, whole_or_event
 from manyheads.serving.api.fields import Body, Number, Text, finite, given
 from manyheads.serving.batches import Written
 from manyheads.serving.jobs import Done, Row
+from manyheads.serving.names import plain_tag
 from manyheads.serving.refusals import Refusal, openai_error, too_long
 from manyheads.serving.scoring import ScoredIds, attention_maps
 from manyheads.serving.sentences import Sentence, rejoin, split
-from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model, plain_tag
+from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
 from manyheads.serving.service import Service
 
 __all__ = ["router", "server_event", "translator_for"]
