@@ -130,12 +130,12 @@ class Engine:
     def _admit(self) -> list[tuple[Job, int]]:
         """Take rows out of the queue for one new batch, if it may begin now."""
         owners: list[tuple[Job, int]] = []
-        if not (self._waiting and len(self._running) < self._limits.max_batches):
+        gathering = {one.key for one in self._running if one.seconds < _GATHER_SECONDS}
+        first = next((job for job in self._waiting if job.key not in gathering), None)
+        if first is None or len(self._running) >= self._limits.max_batches:
             return owners
-        key, longest, width = self._waiting[0].key, 0, 0
-        if any(one.key == key and one.seconds < _GATHER_SECONDS for one in self._running):
-            return owners
-        for job in [job for job in self._waiting if job.key == key]:
+        longest, width = 0, 0
+        for job in [job for job in self._waiting if job.key == first.key]:
             while job.next_row < len(job.rows):
                 row = job.rows[job.next_row]
                 longest, width = max(longest, row.cost), width + row.width

@@ -176,6 +176,16 @@ def test_a_full_queue_of_equal_requests_is_served_in_order_of_arrival(notes: lis
     assert notes == 3 * [("begin", [4, 4, 4]), *4 * [("step", [0, 1, 2])]]
 
 
+def test_a_request_does_not_wait_for_the_rest_of_a_large_one(notes: list[Any]) -> None:
+    engine = running(max_batch_tokens=30)
+    large, short = Client(notes, [4] * 9), Client(notes, [1], key="b")
+    during(large, lambda: engine.submit(short.job))
+    engine.submit(large.job)
+    finish(engine, large, short)
+    engine.close()
+    assert begun(notes) == [[4, 4, 4], [1], [4, 4, 4], [4, 4, 4]]
+
+
 def test_events_are_told_only_to_those_who_want_them(notes: list[Any]) -> None:
     metrics = Metrics()
     engine = Engine(ServingSettings(), metrics)
