@@ -129,7 +129,6 @@ def test_little_memory(serve: Any, figure: Callable[..., None]) -> None:
     for one in clients:
         one.join()
     figure("R8", "requests to a server with little memory", **{f"answered_{code}": found[code] for code in found})
-
     assert set(found) <= ANSWERS, found
     assert found[503], found
     assert process.poll() is None
