@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -116,16 +118,27 @@ async def _honest(port: int, until: asyncio.Event, seconds: list[float], statuse
         await asyncio.sleep(0.05)
 
 
+async def _drips(port: int, count: int) -> list[float]:
+    """Open slow connections at once. Returns: seconds until the server closed each."""
+    return await asyncio.gather(*(_drip(port, *SLOW[number % len(SLOW)]) for number in range(count)))
+
+
 async def _slow(port: int, count: int) -> dict[str, Any]:
-    """Half-open connections and connections of a byte a second, beside honest requests."""
+    """Half-open connections and connections of a byte a second, beside honest requests.
+
+    They are those of another process: opening them must not delay the honest client, only the server.
+    """
     found: dict[str, Any] = {}
     for name, slow in (("alone", 0), ("beside", count)):
         seconds: list[float] = []
         statuses: Counter[str] = Counter()
         end = asyncio.Event()
         honest = asyncio.create_task(_honest(port, end, seconds, statuses))
-        closed = await asyncio.gather(*(_drip(port, *SLOW[number % len(SLOW)]) for number in range(slow)))
-        if not slow:
+        if slow:
+            command = (sys.executable, __file__, str(port), str(slow))
+            running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+            closed = json.loads((await running.communicate())[0])
+        else:
             await asyncio.sleep(10)
         end.set()
         await honest
@@ -176,3 +189,7 @@ async def hostile(models: list[Path], work: Path, count: int) -> dict[str, Any]:
         "keep_alive_statuses": {str(status): number for status, number in statuses.items()}, "usage": usage,
         "exit_code": code,
     }  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(_drips(int(sys.argv[1]), int(sys.argv[2])))))

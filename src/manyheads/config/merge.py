@@ -20,6 +20,7 @@ def field_types(cls: type) -> dict[str, Any]:
     return {item.name: hints[item.name] for item in dataclasses.fields(cls) if item.init}
 
 
+@lru_cache(maxsize=1024)
 def variants(annotation: Any) -> tuple[type, ...]:
     """The dataclasses that a field may hold: one: a section; several: a choice told apart by a tag; none: a leaf."""
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)

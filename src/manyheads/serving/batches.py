@@ -19,7 +19,7 @@ from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
-from manyheads.serving.engine import Done, Event
+from manyheads.serving.jobs import Done, Event
 
 __all__ = ["CallBatch", "GenerationBatch", "Prompt", "Remaining", "RuntimeBatch", "TranslationBatch", "Written"]
 

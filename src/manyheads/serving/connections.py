@@ -22,47 +22,91 @@ __all__ = ["GuardedConnection", "Register", "connection_class"]
 MOST_HEADER_BYTES = 1 << 16
 
 
-class Register:
-    """All open connections, by address, oldest first.
+class _Group:
+    """Connections that share a limit: those that never had a complete request, oldest first, and the others, the one
+    that was not used for the longest time first.
+    """
 
-    When a limit is reached, the oldest connection that is not within a request is closed to make room. So slow
-    connections never lock out a client that sends a request.
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._new: OrderedDict[GuardedConnection, None] = OrderedDict()
+        self._known: OrderedDict[GuardedConnection, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._known)
+
+    def __contains__(self, connection: object) -> bool:
+        return connection in self._new or connection in self._known
+
+    def add(self, connection: GuardedConnection) -> None:
+        self._new[connection] = None
+
+    def use(self, connection: GuardedConnection) -> None:
+        self.remove(connection)
+        self._known[connection] = None
+
+    def remove(self, connection: GuardedConnection) -> None:
+        self._new.pop(connection, None)
+        self._known.pop(connection, None)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) >= self._most
+
+    def least_useful(self) -> GuardedConnection | None:
+        """Return the connection to close: a new one if these are half of all or more; None: all are at work."""
+        pools = (self._new, self._known)
+        ordered = pools if 2 * len(self._new) >= self._most else reversed(pools)
+        return next((one for pool in ordered for one in pool if one.is_idle), None)
+
+
+class Register:
+    """All open connections, by address.
+
+    When a limit is reached, a connection that is not within a request is closed to make room (see `_Group`). So slow
+    connections never lock out a client that sends a request, and many new ones do not close those of a client that
+    keeps its connection between requests.
 
     Args: most: of all addresses. most_per_address: of one.
     """
 
     def __init__(self, most: int, most_per_address: int) -> None:
-        self._most, self._most_per_address = most, most_per_address
-        self._all: OrderedDict[GuardedConnection, None] = OrderedDict()
-        self._by_address: dict[str, OrderedDict[GuardedConnection, None]] = {}
+        self._most_per_address = most_per_address
+        self._all = _Group(most)
+        self._by_address: dict[str, _Group] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
     def add(self, connection: GuardedConnection) -> bool:
         """Add a connection. Returns: whether there is room for it."""
-        own = self._by_address.setdefault(connection.address, OrderedDict())
-        for group, most in ((own, self._most_per_address), (self._all, self._most)):
-            if len(group) >= most:
-                idle = next((other for other in group if other.is_idle), None)
+        own = self._by_address.get(connection.address) or _Group(self._most_per_address)
+        for group in (own, self._all):
+            if group.is_full:
+                idle = group.least_useful()
                 if idle is None:
-                    self._forget_if_empty(connection.address)
                     return False
                 self.remove(idle)
                 idle.close()
-        self._all[connection] = None
-        self._by_address.setdefault(connection.address, own)[connection] = None
+        self._all.add(connection)
+        self._by_address.setdefault(connection.address, own).add(connection)
         return True
+
+    def use(self, connection: GuardedConnection) -> None:
+        """Note that a request of this connection was answered; nothing happens if it was removed."""
+        own = self._by_address.get(connection.address)
+        if own is not None and connection in own:
+            own.use(connection)
+            self._all.use(connection)
 
     def remove(self, connection: GuardedConnection) -> None:
         """Remove a connection that was closed; nothing happens if it is not there."""
-        self._all.pop(connection, None)
-        self._by_address.get(connection.address, OrderedDict()).pop(connection, None)
-        self._forget_if_empty(connection.address)
-
-    def _forget_if_empty(self, address: str) -> None:
-        if not self._by_address.get(address, True):
-            del self._by_address[address]
+        self._all.remove(connection)
+        own = self._by_address.get(connection.address)
+        if own is not None:
+            own.remove(connection)
+            if not own:
+                del self._by_address[connection.address]
 
 
 class GuardedConnection(H11Protocol):
@@ -115,6 +159,7 @@ class GuardedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         """Called at the end of each answer."""
         super().on_response_complete()
+        self.register.use(self)
         self._await_header()
 
     def pause_writing(self) -> None:

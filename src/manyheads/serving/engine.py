@@ -1,9 +1,10 @@
-"""The engine: one thread that runs the batches of all requests, a step of each in turn.
+"""The engine: one thread that runs the batches of all requests.
 
 A request is a `Job` of one or more rows. Waiting rows are admitted in order of arrival. Rows of equal key (model and
-options) are combined into a batch within a token budget; several batches run at the same time, so that a new request
-does not wait for the end of a long one. A row that finishes is reported at once. A job can be cancelled at any time:
-its waiting rows leave at once, its running rows before the next step.
+options) are combined into a batch within a token budget. Several batches run at the same time and take steps in turn,
+so that a new request does not wait for the end of a long one. Of equal key, the next batch begins when the one before
+has ended or has run for a second: until then requests gather, and become one batch. A row that finishes is reported at
+once. A job can be cancelled at any time: its waiting rows leave at once, its running rows before the next step.
 """
 
 from __future__ import annotations
@@ -12,112 +13,34 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
+from manyheads.serving.jobs import Batch, Done, Event, Failed, Job, QueueFull
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.settings import ServingSettings
 
-__all__ = ["Batch", "Done", "Engine", "Event", "Failed", "Job", "QueueFull", "Row"]
+__all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Row:
-    """One unit of a job's work.
-
-    Args:
-        content: for the function that begins the batch.
-        cost: tokens, prompt and output, times the beams or samples that it occupies.
-        width: beams or samples.
-    """
-
-    content: Any
-    cost: int
-    width: int = 1
-
-
-@dataclass(frozen=True)
-class Event:
-    """A partial result of a row."""
-
-    row: int
-    content: Any
-
-
-@dataclass(frozen=True)
-class Done:
-    """The final result of a row."""
-
-    row: int
-    content: Any
-    num_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The end of a job by an error."""
-
-    error: Exception
-
-
-class Batch(Protocol):
-    """Rows that advance together."""
-
-    def advance(self) -> Iterable[Event | Done]:
-        """Take one step. Returns: what is new; `row` counts the rows of the batch."""
-
-    def drop(self, rows: Collection[int]) -> None:
-        """Take out rows: they cost nothing from the next step on, and report nothing more."""
-
-
-class QueueFull(Exception):  # noqa: N818  (an answer, not a fault)
-    """Too many tokens wait.
-
-    Args: retry_after: estimated seconds until there is space.
-    """
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-@dataclass(eq=False)
-class Job:
-    """The rows of one request.
-
-    Args:
-        key: rows of equal keys may share a batch.
-        begin: makes a batch of the contents of rows, which may come from several jobs of this key.
-        rows: in the order of their results' numbers.
-        told: called on the engine's thread with the news of each step; must not block.
-    """
-
-    key: Hashable
-    begin: Callable[[Sequence[Any]], Batch]
-    rows: Sequence[Row]
-    told: Callable[[list[Event | Done | Failed]], None]
-    arrived: float = field(default_factory=time.monotonic)
-    next_row: int = 0
-    num_done: int = 0
-    is_over: bool = False
-
-    @property
-    def waiting_cost(self) -> int:
-        """Tokens of the rows that have not started."""
-        return sum(row.cost for row in self.rows[self.next_row :])
+_GATHER_SECONDS = 1.0
+"""Of a batch's own steps, before another one of its key may begin beside it. Large batches cost less per row, and two
+shorter ones that take turns both end when the second would end anyway."""
 
 
 @dataclass(eq=False)
 class _Running:
-    """A batch in progress. owners: (job, number of the row in the job), or None once the row is done or dropped."""
+    """A batch in progress. owners: (job, number of the row in the job), or None once the row is done or dropped.
 
+    key: of its jobs. seconds: of its steps.
+    """
+
+    key: Hashable
     batch: Batch
     owners: list[tuple[Job, int] | None]
     cost: int
-    started: float
+    seconds: float = 0.0
 
 
 class Engine:
@@ -197,33 +120,32 @@ class Engine:
                 if self._closing:
                     break
                 admitted = self._admit()
-            for owners in admitted:
-                self._begin(owners)
+            if admitted:
+                self._begin(admitted)
             for running in list(self._running):
                 self._step(running)
         for job in {*self._waiting, *(owner[0] for one in self._running for owner in one.owners if owner)}:
             self._fail(job, RuntimeError("the engine was closed"))
 
-    def _admit(self) -> list[list[tuple[Job, int]]]:
-        """Take rows out of the queue for as many new batches as may start."""
-        admitted: list[list[tuple[Job, int]]] = []
-        while self._waiting and len(self._running) + len(admitted) < self._limits.max_batches:
-            owners: list[tuple[Job, int]] = []
-            key, longest, width = self._waiting[0].key, 0, 0
-            for job in [job for job in self._waiting if job.key == key]:
-                while job.next_row < len(job.rows):
-                    row = job.rows[job.next_row]
-                    longest, width = max(longest, row.cost), width + row.width
-                    is_full = (len(owners) + 1) * longest > self._limits.max_batch_tokens
-                    if owners and (is_full or width > self._limits.max_batch_rows):
-                        break
-                    owners.append((job, job.next_row))
-                    job.next_row += 1
-                if job.next_row < len(job.rows):
-                    break
-                self._waiting.remove(job)
-            admitted.append(owners)
-        return admitted
+    def _admit(self) -> list[tuple[Job, int]]:
+        """Take rows out of the queue for one new batch, if it may begin now."""
+        owners: list[tuple[Job, int]] = []
+        gathering = {one.key for one in self._running if one.seconds < _GATHER_SECONDS}
+        first = next((job for job in self._waiting if job.key not in gathering), None)
+        if first is None or len(self._running) >= self._limits.max_batches:
+            return owners
+        longest, width = 0, 0
+        for job in [job for job in self._waiting if job.key == first.key]:
+            while job.next_row < len(job.rows):
+                row = job.rows[job.next_row]
+                longest, width = max(longest, row.cost), width + row.width
+                is_full = (len(owners) + 1) * longest > self._limits.max_batch_tokens
+                if owners and (is_full or width > self._limits.max_batch_rows):
+                    return owners
+                owners.append((job, job.next_row))
+                job.next_row += 1
+            self._waiting.remove(job)
+        return owners
 
     def _begin(self, owners: list[tuple[Job, int]]) -> None:
         now = time.monotonic()
@@ -238,7 +160,7 @@ class Engine:
             return
         self._metrics.batch_rows.observe(sum(row.width for row in rows))
         with self._changed:
-            self._running.append(_Running(batch, list(owners), sum(row.cost for row in rows), now))
+            self._running.append(_Running(owners[0][0].key, batch, list(owners), sum(row.cost for row in rows)))
 
     def _step(self, running: _Running) -> None:
         began = time.monotonic()
@@ -248,16 +170,16 @@ class Engine:
                 if self._limits.debug_delay_seconds:
                     time.sleep(self._limits.debug_delay_seconds)
                 self._report(running, running.batch.advance())
+                seconds = time.monotonic() - began
+                running.seconds += seconds
                 self._metrics.steps.add()
-                self._metrics.each_token.observe(time.monotonic() - began)
+                self._metrics.each_token.observe(seconds)
         except Exception as error:
             self._fail_all([owner for owner in running.owners if owner is not None], error)
             running.owners = []
         if not any(running.owners):
-            seconds = max(time.monotonic() - running.started, 1e-3)
-            # A moving average; several batches share the time, so each has only a part of the whole rate.
-            rate = running.cost / seconds * len(self._running)
-            with self._changed:
+            rate = running.cost / max(running.seconds, 1e-3)
+            with self._changed:  # a moving average
                 self._tokens_per_second += 0.2 * (rate - self._tokens_per_second)
                 self._running.remove(running)
 
@@ -276,12 +198,15 @@ class Engine:
             if owner is None:
                 continue
             job, number = owner
+            if not job.has_news:
+                job.has_news = True
+                self._metrics.first_token.observe(time.monotonic() - job.arrived)
             if isinstance(one, Done):
                 running.owners[one.row] = None
                 job.num_done += 1
                 self._metrics.generation_tokens.add(one.num_tokens)
                 by_job.setdefault(job, []).append(Done(number, one.content, one.num_tokens))
-            else:
+            elif job.wants_events:
                 by_job.setdefault(job, []).append(Event(number, one.content))
         for job, found in by_job.items():
             if job.num_done == len(job.rows):

@@ -18,7 +18,7 @@ from manyheads.documents.html import read_html
 from manyheads.documents.terms import Terms
 from manyheads.documents.translating import DocumentTranslation, UnitTranslator, Work
 from manyheads.serving.batches import CallBatch
-from manyheads.serving.engine import Row
+from manyheads.serving.jobs import Row
 from manyheads.serving.refusals import too_long
 from manyheads.serving.sentences import split
 from manyheads.serving.served import ServedTranslator

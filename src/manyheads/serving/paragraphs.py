@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from manyheads.serving.engine import Row
+from manyheads.serving.jobs import Row
 from manyheads.serving.sentences import Sentence, rejoin, split
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.service import Service
@@ -50,7 +50,7 @@ async def translate_paragraphs(
         sentences = [split(text, at_sentence_ends=at_sentence_ends) for text in texts]
         return _Plan(sentences, model.rows([one.text for each in sentences for one in each], settings, field))
 
-    planned = await service.off_loop(plan)
+    planned = await service.off_loop(plan, sum(map(len, texts)))
     num_tokens = sum(len(row.content[0]) for row in planned.rows if row is not None)
     found = await service.run(request, model.begin(settings, planned.rows), planned.rows, num_tokens)
     decode = model.reader.tokenizer.target.decode
@@ -64,4 +64,5 @@ async def translate_paragraphs(
             results.append([rejoin(text, sentences, rank) for rank in ranks])
         return results
 
-    return await service.off_loop(finish)
+    size = sum(len(one.ids) for hypotheses in found for one in hypotheses or ())
+    return await service.off_loop(finish, size)

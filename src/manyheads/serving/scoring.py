@@ -17,7 +17,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
 from manyheads.serving.batches import Remaining
-from manyheads.serving.engine import Done, Event
+from manyheads.serving.jobs import Done, Event
 
 __all__ = ["AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps", "mean_map"]
 

@@ -20,10 +20,10 @@ from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
-from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
 from manyheads.serving.batches import GenerationBatch, Prompt, RuntimeBatch, TranslationBatch
-from manyheads.serving.engine import Row
+from manyheads.serving.jobs import Row
+from manyheads.serving.names import names_of_models, plain_tag
 from manyheads.serving.refusals import Refusal, too_long
 from manyheads.serving.scoring import PairBatch, TextBatch
 from manyheads.serving.settings import ServingSettings
@@ -35,13 +35,11 @@ __all__ = [
     "ServedTranslator",
     "find_model",
     "load_models",
-    "names_of_models",
-    "plain_tag",
 ]
 
 M = TypeVar("M", bound="ServedModel")
-_MOST_NAME = 96
 _MOST_BYTES = 1 << 20
+_MOST_CHECKED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +70,10 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedTranslator(ServedModel):
-    """A model that translates. reader: the translator."""
+    """A model that translates. reader: the translator. checked: settings of earlier requests, by their options."""
 
     reader: Translator
+    checked: dict[frozenset[tuple[str, Any]], DecodingSettings] = field(default_factory=dict, repr=False)
 
     def into(self, target: str | None) -> ServedTranslator:
         """Return the model for a target language; of a model without tags, the model itself.
@@ -100,7 +99,18 @@ class ServedTranslator(ServedModel):
         Raises: ConfigError, RequestError: an option is invalid.
         """
         most = self.limits.max_batch_tokens  # the engine forms the batches
-        return self.reader.options(**{"num_return_sequences": 1, **overrides, "max_tokens": most})
+        options = {"num_return_sequences": 1, **overrides, "max_tokens": most}
+        if "forced_prefix_ids" in options:  # they can be many
+            return self.reader.options(**options)
+        # Checking the options takes a third of the time that the event loop needs for a short request.
+        key = frozenset(options.items())
+        found = self.checked.get(key)
+        if found is None:
+            found = self.reader.options(**options)
+            if len(self.checked) >= _MOST_CHECKED:
+                self.checked.clear()
+            self.checked[key] = found
+        return found
 
     def rows(self, texts: Sequence[str], settings: DecodingSettings, what: str = "text") -> list[Row | None]:
         """Return a row for each text; None for a text without words.
@@ -210,38 +220,6 @@ class ServedGenerator(ServedModel):
     def scoring(self) -> tuple[Hashable, Any]:
         """Return the key of batches that score texts, and the function that begins one."""
         return (self.name, "score"), partial(TextBatch, self.reader)
-
-
-def plain_tag(language: str) -> str:
-    """Return a language tag in the spelling in which tags are compared: `pt_BR` is `pt-br`."""
-    return language.replace("_", "-").lower()
-
-
-def names_of_models(given: Sequence[str]) -> dict[str, str]:
-    """Return name -> path. The name is given as `NAME=PATH`; else it is the folder's, or of `run/model` the run's.
-
-    Raises: ConfigError: no model, a bad name, or two models of one name.
-    """
-    if not given:
-        raise ConfigError("no model is given; name at least one model folder, run folder or owner/name on the hub.")
-    found: dict[str, str] = {}
-    for text in given:
-        name, is_named, path = text.partition("=")
-        if not is_named:
-            path = text
-            folder = Path(text).resolve() if Path(text).is_dir() else Path(text)
-            name = folder.parent.name if folder.name == "model" else folder.name
-        if not path or not 0 < len(name) <= _MOST_NAME or not name.isprintable() or "/" in name:
-            raise ConfigError(
-                f"the model {text!r} has no usable name; give NAME=PATH with a name of 1 to {_MOST_NAME} printable"
-                " characters without a slash."
-            )
-        if name in found:
-            raise ConfigError(
-                f"two models have the name {name!r}: {found[name]} and {path}; name one of them as OTHER={path}."
-            )
-        found[name] = path
-    return found
 
 
 def load_models(settings: ServingSettings, stop: Callable[[], bool] = lambda: False) -> dict[str, ServedModel]:

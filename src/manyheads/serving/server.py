@@ -26,6 +26,8 @@ from manyheads.serving.settings import ServingSettings
 __all__ = ["Server", "bind", "serve"]
 
 _BACKLOG = 2048
+_ACCEPTED_AT_ONCE = 16
+"""Connections that the event loop accepts before it reads what has arrived on those that it has."""
 _DRAIN_MARGIN = 5.0
 _SWITCH_SECONDS = 0.001
 
@@ -57,7 +59,7 @@ class Server(uvicorn.Server):
             timeout_keep_alive=max(1, round(settings.read_seconds)),
             timeout_graceful_shutdown=round(settings.deadline_seconds + _DRAIN_MARGIN),
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-            backlog=_BACKLOG,
+            backlog=_ACCEPTED_AT_ONCE,
         )
         super().__init__(config)
         self._service: Service = app.state.service
@@ -72,6 +74,9 @@ class Server(uvicorn.Server):
         """Listen, and begin to load the models."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        # For asyncio one number is both the length of the queue and how many connections it accepts at once.
+        for listening in sockets or ():
+            listening.listen(_BACKLOG)
         self._loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:

@@ -13,8 +13,9 @@ from starlette.requests import Request
 
 from manyheads.errors import NonFiniteError, is_out_of_memory
 from manyheads.serving.batches import CallBatch
-from manyheads.serving.engine import Done, Engine, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.engine import Engine
 from manyheads.serving.guard import ApiKeys, ServerState
+from manyheads.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.refusals import Refusal, too_long
 from manyheads.serving.served import ServedGenerator, ServedModel, load_models
@@ -23,6 +24,8 @@ from manyheads.serving.settings import ServingSettings
 __all__ = ["Service"]
 
 T = TypeVar("T")
+_FEW = 500
+"""Characters or tokens: a tokenizer needs less time for them than two changes of the thread take."""
 
 
 class Service:
@@ -65,8 +68,13 @@ class Service:
         await self.off_loop(self.engine.close)
         self._pool.shutdown()
 
-    async def off_loop(self, function: Callable[[], T]) -> T:
-        """Call a function that may take long, such as a tokenizer, outside the event loop."""
+    async def off_loop(self, function: Callable[[], T], size: int | None = None) -> T:
+        """Call a function that may take long, such as a tokenizer, outside the event loop.
+
+        Args: size: number of characters or tokens that it works on; for few of them it is called directly. None: many.
+        """
+        if size is not None and size <= _FEW:
+            return function()
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
     def check_count(self, field: str, count: int) -> None:
@@ -80,12 +88,14 @@ class Service:
         begun: tuple[Hashable, Callable[[Sequence[Any]], Any]],
         rows: Sequence[Row],
         num_prompt_tokens: int = 0,
+        *,
+        with_events: bool = True,
     ) -> AsyncIterator[Event | Done]:
         """Run rows, and yield news as they come, in any order, until all rows are done.
 
         Close the generator early to cancel them; this also happens when the client leaves.
 
-        Args: begun: key and function of the batches (see `engine.Job`); rows: not empty.
+        Args: begun: key and function of the batches (see `jobs.Job`); rows: not empty; with_events: not only results.
 
         Raises: Refusal: the queue is full (429), the deadline has passed (504), or the model failed (500).
         """
@@ -107,7 +117,7 @@ class Service:
         def told(found: list[Event | Done | Failed]) -> None:
             loop.call_soon_threadsafe(deliver, found)
 
-        job = Job(begun[0], begun[1], rows, told, arrived)
+        job = Job(begun[0], begun[1], rows, told, arrived, with_events)
         try:
             self.engine.submit(job)
         except QueueFull as full:
@@ -117,7 +127,7 @@ class Service:
                 retry_after=full.retry_after,
             ) from None  # fmt: skip
         self.metrics.prompt_tokens.add(num_prompt_tokens)
-        ending, left, is_first = "cancelled", len(rows), True
+        ending, left = "cancelled", len(rows)
         end = loop.time() + arrived + self.settings.deadline_seconds - time.monotonic()
         try:
             while left:
@@ -125,9 +135,6 @@ class Service:
                     raise TimeoutError
                 async with asyncio.timeout_at(end):
                     one = await news.get()
-                if is_first:
-                    self.metrics.first_token.observe(time.monotonic() - arrived)
-                    is_first = False
                 if isinstance(one, Failed):
                     ending = "failed"
                     raise _failed(one.error)
@@ -162,12 +169,12 @@ class Service:
         results: list[Any] = [None] * len(rows)
         if not places:
             return results
-        async with aclosing(
-            self.stream(request, begun, [row for row in rows if row is not None], num_prompt_tokens)  # type: ignore[type-var]
-        ) as news:
+        given = [row for row in rows if row is not None]
+        stream = self.stream(request, begun, given, num_prompt_tokens, with_events=False)
+        async with aclosing(stream) as news:  # type: ignore[type-var]
             async for one in news:
-                if isinstance(one, Done):
-                    results[places[one.row]] = one.content
+                assert isinstance(one, Done)
+                results[places[one.row]] = one.content
         return results
 
     async def call(self, request: Request, function: Callable[[], T], cost: int) -> T:

@@ -52,7 +52,7 @@ class ServingSettings:
         allowed_origins: permitted values of the Origin header besides the server's own address.
         max_requests: requests that are read, waiting or running at the same time; further ones get 429.
         max_body_bytes: largest body of a request; a larger one gets 413.
-        max_waiting_tokens: tokens of all rows that wait; a request above this gets 429. See `engine.Row.cost`.
+        max_waiting_tokens: tokens of all rows that wait; a request above this gets 429. See `jobs.Row.cost`.
         max_batch_tokens: rows x longest row of a batch, in tokens; no single row may be larger (422).
         max_batch_rows: rows of a batch; each beam and each sample is a row.
         max_batches: batches that run at the same time; they take steps in turn.

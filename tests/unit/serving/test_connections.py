@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving_sockets import answer_of, connect, is_healthy, read_all, request, running
 
 from manyheads.decoding.attending import open_model
 from manyheads.errors import ManyHeadsError
@@ -29,60 +30,10 @@ from manyheads.serving.server import Server, bind, serve
 from manyheads.serving.settings import ServingSettings
 
 
-@contextlib.contextmanager
-def running(settings: ServingSettings) -> Iterator[tuple[Server, int]]:
-    """A server in a thread. Yields: it, and its port."""
-    ready = threading.Event()
-    with contextlib.closing(bind("127.0.0.1", 0)) as bound:
-        port = bound.getsockname()[1]
-        server = Server(build_app(settings), settings, ready.set)
-        thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
-        thread.start()
-        try:
-            assert ready.wait(60)
-            yield server, port
-        finally:
-            server.should_exit = True
-            thread.join(30)
-        assert not thread.is_alive()
-
-
 @pytest.fixture(scope="module")
 def quick(settings: ServingSettings) -> Iterator[tuple[Server, int]]:
     with running(replace(settings, read_seconds=0.5, write_seconds=0.5, max_connections_per_address=20)) as found:
         yield found
-
-
-def connect(port: int) -> socket.socket:
-    opened = socket.create_connection(("127.0.0.1", port), timeout=10)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return opened
-
-
-def request(path: str, body: bytes = b"", *headers: str) -> bytes:
-    lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Host: 127.0.0.1", *headers]
-    if body:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def read_all(opened: socket.socket) -> bytes:
-    """All bytes until the server closes the connection."""
-    found = b""
-    with contextlib.suppress(ConnectionError):
-        while part := opened.recv(65536):
-            found += part
-    return found
-
-
-def answer_of(port: int, content: bytes) -> bytes:
-    with connect(port) as opened:
-        opened.sendall(content)
-        return read_all(opened)
-
-
-def is_healthy(port: int) -> bool:
-    return answer_of(port, request("/healthz", b"", "Connection: close")).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
@@ -112,24 +63,6 @@ def test_a_dripping_client_is_closed(quick: tuple[Server, int]) -> None:
                 opened.sendall(bytes([byte]))
                 time.sleep(0.05)
         assert time.monotonic() - began < 5
-
-
-def test_half_open_connections_lock_nobody_out(quick: tuple[Server, int]) -> None:
-    server, port = quick
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(connect(port)) for _ in range(100)]
-        for number, opened in enumerate(held):
-            rest = b"Content-Length: 9\r\n\r\n" if number % 2 else b""
-            with contextlib.suppress(OSError):
-                opened.sendall(b"POST /v1/translate HTTP/1.1\r\nHost: 127.0.0.1\r\n" + rest)
-        for _ in range(5):
-            assert is_healthy(port)
-        body = b'{"text": "I am hungry."}'
-        assert answer_of(port, request("/v1/translate", body, "Connection: close")).startswith(b"HTTP/1.1 200")
-    deadline = time.monotonic() + 10
-    while server.server_state.connections and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not server.server_state.connections
 
 
 HOST = b"Host: 127.0.0.1\r\n"

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from manyheads.serving import engine as engine_module
 from manyheads.serving.batches import TranslationBatch
-from manyheads.serving.engine import Done, Engine, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.engine import Engine
+from manyheads.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.settings import ServingSettings
 
@@ -89,6 +91,12 @@ def begun(notes: list[Any]) -> list[list[int]]:
     return [note[1] for note in notes if note[0] == "begin"]
 
 
+def during(first: Client, act: Callable[[], None]) -> None:
+    """Act once, when the first news of a client come."""
+    acts = [act]
+    first.on_event = lambda: acts.pop()() if acts else None
+
+
 def test_jobs_of_one_key_share_a_batch_in_order_of_arrival(engine: Engine, notes: list[Any]) -> None:
     clients = [Client(notes, [1, 3]), Client(notes, [2], key="b"), Client(notes, [2])]
     for client in clients:
@@ -122,21 +130,74 @@ def test_rows_of_beams_are_bounded(notes: list[Any]) -> None:
 
 def test_a_new_request_does_not_wait_for_a_long_one(engine: Engine, notes: list[Any]) -> None:
     long, short = Client(notes, [50]), Client(notes, [2], key="b")
-    entered = False
-
-    def enter() -> None:
-        nonlocal entered
-        if not entered:
-            entered = True
-            engine.submit(short.job)
-
-    long.on_event = enter
+    during(long, lambda: engine.submit(short.job))
     engine.submit(long.job)
     finish(engine, long, short)
     order = [note for note in notes if note[0] == "begin"]
     assert len(order) == 2
     place = notes.index(("begin", [2]))
     assert sum(note[0] == "step" for note in notes[place:]) > 40, "the long one had not ended"
+
+
+def test_equal_requests_gather_while_a_batch_runs(engine: Engine, notes: list[Any]) -> None:
+    first = Client(notes, [5, 2])
+    later = [Client(notes, [length]) for length in (3, 1, 2)]
+
+    def arrive() -> None:
+        for client in later:
+            engine.submit(client.job)
+
+    during(first, arrive)
+    engine.submit(first.job)
+    finish(engine, first, *later)
+    assert begun(notes) == [[5, 2], [3, 1, 2]]
+    assert notes.index(("begin", [3, 1, 2])) == 6, "the second batch began before the first had ended"
+
+
+def test_a_long_batch_does_not_keep_equal_requests_waiting(
+    engine: Engine, notes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_GATHER_SECONDS", 1e-6)
+    long, short = Client(notes, [50]), Client(notes, [2])
+    during(long, lambda: engine.submit(short.job))
+    engine.submit(long.job)
+    finish(engine, long, short)
+    place = notes.index(("begin", [2]))
+    assert sum(note[0] == "step" for note in notes[place:]) > 40, "the long one had not ended"
+
+
+def test_a_full_queue_of_equal_requests_is_served_in_order_of_arrival(notes: list[Any]) -> None:
+    engine = running(max_batch_tokens=30)
+    clients = [Client(notes, [4]) for _ in range(9)]
+    for client in clients:
+        engine.submit(client.job)
+    finish(engine, *clients)
+    engine.close()
+    assert notes == 3 * [("begin", [4, 4, 4]), *4 * [("step", [0, 1, 2])]]
+
+
+def test_a_request_does_not_wait_for_the_rest_of_a_large_one(notes: list[Any]) -> None:
+    engine = running(max_batch_tokens=30)
+    large, short = Client(notes, [4] * 9), Client(notes, [1], key="b")
+    during(large, lambda: engine.submit(short.job))
+    engine.submit(large.job)
+    finish(engine, large, short)
+    engine.close()
+    assert begun(notes) == [[4, 4, 4], [1], [4, 4, 4], [4, 4, 4]]
+
+
+def test_events_are_told_only_to_those_who_want_them(notes: list[Any]) -> None:
+    metrics = Metrics()
+    engine = Engine(ServingSettings(), metrics)
+    streaming, waiting = Client(notes, [3]), Client(notes, [3])
+    waiting.job.wants_events = False
+    engine.submit(streaming.job)
+    engine.submit(waiting.job)
+    finish(engine, streaming, waiting)
+    engine.close()
+    assert [type(one) for one in streaming.news] == [Event, Event, Done]
+    assert [type(one) for one in waiting.news] == [Done]
+    assert metrics.first_token.lines()[-1].endswith("_count 2")
 
 
 def test_a_cancelled_row_is_free_within_one_step(engine: Engine, notes: list[Any]) -> None:

@@ -15,7 +15,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError
 from manyheads.serving.app import build_app
 from manyheads.serving.batches import RuntimeBatch
-from manyheads.serving.engine import Done
+from manyheads.serving.jobs import Done
 from manyheads.serving.settings import ServingSettings
 
 TEXTS = ["I am hungry.", "Hello, how are you? Where is the station?", ""]

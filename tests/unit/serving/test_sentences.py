@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError
 from manyheads.serving.metrics import Metrics
+from manyheads.serving.names import names_of_models
 from manyheads.serving.sentences import rejoin, split
-from manyheads.serving.served import names_of_models
 from manyheads.serving.settings import ServingSettings
 
 

@@ -18,9 +18,9 @@ _EVENTS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-async def large_answer(service: Service, build: Callable[[], Any]) -> Response:
-    """Return the answer with what a function returns."""
-    return Response(await service.off_loop(lambda: dump(build()).encode()), media_type="application/json")
+async def large_answer(service: Service, build: Callable[[], Any], size: int | None = None) -> Response:
+    """Return the answer with what a function returns. Args: size: see `Service.off_loop`."""
+    return Response(await service.off_loop(lambda: dump(build()).encode(), size), media_type="application/json")
 
 
 async def whole_or_events(job: Any, is_streamed: bool | None) -> Response:

@@ -16,15 +16,17 @@ from torch import Tensor
 from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import BeamRules
+from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.truncation import scored_limit
 from manyheads.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
 from manyheads.serving.api.fields import Body, Number, Text, finite, given
 from manyheads.serving.batches import Written
-from manyheads.serving.engine import Done, Row
+from manyheads.serving.jobs import Done, Row
+from manyheads.serving.names import plain_tag
 from manyheads.serving.refusals import Refusal, invalid, openai_error, too_long
 from manyheads.serving.scoring import ScoredIds, attention_maps, mean_map
 from manyheads.serving.sentences import Sentence, rejoin, split
-from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model, plain_tag
+from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
 from manyheads.serving.service import Service
 
 __all__ = ["router", "translator_for"]
@@ -172,14 +174,15 @@ class _Translation:
         self._texts = [body.text] if isinstance(body.text, str) else body.text
         self._sentences: list[tuple[int, Sentence]] = []
         self._rows: list[Row | None] = []
-        self._settings = model.settings({})
+        self._settings: DecodingSettings
 
     @classmethod
     async def prepare(cls, service: Service, request: Request, body: TranslateBody) -> _Translation:
         """Split, tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
         found = cls(service, request, body, translator_for(service, body.model, body.source_lang, body.target_lang))
         service.check_count("text", len(found._texts))
-        await service.off_loop(found._encode)
+        size = sum(map(len, found._texts)) + len(body.forced_prefix or "")
+        await service.off_loop(found._encode, size)
         return found
 
     def _encode(self) -> None:
@@ -218,7 +221,9 @@ class _Translation:
             self._request, self._model.begin(self._settings, self._rows), self._rows, self._num_source_tokens()
         )
         sentences = [await self._sentence(place, hypotheses) for place, hypotheses in enumerate(found)]
-        return await large_answer(self._service, lambda: self._whole(found, sentences))
+        is_plain = not (self._body.alignments or self._body.top_log_probs)
+        size = sum(len(one.ids) for hypotheses in found for one in hypotheses or ()) if is_plain else None
+        return await large_answer(self._service, lambda: self._whole(found, sentences), size)
 
     def _whole(self, found: list[list[Hypothesis] | None], sentences: list[dict[str, Any]]) -> dict[str, Any]:
         translations = []
@@ -274,7 +279,8 @@ class _Translation:
         def shown() -> tuple[list[str], list[dict[str, Any]]]:
             return self._model.reader.tokenizer.source.tokens(source), [self._candidate(one) for one in hypotheses]
 
-        record["source_tokens"], record["candidates"] = await self._service.off_loop(shown)
+        size = len(source) + sum(len(one.ids) for one in hypotheses)
+        record["source_tokens"], record["candidates"] = await self._service.off_loop(shown, size)
         if self._body.alignments:
             target = self._ended(hypotheses[0])
             weights = await self._service.call(

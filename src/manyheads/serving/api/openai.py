@@ -24,7 +24,7 @@ from manyheads.decoding.generation import context_settings
 from manyheads.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
 from manyheads.serving.api.fields import LooseBody, Number, Text, finite
 from manyheads.serving.batches import Written
-from manyheads.serving.engine import Done, Row
+from manyheads.serving.jobs import Done, Row
 from manyheads.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported
 from manyheads.serving.scoring import ScoredIds
 from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
