@@ -216,7 +216,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         check(self, "", at_least(0), "num_threads")
         if not self.run_dir:
-            raise ConfigError("run_dir is empty, as an unset variable of a shell is; name a folder, or leave it out.")
+            raise ConfigError(
+                "run_dir is empty, as an unset variable of a shell is; name a folder, or leave it out.",
+                fields=["run_dir"],
+            )
 
     @property
     def task(self) -> str:

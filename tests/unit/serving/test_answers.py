@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from manyheads.serving import service
 from manyheads.serving.api import answers, native, openai
 from manyheads.serving.api.answers import dump
 
@@ -35,6 +36,7 @@ def test_large_answers_are_made_outside_the_loop(client: TestClient, monkeypatch
 
         return call
 
+    monkeypatch.setattr(service, "_FEW", -1)  # these answers are short
     monkeypatch.setattr(answers, "dump", noted(dump))
     monkeypatch.setattr(native, "_tokens", noted(tokens))
     monkeypatch.setattr(native, "_rounded", noted(rounded))
