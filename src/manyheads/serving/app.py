@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 
 from manyheads import __version__
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
-from manyheads.serving.api import deepl, libretranslate, native, openai, operations, page
+from manyheads.serving.api import deepl, libretranslate, openai, operations, page
+from manyheads.serving.api.native import routes as native
 from manyheads.serving.guard import ApiKeys, Guard
 from manyheads.serving.refusals import Refusal, error_body
 from manyheads.serving.service import Service

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from manyheads.serving import service
-from manyheads.serving.api import answers, native, openai
+from manyheads.serving.api import answers, openai
 from manyheads.serving.api.answers import dump
+from manyheads.serving.api.native import records
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
@@ -27,7 +28,7 @@ def test_dump_is_json(value: Any) -> None:
 
 def test_large_answers_are_made_outside_the_loop(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    tokens, rounded, of_prompt = native._tokens, native._rounded, openai._Completion._add_prompt
+    tokens, rounded, of_prompt = records.of_tokens, records.rounded, openai._Completion._add_prompt
 
     def noted(function: Any) -> Any:
         def call(*given: Any) -> Any:
@@ -38,8 +39,8 @@ def test_large_answers_are_made_outside_the_loop(client: TestClient, monkeypatch
 
     monkeypatch.setattr(service, "_FEW", -1)  # these answers are short
     monkeypatch.setattr(answers, "dump", noted(dump))
-    monkeypatch.setattr(native, "_tokens", noted(tokens))
-    monkeypatch.setattr(native, "_rounded", noted(rounded))
+    monkeypatch.setattr(records, "of_tokens", noted(tokens))
+    monkeypatch.setattr(records, "rounded", noted(rounded))
     monkeypatch.setattr(openai._Completion, "_add_prompt", noted(of_prompt))
     for path, body in (
         ("/v1/translate", {"text": "I am hungry.", "alignments": True}),

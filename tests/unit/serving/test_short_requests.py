@@ -12,7 +12,8 @@ from starlette.testclient import TestClient
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError
 from manyheads.serving import served
-from manyheads.serving.api import answers, native
+from manyheads.serving.api import answers
+from manyheads.serving.api.native.translation import TranslateJob
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.settings import ServingSettings
 
@@ -31,7 +32,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, call)
 
-    note(native._Translation, "_encode")
+    note(TranslateJob, "_encode")
     note(answers, "dump")
     return found
 

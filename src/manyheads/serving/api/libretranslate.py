@@ -10,7 +10,7 @@ from pydantic import Field
 
 from manyheads.serving.api.fields import LooseBody, Text
 from manyheads.serving.api.forms import form_schema, read_body
-from manyheads.serving.api.native import translator_for
+from manyheads.serving.api.languages import translator_for
 from manyheads.serving.markup import translate_html
 from manyheads.serving.paragraphs import translate_paragraphs
 from manyheads.serving.refusals import Refusal

@@ -1,0 +1,32 @@
+"""Which of the served models translates between two languages."""
+
+from __future__ import annotations
+
+from manyheads.serving.names import plain_tag
+from manyheads.serving.refusals import Refusal
+from manyheads.serving.served import ServedTranslator, find_model
+from manyheads.serving.service import Service
+
+__all__ = ["translator_for"]
+
+
+def translator_for(
+    service: Service, name: str | None, source_lang: str | None, target_lang: str | None
+) -> ServedTranslator:
+    """Return the named model, or the first one for these languages; with neither, the first that translates.
+
+    Raises: Refusal: there is none.
+    """
+    if name is None and (source_lang or target_lang):
+        wanted = [plain_tag(one) if one else None for one in (source_lang, target_lang)]
+        for model in service.models.values():
+            for source, target in model.pairs:
+                if wanted[0] in (None, plain_tag(source)) and wanted[1] in (None, plain_tag(target)):
+                    assert isinstance(model, ServedTranslator)
+                    return model.into(target_lang or target)
+        raise Refusal(
+            422, "target_lang: no model here translates between these languages; GET /languages lists them.",
+            code="language", field="target_lang",
+        )  # fmt: skip
+    model = find_model(service.models, name, ServedTranslator)
+    return model.into(target_lang)

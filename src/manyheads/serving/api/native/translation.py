@@ -1,0 +1,192 @@
+"""`/v1/translate`: n-best lists with scores, alignments, forced prefixes, and events by sentence."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.rules import BeamRules
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.serving.api.answers import large_answer, server_event
+from manyheads.serving.api.fields import finite, given
+from manyheads.serving.api.languages import translator_for
+from manyheads.serving.api.native import records
+from manyheads.serving.api.native.bodies import SEARCH_OPTIONS, TranslateBody
+from manyheads.serving.jobs import Done, Row
+from manyheads.serving.refusals import Refusal, invalid, openai_error
+from manyheads.serving.scoring import ScoredIds, attention_maps, mean_map
+from manyheads.serving.sentences import Sentence, rejoin, split
+from manyheads.serving.served import ServedTranslator
+from manyheads.serving.service import Service
+
+__all__ = ["TranslateJob"]
+
+
+class TranslateJob:
+    """A translation in progress: its texts, their sentences, and one row of the engine for each sentence."""
+
+    def __init__(self, service: Service, request: Request, body: TranslateBody, model: ServedTranslator) -> None:
+        self._service, self._request, self._body, self._model = service, request, body, model
+        self._texts = [body.text] if isinstance(body.text, str) else body.text
+        self._sentences: list[tuple[int, Sentence]] = []
+        self._rows: list[Row | None] = []
+        self._settings: DecodingSettings
+
+    @classmethod
+    async def prepare(cls, service: Service, request: Request, body: TranslateBody) -> TranslateJob:
+        """Split, tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
+        found = cls(service, request, body, translator_for(service, body.model, body.source_lang, body.target_lang))
+        service.check_count("text", len(found._texts))
+        size = sum(map(len, found._texts)) + len(body.forced_prefix or "")
+        await service.off_loop(found._encode, size)
+        return found
+
+    def _encode(self) -> None:
+        body, model = self._body, self._model
+        self._sentences = [
+            (number, sentence)
+            for number, text in enumerate(self._texts)
+            for sentence in split(text, at_sentence_ends=body.split_sentences)
+        ]
+        overrides = given(body, *SEARCH_OPTIONS)
+        forced = body.forced_prefix_ids
+        if body.forced_prefix is not None:
+            if forced is not None:
+                raise invalid("forced_prefix", "give it as text or as ids, not both.")
+            forced = model.reader.tokenizer.target.encode(body.forced_prefix)
+        if forced:
+            if len(self._sentences) != 1:
+                count = len(self._sentences)
+                raise invalid(
+                    "forced_prefix", f"the text has {count} sentences; send one, or set split_sentences to false."
+                )
+            overrides["forced_prefix_ids"] = forced
+        self._settings = model.settings(overrides)
+        self._rows = model.rows([sentence.text for _, sentence in self._sentences], self._settings)
+
+    def _source_ids(self, place: int) -> list[int]:
+        row = self._rows[place]
+        return [] if row is None else row.content[0]
+
+    def _num_source_tokens(self) -> int:
+        return sum(len(self._source_ids(place)) for place in range(len(self._rows)))
+
+    async def answer(self) -> Response:
+        """Return the whole answer."""
+        found = await self._service.run(
+            self._request, self._model.begin(self._settings, self._rows), self._rows, self._num_source_tokens()
+        )
+        sentences = [await self._sentence(place, hypotheses) for place, hypotheses in enumerate(found)]
+        is_plain = not (self._body.alignments or self._body.top_log_probs)
+        size = sum(len(one.ids) for hypotheses in found for one in hypotheses or ()) if is_plain else None
+        return await large_answer(self._service, lambda: self._whole(found, sentences), size)
+
+    def _whole(self, found: list[list[Hypothesis] | None], sentences: list[dict[str, Any]]) -> dict[str, Any]:
+        translations = []
+        places_of: dict[int, list[int]] = {}
+        for place, (owner, _) in enumerate(self._sentences):
+            places_of.setdefault(owner, []).append(place)
+        for number, text in enumerate(self._texts):
+            places = places_of.get(number, [])
+            best = [sentences[place]["candidates"][0]["text"] for place in places]
+            joined = rejoin(text, [self._sentences[place][1] for place in places], best)
+            translations.append({"text": joined, "sentences": [sentences[place] for place in places]})
+        num_target_tokens = sum(len(one.ids) for hypotheses in found for one in hypotheses or ())
+        return {
+            "id": self._request.scope["manyheads.id"],
+            "model": self._model.name,
+            "translations": translations,
+            "usage": {"source_tokens": self._num_source_tokens(), "target_tokens": num_target_tokens},
+        }
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield an event for each sentence as it is finished, and one at the end."""
+        places = [place for place, row in enumerate(self._rows) if row is not None]
+        rows = [row for row in self._rows if row is not None]
+        try:
+            for place, row in enumerate(self._rows):
+                if row is None:
+                    yield self._event(place, await self._sentence(place, None))
+            if rows:
+                begun = self._model.begin(self._settings, rows)
+                news = self._service.stream(self._request, begun, rows, self._num_source_tokens())
+                async with aclosing(news) as found:  # type: ignore[type-var]
+                    async for one in found:
+                        if isinstance(one, Done):
+                            place = places[one.row]
+                            yield self._event(place, await self._sentence(place, one.content))
+            yield server_event({"model": self._model.name, "num_sentences": len(self._rows)}, "done")
+        except Refusal as refusal:  # the status was sent before
+            yield server_event(openai_error(refusal), "error")
+
+    def _event(self, place: int, sentence: dict[str, Any]) -> str:
+        return server_event({"text": self._sentences[place][0], "sentence": place, **sentence}, "sentence")
+
+    async def _sentence(self, place: int, hypotheses: list[Hypothesis] | None) -> dict[str, Any]:
+        sentence = self._sentences[place][1]
+        record: dict[str, Any] = {"start": sentence.start, "end": sentence.end}
+        if not hypotheses:
+            empty = {"text": "", "score": 0.0, "log_prob": 0.0, "tokens": [], "token_ids": [], "token_log_probs": []}
+            return {**record, "source_tokens": [], "candidates": [empty]}
+        source = self._source_ids(place)
+        if not all(one.token_log_probs for one in hypotheses):
+            hypotheses = await self._scored(source, hypotheses)
+
+        def shown() -> tuple[list[str], list[dict[str, Any]]]:
+            return self._model.reader.tokenizer.source.tokens(source), [self._candidate(one) for one in hypotheses]
+
+        size = len(source) + sum(len(one.ids) for one in hypotheses)
+        record["source_tokens"], record["candidates"] = await self._service.off_loop(shown, size)
+        if self._body.alignments:
+            target = self._ended(hypotheses[0])
+            weights = await self._service.call(
+                self._request,
+                lambda: mean_map(attention_maps(self._model.reader, source, target).cross),
+                len(source) + len(target),
+            )
+            if weights is not None:
+                record["alignment"] = await self._service.off_loop(partial(records.rounded, weights))
+        if self._body.top_log_probs:
+            record["candidates"][0]["top_log_probs"] = await self._alternatives(source, self._ended(hypotheses[0]))
+        return record
+
+    async def _scored(self, source: list[int], hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+        """Return the hypotheses of another runtime with torch's log-probabilities and scores."""
+        targets = [self._ended(one) for one in hypotheses]
+        rows = [Row((source, target, 0), len(source) + len(target)) if target else None for target in targets]
+        found: list[ScoredIds | None] = await self._service.run(self._request, self._model.scoring(), rows)
+        penalty = BeamRules(self._settings).penalty
+        return [
+            replace(one, token_log_probs=scored.log_probs, score=sum(scored.log_probs) / penalty(len(target)))
+            if scored is not None
+            else one
+            for one, target, scored in zip(hypotheses, targets, found, strict=True)
+        ]
+
+    async def _alternatives(self, source: list[int], target: list[int]) -> list[list[dict[str, Any]]]:
+        """Return the most probable tokens at each place of a translation, among those that a search can produce."""
+        writer = self._model.reader.tokenizer.target
+        never = {writer.pad_id, writer.bos_id, *self._settings.banned_ids} - {writer.eos_id}
+        row = Row((source, target, self._body.top_log_probs + len(never)), len(source) + len(target))
+        [scored] = await self._service.run(self._request, self._model.scoring(), [row])
+        top = [[one for one in each if one[0] not in never][: self._body.top_log_probs] for each in scored.top]
+        return await self._service.off_loop(lambda: records.of_alternatives(top, writer.tokens))
+
+    def _ended(self, hypothesis: Hypothesis) -> list[int]:
+        return [*hypothesis.ids, self._model.reader.tokenizer.target.eos_id] if hypothesis.ended else hypothesis.ids
+
+    def _candidate(self, hypothesis: Hypothesis) -> dict[str, Any]:
+        writer, ids = self._model.reader.tokenizer.target, self._ended(hypothesis)
+        return {
+            "text": writer.decode(hypothesis.ids),
+            "score": finite(hypothesis.score),
+            "log_prob": finite(hypothesis.sum_log_prob),
+            **records.of_tokens(ids, hypothesis.token_log_probs, [], writer.tokens),
+        }
