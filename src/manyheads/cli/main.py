@@ -10,7 +10,6 @@ import io
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -180,6 +179,8 @@ def _table() -> str:
 
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
+        import traceback  # here, because help needs none of it
+
         traceback.print_exc()
     rank = os.environ.get("RANK", "0")
     if rank != "0":  # under a launcher all write to one place

@@ -7,7 +7,6 @@ other programs (`--json`, translations in a pipe, files) is not printed by these
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TextIO
 
@@ -23,6 +22,8 @@ def say(*parts: object, end: str = "\n", file: TextIO | None = None, flush: bool
 def say_or_json(record: object, text: str, *, as_json: bool) -> None:
     """Print a record as JSON for programs, or its text for people."""
     if as_json:
+        import json  # here, because help needs none of it
+
         print(json.dumps(record, ensure_ascii=False, indent=2))
     else:
         say(text)

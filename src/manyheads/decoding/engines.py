@@ -7,12 +7,13 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from manyheads.errors import RequestError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from manyheads.decoding.hypothesis import Hypothesis
     from manyheads.decoding.settings import DecodingSettings
 
@@ -51,7 +52,7 @@ class SearchEngine(Protocol):
 
 
 # Name, model folder and `runs_plainly` (see `open_engine`) -> an engine.
-OpenEngine: TypeAlias = Callable[[str, Path, str], SearchEngine]
+OpenEngine: TypeAlias = "Callable[[str, Path, str], SearchEngine]"
 # The engines besides torch.
 OPENERS: dict[str, OpenEngine] = {}
 
