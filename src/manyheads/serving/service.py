@@ -45,6 +45,9 @@ class Service:
         self.engine = Engine(settings, self.metrics)
         # Tokenizers take long for long texts, during which the event loop must answer others.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="manyheads-tokenizer")
+        # OpenMP keeps workers for each thread that has computed, and where all workers are more than the cores, they
+        # sleep between two operations. So the thread that loads the models ends, and only the engine's has workers.
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="manyheads-loader")
 
     def start(self) -> None:
         """Start the engine, so that the process is well; it is ready after `load`."""
@@ -55,7 +58,10 @@ class Service:
 
         Raises: ManyHeadsError: a model cannot be loaded.
         """
-        self.models = await self.off_loop(lambda: load_models(self.settings, lambda: self.state.is_closed))
+        self.models = await asyncio.get_running_loop().run_in_executor(
+            self._loader, load_models, self.settings, lambda: self.state.is_closed
+        )
+        self._loader.shutdown()
         caches = [model.cache for model in self.models.values() if isinstance(model, ServedGenerator)]
         self.metrics.gauge(
             "prefix_cache_bytes", "Size of the states after prompts.", lambda: sum(one.num_bytes for one in caches)
@@ -66,6 +72,7 @@ class Service:
         """Stop the engine after its current step."""
         self.state.is_closed = True
         await self.off_loop(self.engine.close)
+        self._loader.shutdown()
         self._pool.shutdown()
 
     async def off_loop(self, function: Callable[[], T], size: int | None = None) -> T:
