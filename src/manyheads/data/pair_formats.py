@@ -49,7 +49,7 @@ def nested_value(record: Mapping[str, Any], key: str, where: str, *, null: str |
 
 
 def json_record(line: str, where: str) -> dict[str, Any]:
-    """Return the JSON object in a line. Raises: DataError: there is none."""
+    """Return the JSON object in a line. Raises: DataError: the line holds no JSON object."""
     try:
         record: Any = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -199,7 +199,7 @@ class SegmentSettings:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of length_schedule; empty: there are none."""
+        """The stages of length_schedule; empty without a schedule."""
         return stages_of(self.length_schedule, self.segment_len)
 
     def _check_length_schedule(self) -> None:

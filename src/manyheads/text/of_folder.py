@@ -13,8 +13,9 @@ __all__ = ["tokenizer_of_folder"]
 
 
 def tokenizer_of_folder(folder: Path) -> TranslationTokenizer | Vocabulary | None:
-    """Load a translator's or parser's tokenizer, or a language model's or classifier's vocabulary; None: there is none.
+    """Load a translator's or parser's tokenizer, or a language model's or classifier's vocabulary.
 
+    Returns: None if the folder has no such file.
     Raises: DataError: it is damaged. MissingExtraError: it needs a package that is not installed.
     """
     if not has_tokenizer(folder):

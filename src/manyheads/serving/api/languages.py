@@ -15,7 +15,7 @@ def translator_for(
 ) -> ServedTranslator:
     """Return the named model, or the first one for these languages; with neither, the first that translates.
 
-    Raises: Refusal: there is none.
+    Raises: Refusal: no served model has this name or these languages.
     """
     if name is None and (source_lang or target_lang):
         wanted = [plain_tag(one) if one else None for one in (source_lang, target_lang)]
